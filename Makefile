@@ -13,7 +13,7 @@ BENCH = $(CARGO) bench --profile harness --bench agent -- --agent "$(BUILT)/$(HO
 run:            ## pods on this machine, everything under ./.run; RUNTIME=containerd: on a private containerd
 	@examples/run.sh
 
-test: deps      ## all tests but the virtual machines; one area: cargo nextest run --lib pleg:: or --test it pleg::
+test: deps      ## all tests but the virtual machines; one area: cargo nextest run -p berth --lib pleg:: or --test it pleg::
 	@tests/run.sh
 
 test-real: deps ## pods that really run, on RUNTIME=containerd (default) or embedded; one area: FILTER=probes::
@@ -51,8 +51,8 @@ lint:           ## what CI refuses
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
 
 release:        ## one static binary, with its shim within: target/<host>/release/berth
-	RUSTFLAGS="$(STATIC)" $(CARGO) build --profile shim --bin berth-shim --target $(HOST)
-	RUSTFLAGS="$(STATIC)" BERTH_SHIM="$(BUILT)/$(HOST)/shim/berth-shim" $(CARGO) build --release --bin berth --target $(HOST)
+	RUSTFLAGS="$(STATIC)" $(CARGO) build --profile shim -p berth-shim --bin shim --target $(HOST)
+	RUSTFLAGS="$(STATIC)" BERTH_SHIM="$(BUILT)/$(HOST)/shim/shim" $(CARGO) build --release --bin berth --target $(HOST)
 
 deb: release    ## a Debian package that takes the place of the kubelet's: target/debian/ (packaging/README.md)
 	@$(CARGO) deb --version >/dev/null 2>&1 || { echo "needs cargo-deb: cargo install cargo-deb"; exit 2; }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use berth::agent::certificates::Issued;
+use berth::wiring::certificates::Issued;
 use clap::Parser;
 
 use berth_testkit::api_server::{ApiServer, Options, sim};

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use berth::sys::{allocations::Sampled, names};
+use berth_sys::{allocations::Sampled, names};
 
 #[global_allocator]
 static ALLOCATOR: Sampled = Sampled;

@@ -17,10 +17,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use berth::{
-    cri::RuntimeService,
-    logs::{LogOptions, LogReader},
-};
+use berth::logs::{LogOptions, LogReader};
+use berth_cri::RuntimeService;
 use futures::{FutureExt, Sink, SinkExt, StreamExt};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},

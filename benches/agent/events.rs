@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use berth::proto::containerd_events::{SubscribeRequest, events_client::EventsClient};
+use berth_proto::containerd_events::{SubscribeRequest, events_client::EventsClient};
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use prost::Message;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use berth::cri::RuntimeService;
+use berth_cri::RuntimeService;
 use futures::FutureExt;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -6,17 +6,15 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 use anyhow::Result;
 use async_trait::async_trait;
 use axum::body::Body;
-use berth::{
-    agent::runtime_tls,
-    metrics::{Registry, StreamingMetrics},
-    pod::{ContainerId, Pod, SandboxId},
-    server::{
-        port_forward,
-        ports::streams::{Sandbox, StreamError, StreamSet, Streams},
-        routing::PodPath,
-        streaming::{Streaming, StreamingConfig},
-    },
+use berth::wiring::runtime_tls;
+use berth_metrics::{Registry, StreamingMetrics};
+use berth_server::{
+    port_forward,
+    ports::streams::{Sandbox, StreamError, StreamSet, Streams},
+    routing::PodPath,
+    streaming::{Streaming, StreamingConfig},
 };
+use berth_types::{ContainerId, Pod, SandboxId};
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;

@@ -6,11 +6,9 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use berth::{
-    cri::{CriConfig, RuntimeClient, RuntimeService},
-    metrics::Registry,
-    proto::cri,
-};
+use berth_cri::{CriConfig, RuntimeClient, RuntimeService};
+use berth_metrics::Registry;
+use berth_proto::cri;
 use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::manifest;
@@ -34,7 +32,7 @@ impl Raw {
             request_timeout: Duration::from_secs(120),
             list_streaming: false,
         };
-        let connection = berth::cri::connect(&config, &Registry::new())?;
+        let connection = berth_cri::connect(&config, &Registry::new())?;
         Ok(Self { runtime: connection.runtime, logs: Arc::new(tempfile::tempdir()?) })
     }
 

@@ -7,11 +7,9 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use berth::{
-    cri::{CriConfig, RuntimeClient},
-    engine::ports::SystemClock,
-    metrics::Registry,
-};
+use berth_cri::{CriConfig, RuntimeClient};
+use berth_metrics::Registry;
+use berth_ports::SystemClock;
 use serde_json::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -86,7 +84,7 @@ impl Runtime {
             request_timeout: PATIENCE,
             list_streaming: false,
         };
-        Ok(berth::cri::connect(&config, &Registry::new())?.runtime)
+        Ok(berth_cri::connect(&config, &Registry::new())?.runtime)
     }
 
     /// Waits until something holds of what the runtime saw.

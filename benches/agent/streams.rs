@@ -5,11 +5,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use berth::{
-    cri::RuntimeService,
-    proto::cri,
-    server::streaming::spdy::{Headers, Limits, Role, Stream, session},
-};
+use berth_cri::RuntimeService;
+use berth_proto::cri;
+use berth_server::streaming::spdy::{Headers, Limits, Role, Stream, session};
 use futures::{FutureExt, StreamExt};
 use tokio::{
     io::{AsyncRead, AsyncWrite},

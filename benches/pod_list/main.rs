@@ -15,15 +15,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    kube::{
-        ReflectorDeps, Selection,
-        api::{ApiClient, ApiError, Call, Resource, WatchStream},
-        reflect,
-    },
-    metrics::{ReflectorMetrics, Registry},
-    pod::api::Pod,
+use berth_api::{
+    ReflectorDeps, Selection,
+    api::{ApiClient, ApiError, Call, Resource, WatchStream},
+    reflect,
 };
+use berth_metrics::{ReflectorMetrics, Registry};
+use berth_types::api::Pod;
 use bytes::Bytes;
 use nix::time::{ClockId, clock_gettime};
 use serde::de::IgnoredAny;

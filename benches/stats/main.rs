@@ -12,23 +12,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{
-    engine::ports::SystemClock,
-    pod::{PodRef, PodUid, observed::NetworkMode},
-    stats::{
-        Compressed, Form, Host, PodGroups,
-        cadvisor_page::{self, Counted, Counts},
-        compressed, host,
-        mounts::Mounts,
-        pods::{ShownContainer, ShownPod},
-        reader::Reader,
-        reading::Depth,
-        resource_page,
-        snapshot::{Sampler, Snapshot},
-        summarise, summary_json,
-    },
-    sys::{mount_table, open_files::OpenFiles},
+use berth_ports::SystemClock;
+use berth_stats::{
+    Compressed, Form, Host, PodGroups,
+    cadvisor_page::{self, Counted, Counts},
+    compressed, host,
+    mounts::Mounts,
+    pods::{ShownContainer, ShownPod},
+    reader::Reader,
+    reading::Depth,
+    resource_page,
+    snapshot::{Sampler, Snapshot},
+    summarise, summary_json,
 };
+use berth_sys::{mount_table, open_files::OpenFiles};
+use berth_types::{PodRef, PodUid, observed::NetworkMode};
 use bytes::Bytes;
 use jiff::Timestamp;
 

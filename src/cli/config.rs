@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Subcommand, ValueEnum};
 
-use crate::config::{self, Notice, configz, defaults};
+use berth_config::{Notice, configz, defaults};
 
 #[derive(Subcommand, Debug)]
 pub(super) enum Command {
@@ -63,7 +63,7 @@ fn print_defaults(output: Output) -> Result<()> {
 }
 
 fn validate(file: &str, drop_ins: Option<&str>, strict: bool) -> Result<()> {
-    let notices = config::check(file, drop_ins)?;
+    let notices = berth_config::check(file, drop_ins)?;
     for notice in &notices {
         eprintln!("warning: {}", shown(notice));
     }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::agent;
+use crate::wiring;
 
 /// Where it is served.
 #[derive(clap::Args, Debug)]
@@ -14,5 +14,5 @@ pub struct Arguments {
 
 /// Serves until told to end; pods go on.
 pub fn run(arguments: Arguments) -> ExitCode {
-    agent::embedded::serve(arguments.socket)
+    wiring::embedded::serve(arguments.socket)
 }

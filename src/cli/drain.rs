@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::agent::drain::{Answer, Ask, Door};
+use crate::wiring::drain::{Answer, Ask, Door};
 
 /// Where the agent's files are where nothing is said.
 const ROOT: &str = "/var/lib/kubelet";

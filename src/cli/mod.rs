@@ -17,10 +17,8 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use self::node::{exec, logs, pods, top, why};
-use crate::{
-    config::{Personality, version},
-    embedded::images::apply::{apart::VERB as UNPACK, child as unpacker},
-};
+use berth_config::{Personality, version};
+use berth_runtime::images::apply::{apart::VERB as UNPACK, child as unpacker};
 
 /// A node agent: a drop-in for kubelet v1.36.
 #[derive(Parser, Debug)]

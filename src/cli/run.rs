@@ -4,14 +4,12 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 
 use tracing::error;
 
-use crate::{
-    agent::{self, logging},
-    config::{self, HostFacts, Notice, Personality, Request, StartupError, fields::LoggingConfiguration},
-};
+use crate::wiring::{self, logging};
+use berth_config::{HostFacts, Notice, Personality, Request, StartupError, fields::LoggingConfiguration};
 
 /// Runs the agent with kubelet's flags.
 pub fn run(personality: Personality, flags: &[OsString]) -> ExitCode {
-    let mut loading = config::load(personality, flags, &HostFacts::probe());
+    let mut loading = berth_config::load(personality, flags, &HostFacts::probe());
     // Whoever reads JSON lines wants nothing else on the stream.
     let deprecations = if loading.logging.format == "json" {
         loading.deprecations.drain(..).map(Notice::DeprecatedFlag).collect()
@@ -29,7 +27,7 @@ pub fn run(personality: Personality, flags: &[OsString]) -> ExitCode {
         }
         Ok(Request::Run(mut loaded)) => {
             loaded.notices.splice(0..0, deprecations);
-            agent::run(*loaded)
+            wiring::run(*loaded)
         }
         Err(failure) => {
             loading.notices.splice(0..0, deprecations);

@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::pod::{Pod, PodSpec};
+use berth_types::{Pod, PodSpec};
 
 /// `status.reason`, and the reason of the event.
 pub const REASON: &str = "DeadlineExceeded";

@@ -4,8 +4,9 @@ use std::{collections::HashMap, sync::Arc};
 
 use tokio::sync::watch;
 
-use super::{lifecycle::Lifecycle, ports::PodFates};
-use crate::pod::PodUid;
+use super::lifecycle::Lifecycle;
+use berth_ports::PodFates;
+use berth_types::PodUid;
 
 /// What is known of all pods at one moment.
 #[derive(Clone, Debug, Default)]

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::grace::{self, GraceInputs};
-use crate::pod::Pod;
+use berth_types::Pod;
 
 /// Why a pod is stopped, and whether its content on disk may go afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

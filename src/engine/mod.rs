@@ -11,7 +11,6 @@ pub mod grace;
 mod heartbeat;
 pub mod lifecycle;
 mod pod_manager;
-pub mod ports;
 mod ready;
 mod standings;
 mod static_order;

@@ -5,10 +5,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{
-    pod::{Pod, PodFullName, PodUid, api, spec::ANNOTATION_MIRROR},
-    status::baseline::goes_on,
-};
+use berth_status::baseline::goes_on;
+use berth_types::{Pod, PodFullName, PodUid, api, spec::ANNOTATION_MIRROR};
 
 /// Desired pods and mirror pods, by UID and by full name.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::pod::PodSource;
+use berth_types::PodSource;
 
 /// Registered sources, and those of which an operation has been handled. Never goes back.
 #[derive(Clone, Debug)]

@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use tokio::{sync::watch, time::Instant};
 
-use super::{
-    lifecycle::Lifecycle,
-    ports::{Stage, StageView},
-};
-use crate::pod::PodRef;
+use super::lifecycle::Lifecycle;
+use berth_ports::{Stage, StageView};
+use berth_types::PodRef;
 
 /// Where a pod stands.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::pod::{PodFullName, PodUid};
+use berth_types::{PodFullName, PodUid};
 
 /// The waiting lists by full name.
 #[derive(Debug, Default)]

@@ -26,12 +26,10 @@ use super::{
     usage::Candidate,
     watcher::Picture,
 };
-use crate::{
-    config::eviction::{Signal, Threshold},
-    engine::ports::{Event, EventSink, Pulse},
-    metrics::EvictionMetrics,
-    pod::{Pod, PodUid},
-};
+use berth_config::eviction::{Signal, Threshold};
+use berth_metrics::EvictionMetrics;
+use berth_ports::{Event, EventSink, Pulse};
+use berth_types::{Pod, PodUid};
 
 /// How often limits of pods are looked at, and how long nothing is tried again that could not be done.
 const PERIOD: Duration = Duration::from_secs(10);

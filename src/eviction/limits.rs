@@ -5,7 +5,7 @@ use super::{
     signals::Layout,
     usage::{Candidate, PodUse},
 };
-use crate::pod::{
+use berth_types::{
     Pod,
     quantity::{Amount, Format},
     resources::{EPHEMERAL_STORAGE, Overhead, pod_limits},

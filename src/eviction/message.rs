@@ -4,13 +4,11 @@ use super::{
     signals::{Observations, resource},
     usage::{Candidate, ContainerUse},
 };
-use crate::{
-    config::eviction::Threshold,
-    pod::{
-        Pod,
-        quantity::{Amount, Format},
-        resources::{EPHEMERAL_STORAGE, MEMORY, request_of, zero},
-    },
+use berth_config::eviction::Threshold;
+use berth_types::{
+    Pod,
+    quantity::{Amount, Format},
+    resources::{EPHEMERAL_STORAGE, MEMORY, request_of, zero},
 };
 
 /// Why a pod has to go.
@@ -109,7 +107,7 @@ mod tests {
         },
         *,
     };
-    use crate::config::eviction::{Level, Signal};
+    use berth_config::eviction::{Level, Signal};
 
     fn amount(text: &str) -> Amount {
         Amount::parse(text).expect("a quantity")

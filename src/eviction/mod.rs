@@ -29,7 +29,7 @@ use std::time::Duration;
 pub use evictor::{Evictor, EvictorDeps};
 pub use watcher::{Picture, Watcher, WatcherDeps};
 
-use crate::config::eviction::Threshold;
+use berth_config::eviction::Threshold;
 
 /// What the room is told.
 #[derive(Clone, PartialEq, Debug, Default)]

@@ -12,7 +12,7 @@ use super::{
     signals::{Condition, Readings},
     usage::PodUse,
 };
-use crate::pod::{Pod, PodUid};
+use berth_types::{Pod, PodUid};
 
 /// Looks at the node. Has deadlines of its own: what hangs is absent.
 #[async_trait]

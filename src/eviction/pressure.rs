@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::signals::{Condition, Moment, Observations, is_short};
-use crate::config::eviction::{Signal, Threshold};
+use berth_config::eviction::{Signal, Threshold};
 
 /// What is remembered between two looks.
 #[derive(Clone, Debug, Default)]
@@ -165,7 +165,8 @@ pub fn grace(threshold: &Threshold, longest: i64, own: Option<i64>) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::{super::signals::Observation, *};
-    use crate::{config::eviction::Level, pod::quantity::Amount};
+    use berth_config::eviction::Level;
+    use berth_types::quantity::Amount;
 
     const MINUTE: Duration = Duration::from_secs(60);
     const TRANSITION: Duration = Duration::from_secs(300);

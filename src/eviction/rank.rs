@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::{signals::Layout, usage::Candidate};
-use crate::config::eviction::Signal;
+use berth_config::eviction::Signal;
 
 /// Sorts pods so that who has to go first for that signal is first.
 ///
@@ -37,7 +37,7 @@ mod tests {
         super::usage::{ContainerUse, DiskUse, PodUse},
         *,
     };
-    use crate::pod::Pod;
+    use berth_types::Pod;
 
     fn pod(name: &str, spec: &Value) -> Arc<Pod> {
         let mut object = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {

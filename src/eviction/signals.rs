@@ -2,12 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{
-    config::eviction::{Level, Signal, Threshold},
-    pod::{
-        quantity::{Amount, Format},
-        resources::{EPHEMERAL_STORAGE, MEMORY},
-    },
+use berth_config::eviction::{Level, Signal, Threshold};
+use berth_types::{
+    quantity::{Amount, Format},
+    resources::{EPHEMERAL_STORAGE, MEMORY},
 };
 
 /// Since the agent began.

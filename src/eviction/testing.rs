@@ -21,12 +21,10 @@ use super::{
     signals::{Condition, DiskReading, MemoryReading, Readings},
     usage::PodUse,
 };
-use crate::{
-    config::{defaults, eviction},
-    engine::ports::{Event, EventSink, Pulse},
-    metrics::{EvictionMetrics, Registry},
-    pod::{Pod, PodUid},
-};
+use berth_config::{defaults, eviction};
+use berth_metrics::{EvictionMetrics, Registry};
+use berth_ports::{Event, EventSink, Pulse};
+use berth_types::{Pod, PodUid};
 
 const GI: u64 = 1 << 30;
 

@@ -3,13 +3,11 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::signals::Layout;
-use crate::{
-    config::eviction::Signal,
-    pod::{
-        Pod,
-        quantity::Amount,
-        resources::{EPHEMERAL_STORAGE, MEMORY, Overhead, amount_of, amounts, pod_requests},
-    },
+use berth_config::eviction::Signal;
+use berth_types::{
+    Pod,
+    quantity::Amount,
+    resources::{EPHEMERAL_STORAGE, MEMORY, Overhead, amount_of, amounts, pod_requests},
 };
 
 /// What something takes of a disk.
@@ -134,7 +132,7 @@ impl Candidate {
 
 /// Volumes that lie on the node's disk.
 fn local_volumes(pod: &Pod) -> BTreeSet<String> {
-    let is_local = |volume: &crate::pod::api::Volume| {
+    let is_local = |volume: &berth_types::api::Volume| {
         let on_disk = volume.empty_dir.as_ref().is_some_and(|dir| dir.medium.as_deref() != Some("Memory"));
         on_disk || volume.host_path.is_some() || volume.config_map.is_some() || volume.git_repo.is_some()
     };

@@ -16,7 +16,9 @@ use super::{
     pressure::{Pressure, pause},
     signals::{Condition, Layout, Moment, Observations, Readings, in_force},
 };
-use crate::{config::eviction::Threshold, engine::ports::Pulse, metrics::EvictionMetrics};
+use berth_config::eviction::Threshold;
+use berth_metrics::EvictionMetrics;
+use berth_ports::Pulse;
 
 /// A look that takes longer shows nothing.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);

@@ -2,14 +2,14 @@
 //!
 //! A step counts per pod and image as written, not per container: 10 s, doubling to 300 s, and
 //! forgotten when 600 s have passed since the last failure. New pull secrets end the wait at
-//! once (spec 03b §15.4): what failed may have been the old ones.
+//! once (spec 03b §15 item 4): what failed may have been the old ones.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-use crate::pod::PodUid;
+use berth_types::PodUid;
 
 const FIRST: Duration = Duration::from_secs(10);
 const LAST: Duration = Duration::from_secs(300);

@@ -1,7 +1,7 @@
 //! Removes images that nobody needs (spec 03b §4). One task owns what is remembered of images;
 //! eviction asks it by message, the node status reads its list.
 //!
-//! What is remembered survives restarts (spec 03b §15.6), so that ages hold; the first sight of
+//! What is remembered survives restarts (spec 03b §15 item 6), so that ages hold; the first sight of
 //! an image stands in for its last use where it never was used.
 
 use std::{
@@ -28,13 +28,11 @@ use super::{
     policy::aggregate,
     records::Records,
 };
-use crate::{
-    config::GoDuration,
-    cri::{ImageService, RuntimeService},
-    engine::ports::{Clock, Event, EventSink},
-    metrics::{CollectReason, Images},
-    proto::cri,
-};
+use berth_config::GoDuration;
+use berth_cri::{ImageService, RuntimeService};
+use berth_metrics::{CollectReason, Images};
+use berth_ports::{Clock, Event, EventSink};
+use berth_proto::cri;
 
 const PERIOD: Duration = Duration::from_secs(300);
 const LIST_PERIOD: Duration = Duration::from_secs(30);
@@ -386,7 +384,7 @@ impl Collector {
     /// Looks at all images and containers, and brings what is remembered up to date.
     async fn detect(&mut self) -> Result<Detected, GcError> {
         let now = self.deps.clock.now();
-        let failed = |e: crate::cri::CriError| GcError(e.to_string());
+        let failed = |e: berth_cri::CriError| GcError(e.to_string());
         let handed_out = self.handed_out(now);
         let listed = self.deps.images.list_images().await.map_err(failed)?;
         let containers = self.deps.runtime.list_containers(None).await.map_err(failed)?;
@@ -427,7 +425,7 @@ impl Collector {
     }
 
     /// Every name by which a container refers to an image, running or not.
-    async fn references(&mut self, containers: &[cri::Container]) -> crate::cri::CriResult<HashSet<String>> {
+    async fn references(&mut self, containers: &[cri::Container]) -> berth_cri::CriResult<HashSet<String>> {
         let ids: HashSet<&str> = containers.iter().map(|c| c.id.as_str()).collect();
         self.mounted.retain(|id, _| ids.contains(id.as_str()));
         let new: Vec<String> =

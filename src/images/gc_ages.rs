@@ -1,4 +1,4 @@
-//! When images were seen first and used last, across restarts (spec 03b §15.6).
+//! When images were seen first and used last, across restarts (spec 03b §15 item 6).
 
 use std::{collections::BTreeMap, io, path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use crate::sys::atomic_file;
+use berth_sys::atomic_file;
 
 /// How long the disk is waited for.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -27,17 +27,15 @@ use super::{
     settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment},
     verify::{self, CheckResult, First, Known},
 };
-use crate::{
-    config::{GoDuration, text::quote},
-    cri::{CriError, ImageService},
-    engine::ports::{
-        Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, OpenStage, PullPolicy, PullSecret,
-        ResolvedImage,
-    },
-    metrics::Images as Metrics,
-    pod::PodUid,
-    proto::cri,
+use berth_config::{GoDuration, text::quote};
+use berth_cri::{CriError, ImageService};
+use berth_metrics::Images as Metrics;
+use berth_ports::{
+    Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, OpenStage, PullPolicy, PullSecret,
+    ResolvedImage,
 };
+use berth_proto::cri;
+use berth_types::PodUid;
 
 /// For how long a failed pull is shown as such before it is shown as held back, as everyone
 /// expects it to be; the back-off itself is not changed.
@@ -77,7 +75,7 @@ struct Told {
 }
 
 impl Manager {
-    /// Opens the records, and treats pulls that a crash cut short (spec 03b §3.3.3).
+    /// Opens the records, and treats pulls that a crash cut short (spec 03b §3.3 item 3).
     ///
     /// # Errors
     /// Where the records cannot be opened or the images cannot be listed.

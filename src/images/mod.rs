@@ -1,6 +1,6 @@
 //! Images: present, permitted, and gone when they are no longer needed.
 //!
-//! A request for one image comes in through [`crate::engine::ports::ImageProvider`]; out goes a
+//! A request for one image comes in through [`berth_ports::ImageProvider`]; out goes a
 //! reference for `CreateContainer`, or exactly why not, and the events on the way. The
 //! [`Manager`] owns the back-off and the pulls under way; [`Manager::run`] owns what is
 //! remembered of images for garbage collection. Behaviour: spec 03b §1-4.

@@ -1,6 +1,6 @@
 //! What to do about one image: the decision tables of spec 03b §1.1. Pure.
 
-use crate::engine::ports::PullPolicy;
+use berth_ports::PullPolicy;
 
 /// Whether the image is on this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

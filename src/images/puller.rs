@@ -1,4 +1,4 @@
-//! Carries out pulls: in turn, each one once, at a bounded rate (spec 03b §1.1-1.2, §15.3).
+//! Carries out pulls: in turn, each one once, at a bounded rate (spec 03b §1.1-1.2, §15 item 3).
 //!
 //! Pulls of one image with the same credentials are one *flight* that every waiter drives and
 //! shares; when the last waiter is gone the flight is dropped, which cancels the call. There is
@@ -25,7 +25,9 @@ use super::{
     record::Proof,
     records::{Intent, Pull, Records},
 };
-use crate::{cri::ImageService, metrics::Images, proto::cri};
+use berth_cri::ImageService;
+use berth_metrics::Images;
+use berth_proto::cri;
 
 /// How many pulls go on at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -24,7 +24,9 @@ use super::{
     reference::Reference,
     store::{Form, Store},
 };
-use crate::{engine::ports::Clock, metrics::Images, proto::cri};
+use berth_metrics::Images;
+use berth_ports::Clock;
+use berth_proto::cri;
 
 /// How long the disk may take.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -323,7 +325,7 @@ fn canonical(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Registry;
+    use berth_metrics::Registry;
 
     struct Fixed(i64);
 

@@ -9,12 +9,10 @@ use super::{
     puller::Parallelism,
     verify::VerificationPolicy,
 };
-use crate::{
-    cri::{CriError, ImageService, RuntimeService},
-    engine::ports::{Clock, EventSink, ObjectSource},
-    metrics::Registry,
-    pod::PodUid,
-};
+use berth_cri::{CriError, ImageService, RuntimeService};
+use berth_metrics::Registry;
+use berth_ports::{Clock, EventSink, ObjectSource};
+use berth_types::PodUid;
 
 /// Settings of the images room.
 #[derive(Clone, Debug)]

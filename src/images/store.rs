@@ -1,4 +1,4 @@
-//! One folder of record files with a write-through cache (spec 03b §3.1, §3.3.5).
+//! One folder of record files with a write-through cache (spec 03b §3.1, §3.3 item 5).
 //!
 //! Blocking; called from the blocking pool. While the cache has never lost an entry it knows
 //! all there is, and a miss needs no look at the disk.
@@ -18,10 +18,8 @@ use super::{
     credentials::hash::hex,
     record::{Decoded, RecordError},
 };
-use crate::{
-    metrics::RecordGauges,
-    sys::atomic_file::{read, replace},
-};
+use berth_metrics::RecordGauges;
+use berth_sys::atomic_file::{read, replace};
 
 const MODE: u32 = 0o600;
 
@@ -189,10 +187,8 @@ impl<V: Clone> Store<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        images::record::{decode_intent, encode_intent},
-        metrics::{Images, Registry},
-    };
+    use crate::images::record::{decode_intent, encode_intent};
+    use berth_metrics::{Images, Registry};
 
     fn open(folder: &Path, capacity: usize) -> Store<String> {
         let form = Form { key: |v: &String| v.as_str(), encode: |v| encode_intent(v), decode: decode_intent };

@@ -7,10 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{
-    pod::{PodRef, PodUid},
-    sys::remove_tree::remove_tree,
-};
+use berth_sys::remove_tree::remove_tree;
+use berth_types::{PodRef, PodUid};
 
 /// UID of the pod that a log directory `<namespace>_<name>_<uid>` belongs to; `None` for what is
 /// not such a directory.

@@ -2,7 +2,7 @@
 //!
 //! First match wins; the texts go to the user as they are (spec 03b §10).
 
-use crate::pod::{ContainerId, api};
+use berth_types::{ContainerId, api};
 
 /// There is no instance to read; the text is the answer's body.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

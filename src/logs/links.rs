@@ -1,4 +1,4 @@
-//! `/var/log/containers`: links that log collectors follow (spec 01 §17.4, 03a §7 step 8, §11.4).
+//! `/var/log/containers`: links that log collectors follow (spec 01 §17.4, 03a §7 step 8, §11 item 4).
 
 use std::{
     collections::HashSet,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::dirs;
-use crate::pod::{ContainerId, PodRef};
+use berth_types::{ContainerId, PodRef};
 
 /// Longest name without `.log`: file names end at 255 bytes.
 const LONGEST: usize = 251;

@@ -23,12 +23,10 @@ use super::{
     rotate::{Rotator, RunningLog, RunningLogs, packing},
     rotated, termination,
 };
-use crate::{
-    cri::RuntimeService,
-    engine::ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, TerminationMessages},
-    pod::{ContainerId, PodRef},
-    sys::remove_tree::remove_tree,
-};
+use berth_cri::RuntimeService;
+use berth_ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, TerminationMessages};
+use berth_sys::remove_tree::remove_tree;
+use berth_types::{ContainerId, PodRef};
 
 /// The room's numbers and places.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use crate::sys::beneath::{self, Found};
+use berth_sys::beneath::{self, Found};
 
 /// Why a log has no place.
 #[derive(Debug, thiserror::Error)]

@@ -90,7 +90,7 @@ mod tests {
         mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).expect("a FIFO");
     }
 
-    /// security.md S1: whoever may write to the log directory blocks nothing by what it makes there.
+    /// Whoever may write to the log directory blocks nothing by what it makes there.
     #[test]
     fn fifos_and_directories_of_rotated_names_block_nothing() {
         let root = tempfile::tempdir().expect("a directory");

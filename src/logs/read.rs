@@ -23,11 +23,9 @@ use super::{
     own::{Place, PlaceError},
     watch::{Watch, Watches},
 };
-use crate::{
-    cri::{CriError, RuntimeService},
-    pod::ContainerId,
-    proto::cri,
-};
+use berth_cri::{CriError, RuntimeService};
+use berth_proto::cri;
+use berth_types::ContainerId;
 
 /// Bytes read at once.
 pub const CHUNK: usize = 64 * 1024;

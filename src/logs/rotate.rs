@@ -35,7 +35,8 @@ use super::{
     rotated,
     wakes::{Armer, Wakes},
 };
-use crate::{cri::CriError, pod::ContainerId};
+use berth_cri::CriError;
+use berth_types::ContainerId;
 
 /// Looks that are due within so much time are one.
 const TOGETHER: Duration = Duration::from_millis(20);

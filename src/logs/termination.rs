@@ -12,7 +12,7 @@ use super::{
     own::Place,
     tail::tail_start,
 };
-use crate::engine::ports::{ContainerExit, LogPolicy};
+use berth_ports::{ContainerExit, LogPolicy};
 
 /// Last bytes of the message file that are read.
 const FILE_BYTES: u64 = 4096;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::kube::api::{Call, Line};
+use berth_api::api::{Call, Line};
 
 /// The deadline of heartbeats: the smaller one of status frequency and lease duration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

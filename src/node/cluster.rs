@@ -20,12 +20,10 @@ use super::{
     status::{Devices, NodeImage, StatusSettings},
     status_writer::StatusWriter,
 };
-use crate::{
-    engine::ports::{Clock, EventSink, NodeFacts, Pulse, RuntimeState},
-    kube::{Store, api::ApiClient},
-    metrics::NodeMetrics,
-    pod::api,
-};
+use berth_api::{Store, api::ApiClient};
+use berth_metrics::NodeMetrics;
+use berth_ports::{Clock, EventSink, NodeFacts, Pulse, RuntimeState};
+use berth_types::api;
 
 /// The configuration's part.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use crate::config::validate::cpus;
+use berth_config::validate::cpus;
 
 /// The text is not a set of CPUs.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -22,14 +22,12 @@ use super::{
     csi_entries::{Edit, node_with, node_without, with, without},
     csi_object::{Due, created, due},
 };
-use crate::{
-    engine::ports::{NodeDriver, NodeDrivers},
-    kube::{
-        Store,
-        api::{ApiClient, ApiError, Call, Resource, Typed, Verb},
-    },
-    pod::api,
+use berth_api::{
+    Store,
+    api::{ApiClient, ApiError, Call, Resource, Typed, Verb},
 };
+use berth_ports::{NodeDriver, NodeDrivers};
+use berth_types::api;
 
 /// Attempts of one write, the first pause between them, how fast it grows and by how much it is spread.
 const ATTEMPTS: u32 = 4;

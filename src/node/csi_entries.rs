@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::engine::ports::NodeDriver;
+use berth_ports::NodeDriver;
 
 /// What each driver calls the node.
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";

@@ -14,13 +14,11 @@ use super::{
     csi_object::{Due, created, due},
     presence::expected,
 };
-use crate::{
-    kube::{
-        Store,
-        api::{ApiClient, ApiError, Call, Resource, Typed},
-    },
-    pod::api,
+use berth_api::{
+    Store,
+    api::{ApiClient, ApiError, Call, Resource, Typed},
 };
+use berth_types::api;
 
 /// What the node says until then.
 pub(super) const UNINITIALIZED: &str = "CSINode is not yet initialized";
@@ -133,7 +131,7 @@ impl CsiNode {
                 self.api.call(call.within(DEADLINE)).await?;
             }
             Due::Replace => {
-                let call = Call::new(crate::kube::api::Verb::Delete, Resource::CSI_NODES, "", &self.name);
+                let call = Call::new(berth_api::api::Verb::Delete, Resource::CSI_NODES, "", &self.name);
                 self.api.call(call.within(DEADLINE)).await?;
                 self.create(&uid).await?;
             }

@@ -8,13 +8,11 @@ use super::{
     identity::{IdentityError, hostname},
     reserved::{Reserved, ReservedConfig, ReservedError},
 };
-use crate::{
-    engine::ports::NodeFacts,
-    pod::{
-        api,
-        quantity::{Amount, Format},
-        resources::{Amounts, CPU, EPHEMERAL_STORAGE, HUGEPAGES_PREFIX, MEMORY, PODS, amount_of, is_hugepage, zero},
-    },
+use berth_ports::NodeFacts;
+use berth_types::{
+    api,
+    quantity::{Amount, Format},
+    resources::{Amounts, CPU, EPHEMERAL_STORAGE, HUGEPAGES_PREFIX, MEMORY, PODS, amount_of, is_hugepage, zero},
 };
 
 /// The node's part of the configuration.

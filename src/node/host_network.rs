@@ -19,7 +19,7 @@ use super::{
     routes::{default_v4, default_v6},
     status::addresses::{InterfaceAddress, Network},
 };
-use crate::sys::netlink::{Protocol, Socket};
+use berth_sys::netlink::{Protocol, Socket};
 
 /// News of addresses of both versions, as bits.
 const ADDRESS_NEWS: u32 = 0x10 | 0x100;

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::facts::{labels, taints};
 use super::status::StatusSettings;
-use crate::pod::api;
+use berth_types::api;
 
 /// Leaves attaching of volumes to the controller.
 pub(super) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";

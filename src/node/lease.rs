@@ -18,15 +18,13 @@ use super::{
     report::pause,
     rival,
 };
-use crate::{
-    engine::ports::{Clock, Event, EventSink, Pulse},
-    kube::{
-        Store,
-        api::{ApiClient, ApiError, Call, Resource, Typed},
-    },
-    metrics::NodeMetrics,
-    pod::api,
+use berth_api::{
+    Store,
+    api::{ApiClient, ApiError, Call, Resource, Typed},
 };
+use berth_metrics::NodeMetrics;
+use berth_ports::{Clock, Event, EventSink, Pulse};
+use berth_types::api;
 
 /// Tries to renew before the lease is looked at anew.
 const TRIES: usize = 5;

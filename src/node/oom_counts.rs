@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::sys::oom_events::Kills;
+use berth_sys::oom_events::Kills;
 
 /// How long the log and the counter of a kill may be apart.
 pub const APART: Duration = Duration::from_secs(1);

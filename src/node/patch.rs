@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::pod::api;
+use berth_types::api;
 
 /// The patch that makes `old` into `new`, spec left out; `None` where nothing differs.
 ///

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::{sync::watch, time::sleep};
 
-use crate::{kube::Store, pod::api};
+use berth_api::Store;
+use berth_types::api;
 
 /// How long a node that is about to be registered is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -5,7 +5,9 @@ use std::{net::IpAddr, sync::Arc};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{engine::ports::NodeFacts, kube::Store, pod::api};
+use berth_api::Store;
+use berth_ports::NodeFacts;
+use berth_types::api;
 
 /// Keeps the facts as the node object of that name has them, until stopped.
 pub(super) async fn follow(
@@ -51,7 +53,7 @@ fn applied(facts: &NodeFacts, node: &api::Node) -> NodeFacts {
     }
     // What this machine has is measured here; what others advertise stands in the object alone.
     for (own, told) in [(&mut next.capacity, status.capacity), (&mut next.allocatable, status.allocatable)] {
-        own.retain(|name, _| !crate::pod::resources::is_extended(name));
+        own.retain(|name, _| !berth_types::resources::is_extended(name));
         for (name, quantity) in told.unwrap_or_default() {
             own.entry(name).or_insert(quantity.0);
         }

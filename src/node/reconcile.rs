@@ -4,7 +4,7 @@
 //! resources whose devices nobody remembers. Taints and labels of others stay.
 
 use super::initial::ATTACH_DETACH;
-use crate::pod::{
+use berth_types::{
     api,
     resources::{Quantities, is_extended, is_hugepage, zero},
 };

@@ -8,11 +8,9 @@ use tracing::{error, info, warn};
 use super::{
     initial::initial, patch::node_patch, published, reconcile::reconciled, rival, status_writer::StatusWriter,
 };
-use crate::{
-    engine::ports::Event,
-    kube::api::{ApiError, Call, Resource, Typed},
-    pod::api,
-};
+use berth_api::api::{ApiError, Call, Resource, Typed};
+use berth_ports::Event;
+use berth_types::api;
 
 /// Pause before the first attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::pod::api;
+use berth_types::api;
 
 /// How much two statuses differ.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::CpuSet;
-use crate::{
-    config::eviction::{Signal, level},
-    pod::{
-        quantity::{Amount, Format, QuantityError},
-        resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
-    },
+use berth_config::eviction::{Signal, level};
+use berth_types::{
+    quantity::{Amount, Format, QuantityError},
+    resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
 };
 
 /// The `pid` resource, which only reservations know.

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::pod::api;
+use berth_types::api;
 
 /// Reason of the event about it.
 pub const REASON: &str = "NodeNameTaken";

@@ -9,13 +9,11 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::{
-    kube::{
-        Store,
-        api::{ApiClient, Call, Resource, Verb},
-    },
-    pod::api,
+use berth_api::{
+    Store,
+    api::{ApiClient, Call, Resource, Verb},
 };
+use berth_types::api;
 
 /// First pause after a failure, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -81,7 +79,7 @@ mod tests {
     use tokio::{sync::watch, time::Instant};
 
     use super::*;
-    use crate::kube::{
+    use berth_api::{
         Snapshot,
         testing::{FakeApi, refused},
     };

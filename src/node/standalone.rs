@@ -13,7 +13,7 @@ use super::{
     published::pair,
     status::addresses::{Network, by_default_route},
 };
-use crate::engine::ports::NodeFacts;
+use berth_ports::NodeFacts;
 
 /// Publishes the node's addresses to its facts, at once and whenever the kernel reports a change.
 pub struct OwnAddresses {

@@ -2,7 +2,8 @@
 
 use jiff::Timestamp;
 
-use crate::{metrics::NodeMetrics, pod::api};
+use berth_metrics::NodeMetrics;
+use berth_types::api;
 
 /// The way from the first attempt to the first ready status.
 pub(super) struct Start {

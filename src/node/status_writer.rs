@@ -33,11 +33,9 @@ use super::{
     startup::Start,
     status::{Draft, Known, Memory, addresses, draft},
 };
-use crate::{
-    engine::ports::{Event, NodeFacts},
-    kube::api::{ApiError, Call, Resource, Typed},
-    pod::api,
-};
+use berth_api::api::{ApiError, Call, Resource, Typed};
+use berth_ports::{Event, NodeFacts};
+use berth_types::api;
 
 /// Tries of one update.
 const TRIES: u32 = 5;

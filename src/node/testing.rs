@@ -23,16 +23,14 @@ use super::{
         tests::settings,
     },
 };
-use crate::{
-    engine::ports::{Clock, Event, EventSink, NodeFacts, RuntimeState},
-    kube::{
-        Snapshot, Store,
-        api::{ApiError, Call, Verb},
-        testing::{FakeApi, refused},
-    },
-    metrics::{NodeMetrics, Registry},
-    pod::api,
+use berth_api::{
+    Snapshot, Store,
+    api::{ApiError, Call, Verb},
+    testing::{FakeApi, refused},
 };
+use berth_metrics::{NodeMetrics, Registry};
+use berth_ports::{Clock, Event, EventSink, NodeFacts, RuntimeState};
+use berth_types::api;
 
 /// Objects by resource, and what fails.
 #[derive(Default)]
@@ -322,7 +320,7 @@ impl Objects {
                 if body["metadata"]["uid"].is_string() && body["metadata"]["uid"] != object["metadata"]["uid"] {
                     let mut status = refused(422, "Invalid", "uid: field is immutable").status().cloned().expect("one");
                     let field = "metadata.uid".to_owned();
-                    status.causes.push(crate::kube::api::Cause { field, ..Default::default() });
+                    status.causes.push(berth_api::api::Cause { field, ..Default::default() });
                     return Err(ApiError::Refused(Box::new(status)));
                 }
                 merge(&mut object, &body);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::pod::{
+use berth_types::{
     ContainerId,
     observed::{ContainerState, ObservedContainer, ObservedPod},
 };

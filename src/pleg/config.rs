@@ -5,12 +5,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
 use super::EventHints;
-use crate::{
-    cri::RuntimeService,
-    engine::ports::{Clock, TerminationMessages},
-    metrics::PlegMetrics,
-    pod::{ContainerId, observed::ObservedPod},
-};
+use berth_cri::RuntimeService;
+use berth_metrics::PlegMetrics;
+use berth_ports::{Clock, TerminationMessages};
+use berth_types::{ContainerId, observed::ObservedPod};
 
 /// A container ended (or vanished while it was not known to have ended).
 #[derive(Clone, Debug, PartialEq)]

@@ -10,7 +10,7 @@ use prost::Message;
 use tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel};
 
 use super::{EventHints, Expect, Hint, HintError, HintStream};
-use crate::proto::containerd_events::{ContainerHint, Envelope, SubscribeRequest, events_client::EventsClient};
+use berth_proto::containerd_events::{ContainerHint, Envelope, SubscribeRequest, events_client::EventsClient};
 
 const NAMESPACE: &str = "k8s.io";
 

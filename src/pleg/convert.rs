@@ -7,16 +7,13 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use jiff::Timestamp;
 
-use crate::{
-    engine::ports::{ContainerExit, LogPolicy},
-    pod::{
-        ContainerId, PodRef, PodUid, SandboxId,
-        observed::{
-            ContainerState, NetworkMode, ObservedContainer, ObservedResources, ObservedSandbox, ObservedUser,
-            SandboxState,
-        },
+use berth_ports::{ContainerExit, LogPolicy};
+use berth_proto::cri;
+use berth_types::{
+    ContainerId, PodRef, PodUid, SandboxId,
+    observed::{
+        ContainerState, NetworkMode, ObservedContainer, ObservedResources, ObservedSandbox, ObservedUser, SandboxState,
     },
-    proto::cri,
 };
 
 /// Label of sandboxes and containers with the pod's UID.
@@ -250,7 +247,7 @@ pub mod fixtures {
     //! Small observations for the tables of this room.
 
     use super::*;
-    use crate::pod::observed::{Generation, ObservedPod};
+    use berth_types::observed::{Generation, ObservedPod};
 
     /// A pod `web` in `default`.
     pub fn pod(containers: impl IntoIterator<Item = ObservedContainer>) -> ObservedPod {

@@ -9,11 +9,9 @@ use async_trait::async_trait;
 use futures::StreamExt;
 
 use super::{EventHints, Expect, Hint, HintError, HintStream};
-use crate::{
-    cri::{CriError, RuntimeService},
-    pod::PodUid,
-    proto::cri,
-};
+use berth_cri::{CriError, RuntimeService};
+use berth_proto::cri;
+use berth_types::PodUid;
 
 /// The CRI's event stream.
 pub struct CriEvents {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::pod::observed::{ContainerState, ObservedPod, SandboxState};
+use berth_types::observed::{ContainerState, ObservedPod, SandboxState};
 
 /// What the sender of a hint says of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! Whether PLEG is alive: the age of the last good list. Pure.
 //!
-//! A pod whose query hangs never makes the node unhealthy; it marks only itself (spec 03b §15.2).
+//! A pod whose query hangs never makes the node unhealthy; it marks only itself (spec 03b §15 item 2).
 
 use std::time::Duration;
 

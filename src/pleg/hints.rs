@@ -2,7 +2,7 @@
 //!
 //! A hint marks a pod; a lost one is made good by the list, a doubled or late one costs a look.
 //! A stream that breaks (a clean end counts) is opened again after 100 ms, doubling to 30 s; each
-//! break and each opening asks for a list at once (spec 03b §7, §15.2).
+//! break and each opening asks for a list at once (spec 03b §7, §15 item 2).
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,9 @@ use tokio::{
 use tracing::{debug, info};
 
 use super::{Expect, PlegConfig};
-use crate::{engine::ports::Clock, metrics::PlegMetrics, pod::PodUid};
+use berth_metrics::PlegMetrics;
+use berth_ports::Clock;
+use berth_types::PodUid;
 
 /// Something about one object of the runtime may have changed.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::pod::{
+use berth_types::{
     PodUid,
     observed::{ContainerState, ObservedPod, SandboxState},
 };

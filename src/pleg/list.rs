@@ -13,13 +13,11 @@ use super::{
     convert,
     inventory::{Listed, ObjectState},
 };
-use crate::{
-    cri::{CriError, RuntimeService},
-    pod::{
-        PodRef, PodUid,
-        observed::{Generation, ObservedPod},
-    },
-    proto::cri,
+use berth_cri::{CriError, RuntimeService};
+use berth_proto::cri;
+use berth_types::{
+    PodRef, PodUid,
+    observed::{Generation, ObservedPod},
 };
 
 /// When a list began, on every clock that matters.

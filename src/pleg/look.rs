@@ -10,16 +10,14 @@ use futures::future::try_join_all;
 use jiff::Timestamp;
 
 use super::convert;
-use crate::{
-    cri::{CriError, RuntimeService},
-    engine::ports::TerminationMessages,
-    pod::{
-        PodRef,
-        observed::{
-            ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
-        },
+use berth_cri::{CriError, RuntimeService};
+use berth_ports::TerminationMessages;
+use berth_proto::cri;
+use berth_types::{
+    PodRef,
+    observed::{
+        ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
-    proto::cri,
 };
 
 /// What a look is about.
@@ -135,7 +133,7 @@ fn is_settled(last: &ObservedSandbox, now: SandboxState) -> bool {
     }
 }
 
-/// Addresses of the newest sandbox where that is ready; those of before while none is (spec 03b §6.5).
+/// Addresses of the newest sandbox where that is ready; those of before while none is (spec 03b §6 step 5).
 fn ips(pod: &ObservedPod, last: Option<&ObservedPod>) -> Vec<std::net::IpAddr> {
     if let Some(newest) = pod.sandboxes.first().filter(|s| s.state == SandboxState::Ready) {
         return newest.ips.clone();

@@ -15,13 +15,11 @@ use super::{
     look::{LookAt, Looker},
     store::{Beginning, Mark, Store},
 };
-use crate::{
-    cri::CriError,
-    engine::ports::Clock,
-    pod::{
-        PodUid,
-        observed::{Generation, ObservedPod},
-    },
+use berth_cri::CriError;
+use berth_ports::Clock;
+use berth_types::{
+    PodUid,
+    observed::{Generation, ObservedPod},
 };
 
 /// A look that has ended.

@@ -7,7 +7,7 @@
 //!   acted()    ─┘                            └─► health
 //! ```
 //!
-//! In: [`PodObserver::acted`](crate::engine::ports::PodObserver::acted), [`Hint`]s, the clock.
+//! In: [`PodObserver::acted`](berth_ports::PodObserver::acted), [`Hint`]s, the clock.
 //! Out: observations on watch channels, each with the generation at which its look *began*.
 //!
 //! One task (`owner.rs`) decides what is looked at and when; a look is a task of its own with its
@@ -16,7 +16,7 @@
 //! the truth is the query that follows, and the list audits both. The store (`store.rs`) is
 //! written by this room alone.
 //!
-//! Behaviour: spec 03b §5-7, §15.1-2; 03a §12. Do better (§15): no event queue that overflows, no
+//! Behaviour: spec 03b §5-7, §15 items 1-2; 03a §12. Do better (03b §15): no event queue that overflows, no
 //! pod that makes the node unhealthy, streams are re-opened for ever.
 
 mod changes;

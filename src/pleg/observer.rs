@@ -17,12 +17,10 @@ use super::{
     owner::{Inbox, LastGood, Owner, Tools, Waiter},
     store::Store,
 };
-use crate::{
-    engine::ports::{PodObserver, PodView, RuntimePods},
-    pod::{
-        PodRef, PodUid,
-        observed::{Generation, ObservedPod},
-    },
+use berth_ports::{PodObserver, PodView, RuntimePods};
+use berth_types::{
+    PodRef, PodUid,
+    observed::{Generation, ObservedPod},
 };
 
 /// A pod whose look has been under way for long.

@@ -30,14 +30,12 @@ use super::{
     look_task::{LookEnd, LookTask},
     store::{Mark, Store},
 };
-use crate::{
-    cri::CriError,
-    engine::ports::{Clock, Observation, RuntimePods},
-    metrics::PlegMetrics,
-    pod::{
-        PodUid,
-        observed::{Generation, ObservedPod},
-    },
+use berth_cri::CriError;
+use berth_metrics::PlegMetrics;
+use berth_ports::{Clock, Observation, RuntimePods};
+use berth_types::{
+    PodUid,
+    observed::{Generation, ObservedPod},
 };
 
 /// Who waits for a complete list.

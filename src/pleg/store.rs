@@ -22,12 +22,10 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{
-    engine::ports::{Observation, PodView, RuntimePods},
-    pod::{
-        PodRef, PodUid,
-        observed::{Generation, ObservedPod},
-    },
+use berth_ports::{Observation, PodView, RuntimePods};
+use berth_types::{
+    PodRef, PodUid,
+    observed::{Generation, ObservedPod},
 };
 
 /// Why a pod is to be looked at.

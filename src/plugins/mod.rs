@@ -6,7 +6,7 @@
 //!                                 └─► …
 //! ```
 //!
-//! In: the directory. Out: calls of a [`PluginHandler`](crate::engine::ports::PluginHandler), one after the other
+//! In: the directory. Out: calls of a [`PluginHandler`](berth_ports::PluginHandler), one after the other
 //! for each socket. One task owns what is there, and one per socket what became of it: a plugin that hangs
 //! holds up itself. inotify says that something happened, a walk what; every half minute it walks without being
 //! told. What plugins say is bounded, what they are refused for is told them. Behaviour: spec 06c §2, 07 §12.1.

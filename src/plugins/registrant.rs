@@ -12,11 +12,9 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{
-    cri::CriError,
-    engine::ports::PluginInfo,
-    proto::plugin_registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient},
-};
+use berth_cri::CriError;
+use berth_ports::PluginInfo;
+use berth_proto::plugin_registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient};
 
 /// How long a connection is tried for: the socket is there before its owner listens.
 const DIAL: Duration = Duration::from_secs(10);

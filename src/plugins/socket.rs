@@ -10,10 +10,8 @@ use super::{
     registrant::{Registrant, cut},
     watcher::Handlers,
 };
-use crate::{
-    engine::ports::{PluginHandler, PluginInfo},
-    metrics::{PluginMetrics, World},
-};
+use berth_metrics::{PluginMetrics, World};
+use berth_ports::{PluginHandler, PluginInfo};
 
 /// First and longest pause before a plugin is tried again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));

@@ -25,7 +25,8 @@ use super::{
     socket::Socket,
     walk::{Identity, MOST, Walked, walk},
 };
-use crate::{engine::ports::PluginHandler, metrics::PluginMetrics};
+use berth_metrics::PluginMetrics;
+use berth_ports::PluginHandler;
 
 /// Walks though nothing was told.
 const RESYNC: Duration = Duration::from_secs(30);

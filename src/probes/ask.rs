@@ -12,7 +12,7 @@ use super::{
     outcome::Outcome,
     target::{self, HttpAsk},
 };
-use crate::pod::{ContainerId, Pod, api};
+use berth_types::{ContainerId, Pod, api};
 
 /// What is to be asked.
 pub struct Ask {

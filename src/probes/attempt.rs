@@ -12,7 +12,7 @@ use super::{
     exec, grpc, http,
     outcome::Outcome,
 };
-use crate::cri::RuntimeService;
+use berth_cri::RuntimeService;
 
 /// Attempts for one result: an error is tried again, at once.
 const ATTEMPTS: u32 = 3;

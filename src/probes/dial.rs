@@ -26,10 +26,8 @@ use super::{
     outcome::Outcome,
     stream::{Limited, Secure},
 };
-use crate::{
-    pod::PodUid,
-    sys::{any_certificate::AnyServer, tls},
-};
+use berth_sys::{any_certificate::AnyServer, tls};
+use berth_types::PodUid;
 
 /// Dials what is probed.
 pub struct Dialler {

@@ -8,10 +8,8 @@ use super::{
     grpc::go,
     outcome::{MOST_OUTPUT, Outcome, text_of},
 };
-use crate::{
-    cri::{CriError, CriResult, RuntimeService},
-    pod::ContainerId,
-};
+use berth_cri::{CriError, CriResult, RuntimeService};
+use berth_types::ContainerId;
 
 /// Runs the command; its exit code is the verdict.
 pub async fn probe(runtime: &dyn RuntimeService, id: &ContainerId, command: &[String], timeout: Duration) -> Outcome {

@@ -14,11 +14,9 @@ use super::{
     outcome::Outcome,
     target::{joined, user_agent},
 };
-use crate::{
-    config::GoDuration,
-    cri::CriError,
-    proto::health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient},
-};
+use berth_config::GoDuration;
+use berth_cri::CriError;
+use berth_proto::health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
 /// From one refused connection to the next, as in gRPC's own clients.
 const BETWEEN_DIALS: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use std::{
 use jiff::Timestamp;
 
 use super::{kind::Kind, outcome::Outcome};
-use crate::pod::ContainerId;
+use berth_types::ContainerId;
 
 /// Runs that are kept of a probe.
 const RUNS: usize = 4;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::pod::{ContainerKind, Pod, api};
+use berth_types::{ContainerKind, Pod, api};
 
 /// What a probe is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

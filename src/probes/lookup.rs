@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::dial::{DialError, Why};
-use crate::pod::PodUid;
+use berth_types::PodUid;
 
 /// Names that are looked up at a time.
 pub const LOOKUPS: usize = 16;

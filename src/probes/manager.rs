@@ -20,10 +20,8 @@ use super::{
     results::Results,
     saved::Saved,
 };
-use crate::{
-    engine::ports::{ProbeManager, ProbeResults, StateFile},
-    pod::{ContainerId, Pod, PodUid},
-};
+use berth_ports::{ProbeManager, ProbeResults, StateFile};
+use berth_types::{ContainerId, Pod, PodUid};
 
 /// Questions out of turn that may wait; more are dropped: each only brings a moment forward.
 const ASKED: usize = 1024;

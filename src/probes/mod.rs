@@ -7,8 +7,8 @@
 //!  worker, runtime ◄── results ◄─────┴─► status at once, wake-up, events, metrics, file
 //! ```
 //!
-//! In: pods from their workers ([`ProbeManager`](crate::engine::ports::ProbeManager)), how they stand
-//! ([`ProbedPods`](crate::engine::ports::ProbedPods)). Out: results by container instance.
+//! In: pods from their workers ([`ProbeManager`](berth_ports::ProbeManager)), how they stand
+//! ([`ProbedPods`](berth_ports::ProbedPods)). Out: results by container instance.
 //!
 //! One task ([`owner`]) owns every probe: one timer (`alarm`) is set for the next moment of any, what its results come to
 //! is decided by `turn` (pure). An attempt (`attempt`) has a deadline and is polled by that task; one that hangs costs nothing but

@@ -1,7 +1,7 @@
 //! What one attempt came to, and what is told of it. Pure. Behaviour: spec 05 §1.1, §1.9.
 
 use super::kind::Kind;
-use crate::engine::ports::ProbeResult;
+use berth_ports::ProbeResult;
 
 /// Bytes of an answer that are kept.
 pub const MOST_OUTPUT: usize = 10 * 1024;

@@ -46,12 +46,10 @@ use super::{
     seen::{Seen, seen},
     turn::{Next, Now},
 };
-use crate::{
-    engine::ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse},
-    metrics::{ProbeMetrics, ProbePaces},
-    pod::{ContainerId, Pod, PodUid},
-    sys::panics::said,
-};
+use berth_metrics::{ProbeMetrics, ProbePaces};
+use berth_ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse};
+use berth_sys::panics::said;
+use berth_types::{ContainerId, Pod, PodUid};
 
 /// What an earlier agent learnt of containers that are not probed by then is forgotten, and after that as often.
 const RESTORED_FOR: Duration = Duration::from_secs(600);

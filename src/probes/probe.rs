@@ -15,11 +15,9 @@ use super::{
     seen::Seen,
     turn::{Fixed, Turn},
 };
-use crate::{
-    engine::ports::ProbeResult,
-    metrics::{ProbeCounter, ProbePace, ProbedContainer},
-    pod::{ContainerKind, Pod, api},
-};
+use berth_metrics::{ProbeCounter, ProbePace, ProbedContainer};
+use berth_ports::ProbeResult;
+use berth_types::{ContainerKind, Pod, api};
 
 /// What is asked for out of turn is asked for at most so often.
 const BETWEEN_ASKED: Duration = Duration::from_secs(1);

@@ -11,10 +11,8 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{history::Histories, kind::Kind, saved::Saved};
-use crate::{
-    engine::ports::{ProbeResult, ProbeResults},
-    pod::ContainerId,
-};
+use berth_ports::{ProbeResult, ProbeResults};
+use berth_types::ContainerId;
 
 #[derive(Default)]
 struct State {

@@ -6,10 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    engine::ports::{ProbeResult, ProbeResults},
-    pod::ContainerId,
-};
+use berth_ports::{ProbeResult, ProbeResults};
+use berth_types::ContainerId;
 
 /// Containers beyond this many are no file of ours.
 const MOST: usize = 100_000;

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::kind::Declared;
-use crate::pod::{ContainerId, Pod, api, restart::restarts_after_exit};
+use berth_types::{ContainerId, Pod, api, restart::restarts_after_exit};
 
 /// The pod as its latest status tells of it.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -6,12 +6,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{outcome::Outcome, url::Url};
-use crate::{
-    config,
-    pod::{
-        api,
-        expand::{TooLong, Variables},
-    },
+use berth_types::{
+    api,
+    expand::{TooLong, Variables},
 };
 
 /// Redirects that are followed; the next one is a failure.
@@ -19,7 +16,7 @@ pub const MOST_REDIRECTS: usize = 10;
 
 /// How a probe calls itself.
 pub fn user_agent() -> String {
-    format!("kube-probe/{}.{}", config::version::MAJOR, config::version::MINOR)
+    format!("kube-probe/{}.{}", berth_config::version::MAJOR, berth_config::version::MINOR)
 }
 
 /// The same as a header.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::pod::{Pod, api};
+use berth_types::{Pod, api};
 
 /// A pod of that specification.
 pub fn pod(spec: serde_json::Value) -> Arc<Pod> {

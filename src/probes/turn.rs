@@ -11,7 +11,8 @@ use super::{
     kind::{Kind, Pace},
     seen::{Instance, Seen, State},
 };
-use crate::{engine::ports::ProbeResult, pod::ContainerId};
+use berth_ports::ProbeResult;
+use berth_types::ContainerId;
 
 /// Containers that are this much older than the agent were started by an earlier one.
 const BEFORE_AGENT: Duration = Duration::from_secs(10);

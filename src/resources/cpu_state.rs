@@ -7,7 +7,8 @@ use std::{collections::BTreeMap, fmt::Write};
 
 use serde::Deserialize;
 
-use crate::{engine::ports::StateFile, pod::hash::fnv1a_32};
+use berth_ports::StateFile;
+use berth_types::hash::fnv1a_32;
 
 /// The one policy there is: every container runs wherever it likes.
 pub const POLICY_NONE: &str = "none";

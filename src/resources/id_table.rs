@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::id_space::IdSpace;
-use crate::pod::PodUid;
+use berth_types::PodUid;
 
 /// Why a range cannot be recorded or found.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 use tracing::{info, warn};
 
 use super::manager::blocking;
-use crate::engine::ports::ResourceError;
+use berth_ports::ResourceError;
 
 /// Setting below `/proc/sys` and the value it must have.
 const WANTED: [(&str, i64); 6] = [

@@ -19,20 +19,18 @@ use super::{
     userns::IdRanges,
     values::{self, Amounts, Limits, PodRules},
 };
-use crate::{
-    engine::ports::{
-        ContainerTuning, Event, EventSink, PodCgroup, PodCgroupValues, ResourceError, ResourceManager, UserNamespaces,
-    },
-    metrics::CgroupMetrics,
-    pod::{ContainerId, ContainerKind, Pod, PodRef, PodUid, qos::Qos},
-    sys::cgroup::{
-        Hierarchy, Presence,
-        systemd::{
-            self, Units,
-            watch::{Writes, Written},
-        },
+use berth_metrics::CgroupMetrics;
+use berth_ports::{
+    ContainerTuning, Event, EventSink, PodCgroup, PodCgroupValues, ResourceError, ResourceManager, UserNamespaces,
+};
+use berth_sys::cgroup::{
+    Hierarchy, Presence,
+    systemd::{
+        self, Units,
+        watch::{Writes, Written},
     },
 };
+use berth_types::{ContainerId, ContainerKind, Pod, PodRef, PodUid, qos::Qos};
 
 /// Longest wait for a cgroup operation. Killing what is left may take seconds.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -223,7 +221,7 @@ impl Manager {
                 format!("Failed to update Node Allocatable Limits {:?}: {e}", ["kubepods"]),
             ),
         };
-        let succeeded = event.kind == crate::engine::ports::EventKind::Normal;
+        let succeeded = event.kind == berth_ports::EventKind::Normal;
         self.events.record(event);
         succeeded
     }

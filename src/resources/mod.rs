@@ -7,7 +7,7 @@
 //!  pod workers, housekeeping ─► Manager ─► burstable's weight, node allocatable
 //! ```
 //!
-//! [`Manager`] plays [`ResourceManager`](crate::engine::ports::ResourceManager): it owns what
+//! [`Manager`] plays [`ResourceManager`](berth_ports::ResourceManager): it owns what
 //! burstable pods request together and writes the QoS groups when that changes. File work runs on
 //! the blocking pool, each call with a deadline. [`IdRanges`] hands out host
 //! ids. Behaviour: spec 06 §5, 06a.

@@ -1,6 +1,6 @@
 //! Names of cgroups in both notations. Pure. Behaviour: spec 06a §3.
 
-use crate::pod::{PodUid, qos::Qos};
+use berth_types::{PodUid, qos::Qos};
 
 /// `cgroupDriver`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::pod::{Pod, PodUid, cpu, qos::Qos};
+use berth_types::{Pod, PodUid, cpu, qos::Qos};
 
 use super::values;
 

@@ -12,7 +12,7 @@ use std::{
 use tracing::{info, warn};
 
 use super::{tree::controller, values::Write};
-use crate::sys::cgroup::{
+use berth_sys::cgroup::{
     CgroupError, CgroupResult, GroupPath, Hierarchy,
     systemd::{
         Driver,

@@ -9,15 +9,13 @@ use super::{
     slices::Slices,
     values::{self, Limits, Owner, Version, Write},
 };
-use crate::{
-    engine::ports::{PodCgroupValues, ResourceError},
-    metrics::CgroupMetrics,
-    pod::{ContainerId, PodUid, cpu, qos::Qos},
-    sys::cgroup::{
-        CgroupError, CgroupResult, Controller, GroupPath, Hierarchy, Presence,
-        systemd::{names::path_of, watch::Written},
-    },
+use berth_metrics::CgroupMetrics;
+use berth_ports::{PodCgroupValues, ResourceError};
+use berth_sys::cgroup::{
+    CgroupError, CgroupResult, Controller, GroupPath, Hierarchy, Presence,
+    systemd::{names::path_of, watch::Written},
 };
+use berth_types::{ContainerId, PodUid, cpu, qos::Qos};
 
 const EINVAL: i32 = 22;
 const EBUSY: i32 = 16;

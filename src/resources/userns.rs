@@ -22,11 +22,9 @@ use super::{
     id_table::IdTable,
     manager::blocking,
 };
-use crate::{
-    engine::ports::{IdRange, ResourceError, UserNamespaces},
-    pod::PodUid,
-    sys::atomic_file,
-};
+use berth_ports::{IdRange, ResourceError, UserNamespaces};
+use berth_sys::atomic_file;
+use berth_types::PodUid;
 
 const FILE: &str = "userns";
 /// Longest run of `getsubids`.

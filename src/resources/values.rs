@@ -6,14 +6,12 @@
 use std::collections::BTreeMap;
 
 pub use super::names::Driver;
-use crate::{
-    pod::{
-        Pod, api, cpu,
-        qos::Qos,
-        quantity::Amount,
-        resources::{self, CPU, MEMORY, Overhead},
-    },
-    sys::cgroup::systemd::rounded_quota,
+use berth_sys::cgroup::systemd::rounded_quota;
+use berth_types::{
+    Pod, api, cpu,
+    qos::Qos,
+    quantity::Amount,
+    resources::{self, CPU, MEMORY, Overhead},
 };
 
 /// A huge page limit that limits nothing (burstable and besteffort).

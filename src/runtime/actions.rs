@@ -9,7 +9,7 @@ use super::{
     init,
     resize::{self, ResizePlan},
 };
-use crate::pod::{
+use berth_types::{
     ContainerId, ContainerKind, Pod, RestartPolicy, SandboxId, api, hash,
     observed::{ContainerState, NetworkMode, ObservedContainer, ObservedPod, SandboxState},
     resource_state::PodResources,

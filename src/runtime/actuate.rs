@@ -10,12 +10,10 @@ use super::{
     execute::Pass,
     resize::{self, Direction, Target, Update},
 };
-use crate::{
-    cri::CriError,
-    engine::ports::{ActionKind, PodCgroupValues},
-    pod::{ContainerId, ContainerKind, Pod, api},
-    proto::cri,
-};
+use berth_cri::CriError;
+use berth_ports::{ActionKind, PodCgroupValues};
+use berth_proto::cri;
+use berth_types::{ContainerId, ContainerKind, Pod, api};
 
 /// Which values are meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,12 +13,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::{
-    engine::ports::StateFile,
-    pod::{
-        PodUid, api,
-        resource_state::{self, PodResources, ResourceEntries},
-    },
+use berth_ports::StateFile;
+use berth_types::{
+    PodUid, api,
+    resource_state::{self, PodResources, ResourceEntries},
 };
 
 /// From the first unwritten change to the write: longer than a container takes to start, because

@@ -15,7 +15,7 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::pod::{Pod, PodUid, api, hash};
+use berth_types::{Pod, PodUid, api, hash};
 
 /// How long a container has to run well for its back-off to be forgotten.
 pub const FORGET_AFTER: Duration = Duration::from_secs(600);

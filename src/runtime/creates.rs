@@ -21,11 +21,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::{
-    cri::{CriError, CriResult, RuntimeService},
-    pod::{PodUid, SandboxId},
-    proto::cri,
-};
+use berth_cri::{CriError, CriResult, RuntimeService};
+use berth_proto::cri;
+use berth_types::{PodUid, SandboxId};
 
 const UID_LABEL: &str = "io.kubernetes.pod.uid";
 const CONTAINER_LABEL: &str = "io.kubernetes.container.name";

@@ -14,18 +14,16 @@ use super::{
     manager::RuntimeManager,
     prepare::SandboxRequest,
 };
-use crate::{
-    cri::CriError,
-    engine::ports::{
-        ActionKind, ActionOutcome, ContainerLogFile, Event, KillPod, ProbeResult, ProbeResults, StartFailure,
-        SyncOutcome, SyncPod,
-    },
-    pod::{
-        ContainerId, ContainerKind, Pod, SandboxId,
-        observed::{ContainerState, ObservedContainer},
-        resource_state::PodResources,
-    },
-    proto::cri,
+use berth_cri::CriError;
+use berth_ports::{
+    ActionKind, ActionOutcome, ContainerLogFile, Event, KillPod, ProbeResult, ProbeResults, StartFailure, SyncOutcome,
+    SyncPod,
+};
+use berth_proto::cri;
+use berth_types::{
+    ContainerId, ContainerKind, Pod, SandboxId,
+    observed::{ContainerState, ObservedContainer},
+    resource_state::PodResources,
 };
 
 /// The pass is over before its end; why is in the outcome, if it is to be told.
@@ -380,7 +378,7 @@ impl Pass<'_> {
     async fn start_ephemeral(&mut self) -> Result<(), Halt> {
         for index in self.actions.start_ephemeral.clone() {
             let Some(ephemeral) = self.req.pod.ephemeral_containers().get(index) else { continue };
-            let container = crate::pod::spec::ephemeral_as_container(ephemeral);
+            let container = berth_types::spec::ephemeral_as_container(ephemeral);
             let target = ephemeral.target_container_name.clone();
             // One that fails does not hold up the others.
             let _started = self.start(ContainerKind::Ephemeral, &container, target.as_deref()).await;

@@ -17,10 +17,11 @@ use super::{
     gc_rank::{self, ListedContainer, ListedSandbox},
     manager::RuntimeManager,
 };
-use crate::{
-    engine::ports::{ContainerLogFile, Event, MayGo, PodFates},
-    pod::{ContainerId, PodRef, PodUid, SandboxId, observed::ContainerState, observed::ObservedPod},
-    proto::cri,
+use berth_ports::{ContainerLogFile, Event, MayGo, PodFates};
+use berth_proto::cri;
+use berth_types::{
+    ContainerId, PodRef, PodUid, SandboxId,
+    observed::{ContainerState, ObservedPod},
 };
 
 /// How often garbage is collected.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::pod::{
+use berth_types::{
     ContainerId, PodUid, SandboxId,
     observed::{ContainerState, ObservedPod},
 };
@@ -150,7 +150,7 @@ pub fn sandboxes<'a>(
 /// Dead instances of a pod that are removed after one of them died: those beyond the `keep`
 /// newest of that container, or all of the pod.
 pub fn dead_instances(observed: &ObservedPod, container: Option<&str>, keep: usize, all: bool) -> Vec<ContainerId> {
-    let exited = |c: &&crate::pod::observed::ObservedContainer| c.state == ContainerState::Exited;
+    let exited = |c: &&berth_types::observed::ObservedContainer| c.state == ContainerState::Exited;
     if all {
         return observed.containers.iter().filter(exited).map(|c| c.id.clone()).collect();
     }

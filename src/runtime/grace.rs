@@ -6,7 +6,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use super::actions::Cause;
-use crate::pod::{ContainerKind, Pod, api};
+use berth_types::{ContainerKind, Pod, api};
 
 /// Nobody gets less than this, so that a signal can be handled at all.
 pub const MINIMUM: Duration = Duration::from_secs(2);

@@ -5,11 +5,9 @@
 use std::{net::IpAddr, time::Duration};
 
 use super::{http_hook::HttpHook, manager::RuntimeManager};
-use crate::{
-    cri::CriError,
-    engine::ports::Event,
-    pod::{ContainerId, PodRef, api},
-};
+use berth_cri::CriError;
+use berth_ports::Event;
+use berth_types::{ContainerId, PodRef, api};
 
 /// A hook about to run.
 #[derive(Clone, Copy)]

@@ -17,10 +17,8 @@ use hyper_util::{
 };
 use rustls::ClientConfig;
 
-use crate::{
-    pod::api,
-    sys::{any_certificate::AnyServer, tls},
-};
+use berth_sys::{any_certificate::AnyServer, tls};
+use berth_types::api;
 
 /// Longer bodies are left unread.
 const MAX_BODY: u64 = 10 * 1024;

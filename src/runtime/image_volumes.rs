@@ -7,12 +7,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{
-    cri::CriError,
-    engine::ports::{EnsureImage, ImageError, ImageProvider, PullPolicy, ResolvedImage},
-    pod::{Pod, api},
-    proto::cri,
-};
+use berth_cri::CriError;
+use berth_ports::{EnsureImage, ImageError, ImageProvider, PullPolicy, ResolvedImage};
+use berth_proto::cri;
+use berth_types::{Pod, api};
 
 /// What the runtime's answer begins with where a container cannot be created because of an image volume.
 const MOUNT_FAILED: &str = "ImageVolumeMountFailed";

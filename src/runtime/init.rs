@@ -7,7 +7,7 @@ use super::{
     actions::{Cause, Inputs, Kill, PodActions, Verdict, definition_changed, settle_resize},
     resize,
 };
-use crate::pod::{
+use berth_types::{
     ContainerKind, Pod, RestartPolicy, api,
     observed::{ContainerState, ObservedContainer},
     restart,

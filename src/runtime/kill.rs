@@ -21,10 +21,11 @@ use super::{
     hooks::Hook,
     manager::RuntimeManager,
 };
-use crate::{
-    cri::CriResult,
-    engine::ports::{ActionKind, ActionOutcome, Event, Grace, KillPod, OpenStage, Stage, StartFailure, SyncOutcome},
-    pod::{ContainerId, Pod, PodRef, observed::ObservedContainer, observed::ObservedPod},
+use berth_cri::CriResult;
+use berth_ports::{ActionKind, ActionOutcome, Event, Grace, KillPod, OpenStage, Stage, StartFailure, SyncOutcome};
+use berth_types::{
+    ContainerId, Pod, PodRef,
+    observed::{ObservedContainer, ObservedPod},
 };
 
 /// Where a grace period comes from.

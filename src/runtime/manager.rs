@@ -21,15 +21,13 @@ use super::{
     prepare::Prepare,
     resize,
 };
-use crate::{
-    cri::{CriError, RuntimeService},
-    engine::ports::{
-        Clock, ContainerLogs, EventSink, ImageProvider, KillPod, ObjectSource, PodRuntime, ProbeManager,
-        ResourceManager, SyncOutcome, SyncPod,
-    },
-    metrics::RuntimeMetrics,
-    pod::{ContainerId, Pod, PodUid, observed::ObservedPod},
+use berth_cri::{CriError, RuntimeService};
+use berth_metrics::RuntimeMetrics;
+use berth_ports::{
+    Clock, ContainerLogs, EventSink, ImageProvider, KillPod, ObjectSource, PodRuntime, ProbeManager, ResourceManager,
+    SyncOutcome, SyncPod,
 };
+use berth_types::{ContainerId, Pod, PodUid, observed::ObservedPod};
 
 /// The players the runtime room calls.
 pub struct RuntimeDeps {

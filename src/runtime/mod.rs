@@ -1,6 +1,6 @@
 //! From plan to CRI calls.
 //!
-//! In: [`SyncPod`](crate::engine::ports::SyncPod) and [`KillPod`](crate::engine::ports::KillPod)
+//! In: [`SyncPod`](berth_ports::SyncPod) and [`KillPod`](berth_ports::KillPod)
 //! of the pod workers. Out: CRI calls, events, and what came of each action.
 //!
 //! ```text

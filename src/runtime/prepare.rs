@@ -7,11 +7,9 @@ use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use async_trait::async_trait;
 
-use crate::{
-    engine::ports::{MountedVolumes, ResolvedImage},
-    pod::{ContainerId, ContainerKind, Pod, api, observed::ObservedContainer},
-    proto::cri,
-};
+use berth_ports::{MountedVolumes, ResolvedImage};
+use berth_proto::cri;
+use berth_types::{ContainerId, ContainerKind, Pod, api, observed::ObservedContainer};
 
 /// What a sandbox is made from.
 pub struct SandboxRequest<'a> {

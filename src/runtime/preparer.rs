@@ -36,16 +36,13 @@ use super::{
         userns::{self, HostIds},
     },
 };
-use crate::{
-    engine::ports::{
-        ContainerTuning, Event, EventSink, HandlerFeatures, ImageUser, NodeFacts, ObjectSource, ResourceManager,
-        RuntimeState, UserNamespaces,
-    },
-    pod::{
-        ContainerKind, Pod, api, expand::Variables, fieldpath::Whereabouts, hostname::HostName,
-        observed::ObservedContainer,
-    },
-    proto::cri,
+use berth_ports::{
+    ContainerTuning, Event, EventSink, HandlerFeatures, ImageUser, NodeFacts, ObjectSource, ResourceManager,
+    RuntimeState, UserNamespaces,
+};
+use berth_proto::cri;
+use berth_types::{
+    ContainerKind, Pod, api, expand::Variables, fieldpath::Whereabouts, hostname::HostName, observed::ObservedContainer,
 };
 
 /// Longest wait for local files, objects and ids. Objects wait for their watch to catch up.

@@ -4,11 +4,9 @@
 use futures::future::join_all;
 
 use super::{execute::Logs, manager::RuntimeManager};
-use crate::{
-    cri::CriError,
-    engine::ports::ContainerLogFile,
-    pod::observed::{ContainerState, ObservedContainer, ObservedPod},
-};
+use berth_cri::CriError;
+use berth_ports::ContainerLogFile;
+use berth_types::observed::{ContainerState, ObservedContainer, ObservedPod};
 
 impl RuntimeManager {
     /// Removes the containers of a pod with their logs, then its sandboxes, then its log

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::actions::Gates;
-use crate::pod::{
+use berth_types::{
     ContainerId, ContainerKind, Pod, api,
     observed::{ContainerState, ObservedPod},
     quantity::Amount,

@@ -21,13 +21,11 @@ use super::{
     manager::bare,
     prepare::ContainerRequest,
 };
-use crate::{
-    engine::ports::{ActionKind, ContainerLogFile, EnsureImage, Event, ImageError, PullPolicy, ResolvedImage},
-    pod::{
-        ContainerId, ContainerKind, SandboxId, api,
-        observed::{ContainerState, ObservedContainer},
-    },
-    proto::cri,
+use berth_ports::{ActionKind, ContainerLogFile, EnsureImage, Event, ImageError, PullPolicy, ResolvedImage};
+use berth_proto::cri;
+use berth_types::{
+    ContainerId, ContainerKind, SandboxId, api,
+    observed::{ContainerState, ObservedContainer},
 };
 
 /// Why a container was not started.

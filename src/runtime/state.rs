@@ -10,11 +10,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::{
-    cri::{CriResult, RuntimeService},
-    engine::ports::{HandlerFeatures, RuntimeState},
-    proto::cri,
-};
+use berth_cri::{CriResult, RuntimeService};
+use berth_ports::{HandlerFeatures, RuntimeState};
+use berth_proto::cri;
 
 /// While all is well.
 const PERIOD: Duration = Duration::from_secs(5);

@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{config::fields::KubeletConfiguration, pod::Pod};
+use berth_config::fields::KubeletConfiguration;
+use berth_types::Pod;
 
 /// From here on pods are critical.
 const CRITICAL: i32 = 2_000_000_000;

@@ -21,11 +21,9 @@ use super::{
     ports::Pods,
     record::Record,
 };
-use crate::{
-    engine::ports::{Clock, Event, EventSink, StateFile},
-    metrics::ShutdownMetrics,
-    pod::Pod,
-};
+use berth_metrics::ShutdownMetrics;
+use berth_ports::{Clock, Event, EventSink, StateFile};
+use berth_types::Pod;
 
 /// How long last words of a class may take.
 const TOLD: Duration = Duration::from_secs(5);

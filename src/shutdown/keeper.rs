@@ -13,12 +13,10 @@ use super::{
     drain::{Cause, Drain},
     ports::{LoginManager, LoginSession},
 };
-use crate::{
-    config::GoDuration,
-    sys::{
-        atomic_file,
-        logind::{Heard, LogindError},
-    },
+use berth_config::GoDuration;
+use berth_sys::{
+    atomic_file,
+    logind::{Heard, LogindError},
 };
 
 /// Pause before a lost bus is looked for again.

@@ -5,10 +5,8 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use super::classes::Given;
-use crate::{
-    pod::{Pod, PodUid},
-    sys::logind::{Heard, Logind, LogindError, Session, Signals},
-};
+use berth_sys::logind::{Heard, Logind, LogindError, Session, Signals};
+use berth_types::{Pod, PodUid};
 
 /// The pods.
 #[async_trait]

@@ -13,11 +13,9 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Drain, DrainDeps, Given, Plan, Pods, record::Record};
-use crate::{
-    engine::ports::{Clock, Event, EventSink, StateFile},
-    metrics::{Registry, ShutdownMetrics},
-    pod::{Pod, PodUid},
-};
+use berth_metrics::{Registry, ShutdownMetrics};
+use berth_ports::{Clock, Event, EventSink, StateFile};
+use berth_types::{Pod, PodUid};
 
 /// Pods that end when their grace period is over, and whose words take a while.
 #[derive(Default)]

@@ -10,13 +10,11 @@ use std::fmt::{self, Write};
 use serde_json::{Map, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use crate::{
-    config::{
-        text::excerpt,
-        yaml::{self, MAX_VALUES},
-    },
-    pod::{api, fieldpath::quoted, quantity::Amount},
+use berth_config::{
+    text::excerpt,
+    yaml::{self, MAX_VALUES},
 };
+use berth_types::{api, fieldpath::quoted, quantity::Amount};
 
 /// What a manifest holds.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::pod::{api, quantity::Amount, resources, volume};
+use berth_types::{api, quantity::Amount, resources, volume};
 
 type Amounts = BTreeMap<String, Quantity>;
 

@@ -12,7 +12,7 @@ use std::{
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::pod::{
+use berth_types::{
     Operation, Pod, PodChange, PodFullName, PodRef, PodSource, PodUid,
     spec::{ANNOTATION_MIRROR, ANNOTATION_SEEN, ANNOTATION_SOURCE, PodHead},
 };
@@ -300,7 +300,7 @@ mod tests {
             ("", json!({"/metadata/annotations": {"k": "v"}}), vec!["Update a"]),
             ("", json!({"/metadata/deletionGracePeriodSeconds": 3}), vec!["Update a"]),
             ("", local, vec![]),
-            ("CP-F9", applied, vec!["Update a"]),
+            ("applied again", applied, vec!["Update a"]),
             ("", rest, vec![]),
         ] {
             assert_eq!(after(vec![plain("a")], vec![pod("a", "a", change.clone())]), expected, "{acceptance} {change}");

@@ -1,7 +1,7 @@
 //! Where manifests come from, and how they become one stream of operations.
 //!
 //! In: a directory or file, a URL, the API server's pods. Out: ordered, minimal operations
-//! ([`PodChange`](crate::pod::PodChange)) on a channel of 50. Each source is a task that owns what
+//! ([`PodChange`](berth_types::PodChange)) on a channel of 50. Each source is a task that owns what
 //! it last read and sends full sets; the mux owns what the engine was told of every source and
 //! compares.
 //!

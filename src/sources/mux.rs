@@ -15,10 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{diff::SourceStore, ports::SourceEvents};
-use crate::{
-    metrics::SourceMetrics,
-    pod::{Operation, Pod, PodChange, PodSource},
-};
+use berth_metrics::SourceMetrics;
+use berth_types::{Operation, Pod, PodChange, PodSource};
 
 /// Operations that wait for the sync loop.
 pub const CHANGES_CAPACITY: usize = 50;
@@ -126,7 +124,8 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{metrics::Registry, pod::PodRef};
+    use berth_metrics::Registry;
+    use berth_types::PodRef;
 
     #[derive(Default)]
     struct Told(Mutex<Vec<String>>);
@@ -136,7 +135,7 @@ mod tests {
             self.0.lock().expect("not poisoned").push(format!("{pod} {reason} {message}"));
         }
 
-        fn observed(&self, pod: &Arc<crate::pod::Pod>) {
+        fn observed(&self, pod: &Arc<berth_types::Pod>) {
             self.0.lock().expect("not poisoned").push(format!("observed {}", pod.name()));
         }
     }

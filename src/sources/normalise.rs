@@ -15,7 +15,7 @@ use super::{
     references::{self, ReferenceError, ReferenceRule},
     validate::{self, FieldErrors},
 };
-use crate::pod::{
+use berth_types::{
     Pod, PodSource, api,
     hash::fnv1a_128,
     spec::{ANNOTATION_HASH, MalformedPod},
@@ -206,7 +206,6 @@ mod tests {
         }
     }
 
-    /// T2-11, T2-23, CP-F9
     #[test]
     fn pods_are_shown_as_the_reference_shows_them() {
         let mut manifest = web();

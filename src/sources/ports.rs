@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::pod::{Pod, PodRef};
+use berth_types::{Pod, PodRef};
 
 /// Takes what the mux has to tell about pods. Never blocks.
 pub trait SourceEvents: Send + Sync + 'static {

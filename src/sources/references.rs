@@ -1,7 +1,7 @@
 //! What a static pod may not refer to, because only the API server could serve it. Pure.
 //! Behaviour: spec 02a §1.5.
 
-use crate::pod::{api, fieldpath::quoted};
+use berth_types::{api, fieldpath::quoted};
 
 /// Whether references of static pods are refused at all (gate `PreventStaticPodAPIReferences`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

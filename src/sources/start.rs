@@ -13,10 +13,8 @@ use super::{
     ports::{PodSourceFeed, SourceEvents},
     references::ReferenceRule,
 };
-use crate::{
-    metrics::SourceMetrics,
-    pod::{PodChange, PodSource},
-};
+use berth_metrics::SourceMetrics;
+use berth_types::{PodChange, PodSource};
 
 /// Which sources there are.
 #[derive(Clone, Debug)]

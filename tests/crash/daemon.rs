@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use berth::embedded::{
+use berth_runtime::{
     config::{EmbeddedConfig, NetworkConfig},
     cri as services,
     images::store::verify::Mending,

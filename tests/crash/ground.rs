@@ -7,7 +7,7 @@ use std::{
     process::{Command, ExitCode, Stdio},
 };
 
-use berth::sys::{
+use berth_sys::{
     interface,
     netlink::{Protocol, Socket, filter, route},
 };

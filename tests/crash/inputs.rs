@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri::{ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption};
+use berth_proto::cri::{ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption};
 use nix::mount::{MsFlags, mount};
 
 use crate::{

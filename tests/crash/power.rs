@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri::{self, ContainerState, PodSandboxState, image_service_client::ImageServiceClient};
+use berth_proto::cri::{self, ContainerState, PodSandboxState, image_service_client::ImageServiceClient};
 use nix::mount::{MsFlags, mount, umount2};
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use tonic::{Status, transport::Channel};

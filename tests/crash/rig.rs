@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{proto::cri, sys::step};
+use berth_proto::cri;
+use berth_sys::step;
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::sleep};
 use tonic::transport::Endpoint;

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use berth::proto::cri::{ContainerState, PodSandboxState};
+use berth_proto::cri::{ContainerState, PodSandboxState};
 
 use crate::{
     ground,
@@ -157,7 +157,7 @@ async fn a_daemon_killed_while_a_container_starts_leaves_it_made_or_running(mut 
             let id = rig.create(&sandbox, &one).await.expect("made");
             rig.arm(step, "halt");
             let (asking, asked) = (rig.rpc.clone(), id.clone());
-            let request = berth::proto::cri::StartContainerRequest { container_id: asked };
+            let request = berth_proto::cri::StartContainerRequest { container_id: asked };
             let asking = tokio::spawn(async move { asking.clone().start_container(request).await });
             let halted = halted().await;
             rig.kill();

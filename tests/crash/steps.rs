@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use berth::proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig};
+use berth_proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig};
 use berth_testkit::disk::Small;
 
 use crate::{
@@ -281,9 +281,10 @@ async fn whole_life(rig: &Rig) {
 }
 
 async fn every_step_is_killed_at(_rig: Rig) {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = BTreeSet::new();
-    steps_in(&sources, &mut found);
+    for sources in ["src", "crates"] {
+        steps_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join(sources), &mut found);
+    }
     let daemon = STEPS.iter().flat_map(|(_, steps)| *steps).map(|step| (*step).to_owned());
     let known: BTreeSet<String> = daemon.chain(crate::shims::steps()).chain(crate::power::steps()).collect();
     if found.is_empty() {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri::ContainerState;
+use berth_proto::cri::ContainerState;
 use nix::mount::{MsFlags, mount};
 
 use crate::{

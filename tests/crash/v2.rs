@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fs, path::PathBuf};
 
-use berth::proto::cri::{
+use berth_proto::cri::{
     ContainerConfig, ContainerState, LinuxContainerResources, NamespaceMode, UpdateContainerResourcesRequest,
 };
 

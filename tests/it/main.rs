@@ -7,6 +7,7 @@
 mod api_server;
 mod bombs;
 mod cluster_objects;
+mod citations;
 mod config;
 mod cri;
 mod csi;

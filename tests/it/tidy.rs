@@ -1,5 +1,5 @@
-//! The house's own rules, read from the sources: who imports whom, where `unsafe` stands, that what
-//! calls itself pure is, how long a file may be, what never ships, and under which licences we build.
+//! Rules of the code base, checked on its sources: allowed dependencies, `unsafe`, purity of files that claim it,
+//! length of files, words and calls that never ship, licenses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,11 +12,14 @@ use std::{
 const LONG: usize = 500;
 
 /// Files that may be longer: up to how many lines, and why.
-const LONG_FILES: &[(&str, usize, &str)] =
-    &[("config/fields.rs", 700, "a data table: every field of the configuration, in the reference's order")];
+const LONG_FILES: &[(&str, usize, &str)] = &[(
+    "crates/berth-config/src/fields.rs",
+    700,
+    "a data table: every field of the configuration, in the reference's order",
+)];
 
-/// Licences that dependencies may be under: permissive, and compatible with our Apache-2.0.
-const LICENCES: &[&str] = &[
+/// Licenses that dependencies may be under: permissive, and compatible with our Apache-2.0.
+const LICENSES: &[&str] = &[
     "0BSD",
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -31,6 +34,10 @@ const LICENCES: &[&str] = &[
     "Zlib",
 ];
 
+/// The root of the workspace.
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Sources of what ships: the root package and the crates below it, without what only tests use.
 fn sources() -> Vec<(PathBuf, String)> {
     fn walk(folder: &Path, out: &mut Vec<(PathBuf, String)>) {
         let mut entries: Vec<PathBuf> =
@@ -46,40 +53,55 @@ fn sources() -> Vec<(PathBuf, String)> {
         }
     }
     let mut out = Vec::new();
-    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut out);
+    walk(&Path::new(ROOT).join("src"), &mut out);
+    let crates = fs::read_dir(Path::new(ROOT).join("crates")).expect("the crates");
+    let mut crates: Vec<PathBuf> = crates.map(|entry| entry.expect("an entry").path()).collect();
+    crates.sort();
+    for folder in crates.iter().filter(|folder| !folder.ends_with("berth-testkit")) {
+        walk(&folder.join("src"), &mut out);
+    }
     out
 }
 
-/// The room of a source file: the folder below `src/`, or the file's own name. The ports are a
-/// room of their own: they may name CRI messages, the rest of the engine may not.
-fn room(path: &Path) -> String {
-    let relative = path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).expect("below src");
-    if relative.starts_with("engine/ports") {
-        return "engine::ports".to_owned();
-    }
-    let first = relative.components().next().expect("a name").as_os_str().to_string_lossy().into_owned();
-    first.trim_end_matches(".rs").to_owned()
+/// The path of a source file below the root of the workspace.
+fn relative(path: &Path) -> &Path {
+    path.strip_prefix(ROOT).expect("below the root")
 }
 
-/// The table of ARCHITECTURE.md: room → rooms it may import.
+/// The module of a file of the root package: the folder below `src/`, or the file's own name. `None` in other crates.
+fn module(path: &Path) -> Option<String> {
+    let below = relative(path).strip_prefix("src").ok()?;
+    let first = below.components().next().expect("a name").as_os_str().to_string_lossy().into_owned();
+    Some(first.trim_end_matches(".rs").to_owned())
+}
+
+/// The table of docs/architecture.md: module → modules and crates it may import.
 fn allowed() -> BTreeMap<String, Vec<String>> {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).expect("readable");
-    let table = text.split("## Who may import whom").nth(1).expect("the section").split("\n## ").next().expect("text");
+    let text = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).expect("readable");
+    let table = text.split("## Allowed dependencies").nth(1).expect("the section").split("\n## ").next().expect("text");
     let mut out = BTreeMap::new();
-    for row in table.lines().filter(|line| line.starts_with("| ") && !line.contains("Room")) {
+    for row in table.lines().filter(|line| line.starts_with("| ") && !line.contains("Module")) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [_, rooms, may] = cells.as_slice() else { panic!("three columns: {row}") };
-        for room in rooms.split(',') {
-            let list = may.split(',').map(|m| m.trim().trim_matches('`').to_owned()).collect();
-            out.insert(room.trim().to_owned(), list);
+        let [_, modules, may] = cells.as_slice() else { panic!("three columns: {row}") };
+        for module in modules.split(',') {
+            let list = may.split(',').map(|m| m.trim().trim_matches('`').replace('-', "_")).collect();
+            out.insert(module.trim().to_owned(), list);
         }
     }
     out
 }
 
-/// Paths after `crate::` in a file, nested `use` lists included, as far as two segments.
+/// Paths after `crate::` in a file, nested `use` lists included, as far as two segments, and crates of the workspace.
 fn imports(text: &str) -> Vec<String> {
     let mut out = Vec::new();
+    for (at, _) in text.match_indices("berth_") {
+        let name = head(&text[at..]);
+        let name = name.split("::").next().expect("a first part");
+        if text[at + name.len()..].starts_with("::") && !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+        {
+            out.push(name.to_owned());
+        }
+    }
     for (at, _) in text.match_indices("crate::") {
         if text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '$') {
             continue;
@@ -132,21 +154,19 @@ fn top_level_of_list(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn rooms_import_downwards_only() {
+fn modules_import_downwards_only() {
     let allowed = allowed();
     let mut wrong = Vec::new();
     for (path, text) in sources() {
-        let room = room(&path);
-        if ["bin", "lib", "main", "proto"].contains(&room.as_str()) {
+        let Some(module) = module(&path).filter(|module| !["bin", "lib", "main"].contains(&module.as_str())) else {
             continue;
-        }
-        let may = allowed.get(&room).unwrap_or_else(|| panic!("room {room} is not in the table"));
+        };
+        let may = allowed.get(&module).unwrap_or_else(|| panic!("module {module} is not in the table"));
         for import in imports(&text) {
             let target = import.split("::").next().unwrap_or_default();
-            let fine =
-                target == room || import == room || may.iter().any(|m| m == "all" || m == target || *m == import);
+            let fine = target == module || may.iter().any(|m| m == "all" || m == target);
             if !fine {
-                wrong.push(format!("{}: {room} may not import {import}", path.display()));
+                wrong.push(format!("{}: {module} may not import {import}", path.display()));
             }
         }
     }
@@ -157,8 +177,9 @@ fn rooms_import_downwards_only() {
 fn unsafe_stands_in_sys_only() {
     for (path, text) in sources() {
         let uses = text.contains("unsafe {") || text.contains("unsafe fn") || text.contains("allow(unsafe_code");
-        assert!(!uses || room(&path) == "sys", "{} uses unsafe", path.display());
-        if room(&path) == "sys" {
+        let is_sys = relative(&path).starts_with("crates/berth-sys");
+        assert!(!uses || is_sys, "{} uses unsafe", path.display());
+        if is_sys {
             let (blocks, proofs) = (text.matches("unsafe {").count(), text.matches("SAFETY:").count());
             assert!(proofs >= blocks, "{}: {blocks} unsafe blocks, {proofs} proofs", path.display());
         }
@@ -174,7 +195,7 @@ fn pure_files_are_pure() {
         }
         let code = text.split("#[cfg(test)]").next().expect("text");
         for word in
-            ["tokio::", "std::fs", "tracing::", "prometheus::", "crate::metrics", "SystemTime::now", "Timestamp::now"]
+            ["tokio::", "std::fs", "tracing::", "prometheus::", "berth_metrics::", "SystemTime::now", "Timestamp::now"]
         {
             assert!(!code.contains(word), "{} calls itself pure and mentions {word}", path.display());
         }
@@ -193,7 +214,7 @@ fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for (path, text) in all {
         let stem = path.file_stem().expect("a name").to_string_lossy();
-        let folder = path.parent().expect("below src");
+        let folder = path.parent().expect("below the root");
         let folder = match &*stem {
             "mod" | "lib" | "main" => folder.to_owned(),
             stem => folder.join(stem),
@@ -208,12 +229,11 @@ fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
     found
 }
 
-/// What ships of each file, by its path below `src/`: no tests.
+/// What ships of each file, by its path below the root: no tests.
 fn shipped() -> Vec<(String, String)> {
     let all = sources();
     let tests = test_files(&all);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let name = |path: &Path| path.strip_prefix(&root).expect("below src").to_string_lossy().into_owned();
+    let name = |path: &Path| relative(path).to_string_lossy().into_owned();
     all.iter().filter(|(path, _)| !tests.contains(path)).map(|(path, text)| (name(path), code(text))).collect()
 }
 
@@ -271,7 +291,7 @@ fn nothing_ships_that_panics_without_a_reason() {
         for (number, line) in code_lines(&code) {
             for word in [".unwrap()", ".unwrap_err()", ".expect(\"\")", ".expect_err("] {
                 if line.contains(word) {
-                    wrong.push(format!("src/{name}:{number}: {word}"));
+                    wrong.push(format!("{name}:{number}: {word}"));
                 }
             }
         }
@@ -302,7 +322,7 @@ fn metadata() -> Option<serde_json::Value> {
     for platform in [&[][..], &["--filter-platform", &ours]] {
         let mut command = Command::new(&cargo);
         command.args(["metadata", "--format-version", "1", "--offline", "--locked"]).args(platform);
-        match command.current_dir(env!("CARGO_MANIFEST_DIR")).output() {
+        match command.current_dir(ROOT).output() {
             Ok(output) if output.status.success() => return serde_json::from_slice(&output.stdout).ok(),
             Ok(output) => complaint = String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return None,
@@ -313,9 +333,9 @@ fn metadata() -> Option<serde_json::Value> {
 }
 
 #[test]
-fn licences_are_on_the_list() {
+fn licenses_are_on_the_list() {
     let Some(metadata) = metadata() else {
-        println!("skipped licences_are_on_the_list: there is no cargo here");
+        println!("skipped licenses_are_on_the_list: there is no cargo here");
         return;
     };
     let packages = metadata["packages"].as_array().expect("packages");
@@ -326,7 +346,7 @@ fn licences_are_on_the_list() {
         .filter(|package| !is_licensed(&text(package, "license")))
         .map(|p| format!("{} {}: {:?}", text(p, "name"), text(p, "version"), text(p, "license")))
         .collect();
-    assert!(wrong.is_empty(), "licences that are not on the list:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "licenses that are not on the list:\n{}", wrong.join("\n"));
 }
 
 /// Whether the list satisfies an SPDX expression; `/` is the old way to write `OR`.
@@ -367,18 +387,18 @@ fn one_of(words: &mut &[&str]) -> bool {
         }
         [name, "WITH", exception, rest @ ..] => {
             *words = rest;
-            LICENCES.contains(&format!("{name} WITH {exception}").as_str())
+            LICENSES.contains(&format!("{name} WITH {exception}").as_str())
         }
         [name, rest @ ..] => {
             *words = rest;
-            LICENCES.contains(name)
+            LICENSES.contains(name)
         }
         [] => false,
     }
 }
 
 #[test]
-fn the_reader_of_licences_reads() {
+fn the_reader_of_licenses_reads() {
     for (expression, expected) in [
         ("MIT", true),
         ("GPL-3.0-only", false),
@@ -399,8 +419,8 @@ fn the_reader_of_licences_reads() {
 
 #[test]
 fn the_reader_of_imports_reads() {
-    let text = "use crate::{pod::{A, B}, engine::ports::X, sys};\nfn f() { crate::metrics::static_label(true); }";
-    assert_eq!(imports(text), ["pod::A", "engine::ports", "sys", "metrics::static_label"]);
+    let text = "use crate::{pleg::{A, B}, engine::grace::X, logs};\nfn f() { crate::node::a(berth_sys::b()); }";
+    assert_eq!(imports(text), ["berth_sys", "pleg::A", "engine::grace", "logs", "node::a"]);
 }
 
 /// Fields that only the configuration itself reads, or that nobody reads any more.
@@ -416,7 +436,7 @@ const READ_WITHIN: &[(&str, &str)] = &[
     ("iptables_drop_bit", "the reference reads it no more"),
     ("iptables_masquerade_bit", "the reference reads it no more"),
     ("kind", "what the document is"),
-    ("make_iptables_util_chains", "on by default: the README names it"),
+    ("make_iptables_util_chains", "on by default: docs/differences.md names it"),
     ("merge_default_eviction_settings", "drop-ins"),
     ("run_once", "judged at the start"),
 ];
@@ -431,15 +451,18 @@ const NAMESAKES: &[&str] = &["content_type", "pod_cidr"];
 fn every_setting_does_something_or_is_named() {
     let shipped = shipped();
     let text = |name: &str| shipped.iter().find(|(path, _)| path == name).expect(name).1.clone();
-    let outside: String =
-        shipped.iter().filter(|(path, _)| !path.starts_with("config/")).map(|(_, text)| text.as_str()).collect();
+    let outside: String = shipped
+        .iter()
+        .filter(|(path, _)| !path.starts_with("crates/berth-config/"))
+        .map(|(_, text)| text.as_str())
+        .collect();
     let name_at = |at: usize| outside[at + 1..].split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).next();
     let read: BTreeSet<&str> = outside.match_indices('.').filter_map(|(at, _)| name_at(at)).collect();
-    let fields = text("config/fields.rs");
+    let fields = text("crates/berth-config/src/fields.rs");
     let fields = fields.split("pub struct KubeletConfiguration {").nth(1).and_then(|rest| rest.split("\n}").next());
     let fields =
         fields.expect("the structure").lines().filter_map(|line| line.trim().strip_prefix("pub ")?.split(':').next());
-    let effective = text("config/effective.rs");
+    let effective = text("crates/berth-config/src/effective.rs");
     let is_named = |field: &str| [",", ";", "\n"].iter().any(|end| effective.contains(&format!("\" => {field}{end}")));
     let mut wrong = Vec::new();
     for field in fields {
@@ -456,10 +479,12 @@ fn every_setting_does_something_or_is_named() {
     let asks = |gate: &str| {
         let asked = format!("enabled(\"{gate}\")");
         let listed = format!("\"{gate}\",");
-        shipped.iter().any(|(path, text)| text.contains(&asked) || (path == "node/facts.rs" && text.contains(&listed)))
+        shipped
+            .iter()
+            .any(|(path, text)| text.contains(&asked) || (path == "src/node/facts.rs" && text.contains(&listed)))
     };
-    for gate in berth::config::gates::GATES.iter().map(|gate| gate.name) {
-        let is_listed = berth::config::CONSULTED.contains(&gate);
+    for gate in berth_config::gates::GATES.iter().map(|gate| gate.name) {
+        let is_listed = berth_config::CONSULTED.contains(&gate);
         if asks(gate) != is_listed {
             wrong.push(format!("the gate {gate}: asked for {}, listed {is_listed}", asks(gate)));
         }

@@ -6,12 +6,12 @@ mod heap;
 
 use std::{sync::Arc, time::Duration};
 
-use berth::pod::{Pod, PodUid};
 use berth_testkit::{
     agent::{Agent, Machine, Setup},
     pods::pod_with,
     scripted::{Behaviour, Fault},
 };
+use berth_types::{Pod, PodUid};
 use serde_json::json;
 use tonic::Code;
 

@@ -3,7 +3,7 @@
 
 use std::process::Stdio;
 
-use berth::agent::certificates::PairFiles;
+use berth::wiring::certificates::PairFiles;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},

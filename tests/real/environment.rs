@@ -101,7 +101,7 @@ async fn a_pod_may_use_the_hosts_network() {
     let netns = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).expect("a namespace");
     assert_eq!(netns(&pid.to_string()), netns("self"));
     assert!(out.contains(" lo: "), "{out}");
-    // T2-15: the machine's own name, whatever the node is called.
+    // The machine's own name, whatever the node is called.
     let name = nix::unistd::gethostname().expect("a name").into_string().expect("text");
     assert!(out.contains(&format!("names {name} {name} {name}\n")), "{out}");
     let hosts = "# Kubernetes-managed hosts file (host network).\n";

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use berth::agent::certificates::{Authority, PairFiles, Validity};
+use berth::wiring::certificates::{Authority, PairFiles, Validity};
 use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,

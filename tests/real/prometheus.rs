@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use berth::agent::certificates::{Authority, PairFiles, Validity};
+use berth::wiring::certificates::{Authority, PairFiles, Validity};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 

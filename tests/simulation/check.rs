@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use berth::{
-    pod::{Pod, RestartPolicy, api, hash, restart},
-    proto::cri,
-};
+use berth_proto::cri;
+use berth_types::{Pod, RestartPolicy, api, hash, restart};
 
 use crate::world::World;
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use berth::pod::{Pod, PodRef, PodUid, RestartPolicy, api};
+use berth_types::{Pod, PodRef, PodUid, RestartPolicy, api};
 
 use crate::world::World;
 use berth_testkit::scripted::ScriptedCri;
@@ -40,7 +40,7 @@ pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {
     }
     paced(cri)?;
     let once = |pod: &&Arc<Pod>| {
-        let restarts_all = berth::status::restart_all::has_rule(pod);
+        let restarts_all = berth_status::restart_all::has_rule(pod);
         pod.restart_policy() == RestartPolicy::Never && !restarts_all && !world.returned.contains(pod.uid())
     };
     for pod in world.wanted().filter(once) {

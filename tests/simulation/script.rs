@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::pod::{Pod, PodSource, PodUid};
+use berth_types::{Pod, PodSource, PodUid};
 use rand::{Rng, seq::IndexedRandom, seq::IteratorRandom};
 use serde_json::{Value, json};
 use tonic::Code;
@@ -201,12 +201,12 @@ async fn change_image(world: &mut World) {
 }
 
 fn summary(pod: &Pod) -> String {
-    let name = |c: &berth::pod::api::Container| match (&c.restart_policy, c.restart_policy_rules.as_deref()) {
+    let name = |c: &berth_types::api::Container| match (&c.restart_policy, c.restart_policy_rules.as_deref()) {
         (Some(own), Some([rule, ..])) => format!("{} ({own}, {})", c.name, rule.action),
         (Some(own), _) => format!("{} ({own})", c.name),
         (None, _) => c.name.clone(),
     };
-    let names = |list: &[berth::pod::api::Container]| list.iter().map(name).collect::<Vec<_>>().join(" ");
+    let names = |list: &[berth_types::api::Container]| list.iter().map(name).collect::<Vec<_>>().join(" ");
     let spec = pod.spec();
     format!(
         "{} grace {} init [{}] containers [{}]",

@@ -6,10 +6,8 @@ use std::{
     time::Duration,
 };
 
-use berth::{
-    engine::ports::Clock,
-    pod::{Pod, PodSource, PodUid, api},
-};
+use berth_ports::Clock;
+use berth_types::{Pod, PodSource, PodUid, api};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use tokio::time::{Instant, sleep};
 

@@ -10,19 +10,19 @@ use berth::{
     engine::{
         self, Command, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext, WorkerView,
         allocation::{Allocator, AllocatorDeps},
-        ports::{Clock, EnsureImage, ImageProvider, NodeFacts, PodFates, PodObserver, PodRuntime, PullPolicy, Stage},
     },
     images,
-    metrics::{
-        AdmissionMetrics, AllocationMetrics, EngineMetrics, PlegMetrics, Registry, RuntimeMetrics, SourceMetrics,
-        StatusMetrics,
-    },
     pleg::{self, ContainerDied, CriEvents, Pleg, PlegConfig, PlegDeps},
-    pod::{Pod, PodSource, PodUid, api},
     runtime::{ActuatedStore, RuntimeCheck, RuntimeConfig, RuntimeDeps, RuntimeManager},
     sources::{Door, Mux, SourceSet},
-    status::StatusManager,
 };
+use berth_metrics::{
+    AdmissionMetrics, AllocationMetrics, EngineMetrics, PlegMetrics, Registry, RuntimeMetrics, SourceMetrics,
+    StatusMetrics,
+};
+use berth_ports::{Clock, EnsureImage, ImageProvider, NodeFacts, PodFates, PodObserver, PodRuntime, PullPolicy, Stage};
+use berth_status::StatusManager;
+use berth_types::{Pod, PodSource, PodUid, api};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -284,7 +284,7 @@ impl Machine {
         Allocator::load(deps).await.expect("a good file")
     }
 
-    fn mux(&self, parts: &Parts, sets: mpsc::Receiver<SourceSet>) -> mpsc::Receiver<berth::pod::PodChange> {
+    fn mux(&self, parts: &Parts, sets: mpsc::Receiver<SourceSet>) -> mpsc::Receiver<berth_types::PodChange> {
         let (to_engine, changes) = mpsc::channel(50);
         let clock = self.clock.clone();
         let mux = Mux {

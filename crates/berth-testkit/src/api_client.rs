@@ -2,11 +2,9 @@
 
 use std::{path::Path, sync::Arc};
 
-use berth::{
-    engine::ports::SystemClock,
-    kube::{Transport, TransportConfig, TransportDeps},
-    metrics::{ApiClientMetrics, Registry, RestClientMetrics},
-};
+use berth_api::{Transport, TransportConfig, TransportDeps};
+use berth_metrics::{ApiClientMetrics, Registry, RestClientMetrics};
+use berth_ports::SystemClock;
 use tokio_util::sync::CancellationToken;
 
 /// To the server of that kubeconfig, until the test ends.

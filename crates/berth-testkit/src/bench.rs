@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::embedded::shim::{
+use berth_shim::{
     child::{Around, Launching, Progress, Stdio, begin_exec, begin_launch},
     plan::{
         Access, Capabilities, Device, ExecPlan, Failure, IdMap, LaunchPlan, Mount, Process, Propagation, Root,

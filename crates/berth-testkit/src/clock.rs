@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use berth::engine::ports::Clock;
+use berth_ports::Clock;
 use jiff::{Timestamp, ToSpan};
 use tokio::time::Instant;
 

@@ -11,10 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{
-    cri::{CriConfig, RuntimeService, connect},
-    metrics::Registry,
-};
+use berth_cri::{CriConfig, RuntimeService, connect};
+use berth_metrics::Registry;
 use futures::future::join_all;
 
 use super::{
@@ -186,7 +184,7 @@ fn remove_sandboxes(endpoint: String) {
         let Ok(connection) = connect(&config, &Registry::new()) else { return };
         let cri = &connection.runtime;
         let left = cri.list_pod_sandbox(None).await.unwrap_or_default(); // not every test has a CRI
-        let remove = |sandbox: berth::proto::cri::PodSandbox| async move {
+        let remove = |sandbox: berth_proto::cri::PodSandbox| async move {
             let _ = cri.stop_pod_sandbox(&sandbox.id).await; // what stays is seen below
             let _ = cri.remove_pod_sandbox(&sandbox.id).await;
         };

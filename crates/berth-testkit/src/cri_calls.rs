@@ -1,6 +1,6 @@
 //! What a kubelet asks of a runtime, in short words; whatever carries it, whoever answers.
 
-use berth::proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
+use berth_proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
 use tonic::{Status, transport::Channel};
 
 use super::image::BUSYBOX;

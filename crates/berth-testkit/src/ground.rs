@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use berth::engine::ports::SystemClock;
+use berth_ports::SystemClock;
 use tokio::{net::UnixStream, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 

@@ -12,11 +12,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    cri::{CriResult, ExecOutput, ImageService, RuntimeService},
-    engine::ports::StateFile,
-    proto::cri,
-};
+use berth_cri::{CriResult, ExecOutput, ImageService, RuntimeService};
+use berth_ports::StateFile;
+use berth_proto::cri;
 use futures::{StreamExt, stream::BoxStream};
 use tokio_util::sync::CancellationToken;
 

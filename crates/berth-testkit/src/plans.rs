@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use berth::embedded::shim::plan::{ExecPlan, LaunchPlan, Process, Processes, Root, RootKind};
+use berth_shim::plan::{ExecPlan, LaunchPlan, Process, Processes, Root, RootKind};
 
 /// A container of this machine's own files that runs a program: no groups, no mounts, no log.
 pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {

@@ -13,19 +13,18 @@ use std::{
 
 use async_trait::async_trait;
 use berth::{
-    engine::ports::{
-        ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, Event, EventSink, MayGo, MirrorFate,
-        MirrorPods, MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult,
-        ProbeResults, PullSecret, ResourceError, ResourceManager, StateFile, TerminationMessages, VolumeError,
-        VolumeManager,
-    },
-    pod::{
-        ContainerId, ContainerKind, Pod, PodFullName, PodRef, PodUid, api, hash, observed::ObservedContainer,
-        resource_state,
-    },
-    proto::cri,
     runtime::prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
     sources::ports::SourceEvents,
+};
+use berth_ports::{
+    ContainerExit, ContainerLogFile, ContainerLogs, ContainerTuning, Event, EventSink, MayGo, MirrorFate, MirrorPods,
+    MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues, ProbeManager, ProbeResult, ProbeResults,
+    PullSecret, ResourceError, ResourceManager, StateFile, TerminationMessages, VolumeError, VolumeManager,
+};
+use berth_proto::cri;
+use berth_types::{
+    ContainerId, ContainerKind, Pod, PodFullName, PodRef, PodUid, api, hash, observed::ObservedContainer,
+    resource_state,
 };
 
 use super::scripted::ScriptedCri;

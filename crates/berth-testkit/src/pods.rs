@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use berth::pod::Pod;
+use berth_types::Pod;
 use serde_json::{Value, json};
 
 /// A pod `name` in `default` with UID `uid-<name>`, source `file`, and the spec given; containers

@@ -4,11 +4,9 @@
 
 use std::{collections::HashMap, path::Path, thread};
 
-use berth::{
-    cri::{CriConfig, connect},
-    metrics::Registry,
-    proto::cri::{self, runtime_service_client::RuntimeServiceClient},
-};
+use berth_cri::{CriConfig, connect};
+use berth_metrics::Registry;
+use berth_proto::cri::{self, runtime_service_client::RuntimeServiceClient};
 use tonic::transport::Channel;
 
 use super::{

@@ -3,11 +3,9 @@
 
 use std::{path::Path, time::Duration};
 
-use berth::{
-    cri::{Connection, CriConfig, connect},
-    metrics::Registry,
-    proto::cri,
-};
+use berth_cri::{Connection, CriConfig, connect};
+use berth_metrics::Registry;
+use berth_proto::cri;
 
 use super::{
     containerd::{self, Containerd},

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::table;
-use crate::embedded::images::progress::{Shown, Stage};
+use berth_runtime::images::progress::{Shown, Stage};
 
 /// Digits of a digest that are shown.
 const SHORT: usize = 12;

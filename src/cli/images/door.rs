@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, bail};
 use tokio::sync::mpsc;
 
-use crate::embedded::{
+use berth_runtime::{
     config::EmbeddedConfig,
     errors::ErrorKind,
     images::{

@@ -17,7 +17,7 @@ use rustix::{
     pipe::PipeFlags,
 };
 
-use crate::embedded::config::EmbeddedConfig;
+use berth_runtime::config::EmbeddedConfig;
 
 /// An archive or a directory. What cannot be read twice is copied first: whoever imports must not wait for a pipe.
 pub(super) fn archive(path: &Path, config: &EmbeddedConfig) -> Result<File> {

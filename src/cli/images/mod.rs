@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 
 use self::{bars::Bars, door::Answer};
-use crate::embedded::{
+use berth_runtime::{
     config::EmbeddedConfig,
     images::{
         orders::{Image, Order, Told},

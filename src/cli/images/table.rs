@@ -2,10 +2,8 @@
 
 use jiff::Timestamp;
 
-use crate::{
-    cli::table::{self, columns},
-    embedded::images::orders::Image,
-};
+use crate::cli::table::{self, columns};
+use berth_runtime::images::orders::Image;
 
 /// Digits of an id that are shown.
 const SHORT: usize = 12;
@@ -89,7 +87,7 @@ fn age(created: &str, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::embedded::images::record::{Origin, Platform};
+    use berth_runtime::images::record::{Origin, Platform};
 
     fn image(tags: &[&str], digests: &[&str]) -> Image {
         Image {

@@ -13,7 +13,7 @@ use super::{
     names::{self, PodArguments},
     print,
 };
-use crate::config::GoDuration;
+use berth_config::GoDuration;
 
 /// Which log, and how much of it.
 #[derive(Args, Debug)]

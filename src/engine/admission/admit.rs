@@ -6,10 +6,9 @@ use super::{
     Refusal, apparmor, declared_features, eviction, pod_level, predicates, resize, shutdown, sysctls,
     sysctls::Allowlist,
 };
-use crate::{
-    engine::{allocation::resize::ResizeRules, ports::NodeFacts},
-    pod::{Pod, PodUid},
-};
+use crate::engine::allocation::resize::ResizeRules;
+use berth_ports::NodeFacts;
+use berth_types::{Pod, PodUid};
 
 /// Why a pod is looked at.
 #[derive(Clone, Copy, Debug)]

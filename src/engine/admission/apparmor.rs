@@ -1,7 +1,7 @@
 //! Refuses pods whose AppArmor profiles cannot be enforced. Pure. Behaviour: spec 02a §6.1.
 
 use super::{AdmitInput, Admitted, Refusal};
-use crate::pod::{Pod, api};
+use berth_types::{Pod, api};
 
 /// Annotation that still names the profile of a static pod's container.
 const ANNOTATION_PREFIX: &str = "container.apparmor.security.beta.kubernetes.io/";

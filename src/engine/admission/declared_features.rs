@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{AdmitInput, Admitted, Refusal};
-use crate::pod::{Pod, api, resource_state::same};
+use berth_types::{Pod, api, resource_state::same};
 
 const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 const USERNS_HOST_NETWORK: &str = "UserNamespacesHostNetworkSupport";

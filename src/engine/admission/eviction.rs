@@ -2,7 +2,7 @@
 //! decide. Pure. Behaviour: spec 02a §6.1, §14, 05 §3.8.
 
 use super::{AdmitInput, Admitted, Purpose, Refusal, taints};
-use crate::pod::{api, qos::Qos};
+use berth_types::{api, qos::Qos};
 
 pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
     let pressures = &input.node.pressures;

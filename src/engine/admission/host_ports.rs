@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Failure;
-use crate::pod::{Pod, api};
+use berth_types::{Pod, api};
 
 pub(super) fn check<'a>(pod: &Pod, others: impl Iterator<Item = &'a Arc<Pod>>) -> Option<Failure> {
     let wanted: Vec<HostPort<'_>> = host_ports(pod).collect();

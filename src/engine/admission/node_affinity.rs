@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Failure;
-use crate::pod::{Pod, node_selector};
+use berth_types::{Pod, node_selector};
 
 /// Labels by key.
 type Labels = BTreeMap<String, String>;

@@ -1,7 +1,7 @@
 //! Refuses pod-level resources where their gate is off. Pure. Behaviour: spec 02a §6.1.
 
 use super::{AdmitInput, Admitted, Refusal};
-use crate::pod::resources::is_pod_level;
+use berth_types::resources::is_pod_level;
 
 pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
     let level = input.pod.spec().resources.as_ref();

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::{
-    engine::allocation::fit::Insufficient,
-    pod::{
-        Pod,
-        qos::Qos,
-        resources::{Amounts, CPU, MEMORY, Overhead, PODS, amount_of, pod_requests, units},
-    },
+use crate::engine::allocation::fit::Insufficient;
+use berth_types::{
+    Pod,
+    qos::Qos,
+    resources::{Amounts, CPU, MEMORY, Overhead, PODS, amount_of, pod_requests, units},
 };
 
 /// Reason of the victim's event and status.

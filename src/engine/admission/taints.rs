@@ -1,7 +1,7 @@
 //! Taints that forbid running, and what tolerates them. Pure. Behaviour: spec 02a §6.2.
 
 use super::Failure;
-use crate::pod::{Pod, api};
+use berth_types::{Pod, api};
 
 /// Only `NoExecute` counts here, and static pods are exempt.
 pub(super) fn check(pod: &Pod, taints: &[api::Taint]) -> Option<Failure> {

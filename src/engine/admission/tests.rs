@@ -5,7 +5,8 @@ use std::{collections::HashSet, sync::Arc};
 use serde_json::{Value, json};
 
 use super::{AdmissionRules, AdmitInput, Admitted, Purpose, Refusal, admit, missing_for_update, sysctls::Allowlist};
-use crate::{engine::ports::NodeFacts, pod::Pod};
+use berth_ports::NodeFacts;
+use berth_types::Pod;
 
 fn pod(name: &str, object: Value) -> Arc<Pod> {
     let mut object = object;
@@ -47,7 +48,7 @@ struct Case {
     node: NodeFacts,
     rules: AdmissionRules,
     active: Vec<Arc<Pod>>,
-    rejected: HashSet<crate::pod::PodUid>,
+    rejected: HashSet<berth_types::PodUid>,
 }
 
 impl Case {

@@ -12,11 +12,9 @@ use super::{
     conditions::{PendingReason, ResizeConditions},
     resize::summary,
 };
-use crate::{
-    engine::ports::{Clock, Event, EventSink},
-    metrics::AllocationMetrics,
-    pod::{Pod, PodUid, api, resource_state::ResourceEntries},
-};
+use berth_metrics::AllocationMetrics;
+use berth_ports::{Clock, Event, EventSink};
+use berth_types::{Pod, PodUid, api, resource_state::ResourceEntries};
 
 /// How far the worker is with carrying out a granted resize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,14 +16,10 @@ use super::{
     resize::{Waiting, order, requested_changes, summary},
     writer::{self, WriterHandle},
 };
-use crate::{
-    engine::{
-        admission::{AdmissionRules, AdmitInput, Admitted, Purpose, Refusal, admit},
-        ports::{Clock, Event, EventSink, NodeFacts, StateFile},
-    },
-    metrics::{AdmissionMetrics, AllocationMetrics},
-    pod::{Pod, PodUid, resource_state::PodResources},
-};
+use crate::engine::admission::{AdmissionRules, AdmitInput, Admitted, Purpose, Refusal, admit};
+use berth_metrics::{AdmissionMetrics, AllocationMetrics};
+use berth_ports::{Clock, Event, EventSink, NodeFacts, StateFile};
+use berth_types::{Pod, PodUid, resource_state::PodResources};
 
 /// Until the next attempt while sources are not ready.
 const RETRY_FIRST: Duration = Duration::from_secs(30);

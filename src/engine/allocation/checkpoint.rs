@@ -7,10 +7,8 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    engine::ports::StateFile,
-    pod::resource_state::{CorruptState, ResourceEntries, decode, encode},
-};
+use berth_ports::StateFile;
+use berth_types::resource_state::{CorruptState, ResourceEntries, decode, encode};
 
 /// Longest wait for the disk: a hung one must not hold up the agent for ever.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::pod::{
+use berth_types::{
     Pod,
     quantity::Amount,
     resources::{

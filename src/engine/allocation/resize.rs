@@ -6,7 +6,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::pod::{
+use berth_types::{
     Pod, api,
     qos::Qos,
     quantity::Amount,
@@ -231,9 +231,9 @@ struct ContainerSummary {
 #[derive(Serialize)]
 struct Requirements {
     #[serde(skip_serializing_if = "Option::is_none")]
-    limits: Option<crate::pod::resources::Quantities>,
+    limits: Option<berth_types::resources::Quantities>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    requests: Option<crate::pod::resources::Quantities>,
+    requests: Option<berth_types::resources::Quantities>,
 }
 
 #[cfg(test)]

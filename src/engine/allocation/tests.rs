@@ -14,14 +14,10 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{Allocator, AllocatorDeps, Candidate, Presence, Progress, Retried, Retry, Trigger};
-use crate::{
-    engine::{
-        admission::AdmissionRules,
-        ports::{Clock, Event, EventSink, NodeFacts, StateFile},
-    },
-    metrics::{AdmissionMetrics, AllocationMetrics, Registry},
-    pod::Pod,
-};
+use crate::engine::admission::AdmissionRules;
+use berth_metrics::{AdmissionMetrics, AllocationMetrics, Registry};
+use berth_ports::{Clock, Event, EventSink, NodeFacts, StateFile};
+use berth_types::Pod;
 
 #[derive(Default)]
 struct MemoryFile {

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::{Allocations, Checkpoint};
-use crate::pod::resource_state::ResourceEntries;
+use berth_types::resource_state::ResourceEntries;
 
 /// From the first unwritten admission to the write: longer than a pod takes to start, because a
 /// runtime on the same disk would wait for our fsync.

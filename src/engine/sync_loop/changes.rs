@@ -7,18 +7,16 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, error, info, warn};
 
 use super::{Command, SyncLoop, kill_and_wait, records::Record};
-use crate::{
-    engine::{
-        admission::{Admitted, Refusal, missing_for_update, preemption},
-        allocation::{Candidate, Preempt, Presence, Retry, Trigger, resize::has_shrunk},
-        lifecycle::{Lifecycle, StatusOverride, StopCause},
-        ports::Event,
-        standings::Line,
-        worker::Cause,
-    },
-    pod::{Operation, Pod, PodChange, PodUid, api, qos::Qos},
-    status::{baseline::is_unaware, conditions::gates_moved},
+use crate::engine::{
+    admission::{Admitted, Refusal, missing_for_update, preemption},
+    allocation::{Candidate, Preempt, Presence, Retry, Trigger, resize::has_shrunk},
+    lifecycle::{Lifecycle, StatusOverride, StopCause},
+    standings::Line,
+    worker::Cause,
 };
+use berth_ports::Event;
+use berth_status::{baseline::is_unaware, conditions::gates_moved};
+use berth_types::{Operation, Pod, PodChange, PodUid, api, qos::Qos};
 
 /// How long a label update may lag behind the pod that needs it.
 const FRESH: Duration = Duration::from_secs(1);

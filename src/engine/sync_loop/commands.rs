@@ -8,16 +8,14 @@ use super::{
     SyncLoop,
     records::{Record, State, send},
 };
-use crate::{
-    engine::{
-        grace::kill_wait,
-        lifecycle::{Lifecycle, StatusOverride, StopCause, StopOrder},
-        ports::{Stage, StageView},
-        standings::Standing,
-        worker::Cause,
-    },
-    pod::{Pod, PodRef, PodUid},
+use crate::engine::{
+    grace::kill_wait,
+    lifecycle::{Lifecycle, StatusOverride, StopCause, StopOrder},
+    standings::Standing,
+    worker::Cause,
 };
+use berth_ports::{Stage, StageView};
+use berth_types::{Pod, PodRef, PodUid};
 
 /// What others ask of the sync loop.
 #[derive(Debug)]

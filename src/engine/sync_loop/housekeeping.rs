@@ -14,16 +14,14 @@ use super::{
     Command, Found, SyncLoop,
     records::{Record, State, send},
 };
-use crate::{
-    engine::{
-        allocation::Trigger,
-        lifecycle::{Lifecycle, Wish},
-        ports::MirrorFate,
-        standings::Line,
-        worker::Cause,
-    },
-    pod::{Pod, PodFullName, PodRef, PodUid, observed::ObservedPod},
+use crate::engine::{
+    allocation::Trigger,
+    lifecycle::{Lifecycle, Wish},
+    standings::Line,
+    worker::Cause,
 };
+use berth_ports::MirrorFate;
+use berth_types::{Pod, PodFullName, PodRef, PodUid, observed::ObservedPod};
 
 /// How often leftovers on disk are looked for although nothing was removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
@@ -205,13 +203,13 @@ impl SyncLoop {
         }
         metrics.mirror_pods.set(count(self.pods.mirrors().count()));
         metrics.ephemeral_containers.set(count(self.pods.pods().map(|p| p.ephemeral_containers().len()).sum()));
-        let mut working = crate::metrics::WorkingPods::new();
+        let mut working = berth_metrics::WorkingPods::new();
         for (uid, record) in &self.records {
             let (config, is_static) = match &record.pod {
                 None => ("runtime_only", "unknown"),
                 Some(pod) => {
                     let config = if self.pods.contains(uid) { "desired" } else { "orphan" };
-                    (config, crate::metrics::static_label(pod.is_static()))
+                    (config, berth_metrics::static_label(pod.is_static()))
                 }
             };
             *working.entry((record.life.label(), config, is_static)).or_default() += 1;

@@ -44,7 +44,7 @@ use super::{
     wall_clock::WallClock,
     worker::{Report, WorkerContext},
 };
-use crate::pod::{Pod, PodChange, PodUid};
+use berth_types::{Pod, PodChange, PodUid};
 
 /// How others reach the sync loop.
 #[derive(Clone, Debug)]

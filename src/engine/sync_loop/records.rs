@@ -7,14 +7,12 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::SyncLoop;
-use crate::{
-    engine::{
-        lifecycle::{self, Lifecycle, StopCause, StopOrder, Wish},
-        standings::{Line, Standing},
-        worker::{self, Cause, Desired, Report, WorkerHandle},
-    },
-    pod::{Pod, PodFullName, PodRef, PodUid},
+use crate::engine::{
+    lifecycle::{self, Lifecycle, StopCause, StopOrder, Wish},
+    standings::{Line, Standing},
+    worker::{self, Cause, Desired, Report, WorkerHandle},
 };
+use berth_types::{Pod, PodFullName, PodRef, PodUid};
 
 pub(super) enum State {
     /// Stands in line, since when and behind what.
@@ -231,7 +229,7 @@ impl SyncLoop {
     fn restart(&mut self, uid: &PodUid) {
         self.purge(uid);
         if let Some(pod) = self.pods.pod(uid).cloned() {
-            let label = crate::metrics::static_label(pod.is_static());
+            let label = berth_metrics::static_label(pod.is_static());
             self.context.metrics.restarted_pods.with_label_values(&[label]).inc();
             self.context.status.forget(uid);
             self.hand_over(&pod, Cause::Create);

@@ -7,17 +7,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::Report;
-use crate::{
-    engine::{
-        allocation::Allocations,
-        ports::{
-            Clock, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, PodRuntime, ProbeManager,
-            ResourceManager, RuntimeState, VolumeManager,
-        },
-    },
-    metrics::EngineMetrics,
-    status::StatusManager,
+use crate::engine::allocation::Allocations;
+use berth_metrics::EngineMetrics;
+use berth_ports::{
+    Clock, EventSink, MirrorPods, NodeFacts, ObjectSource, PodObserver, PodRuntime, ProbeManager, ResourceManager,
+    RuntimeState, VolumeManager,
 };
+use berth_status::StatusManager;
 
 /// Settings of the engine.
 #[derive(Clone, Debug)]

@@ -11,11 +11,10 @@ use super::{
     WorkerContext,
     sync::{Memory, Outcome, Turn},
 };
-use crate::{
-    engine::{deadline, lifecycle::Done, ports::Event},
-    pod::{Pod, api, observed::ObservedPod},
-    status::{self, Build, Phase},
-};
+use crate::engine::{deadline, lifecycle::Done};
+use berth_ports::Event;
+use berth_status::{Build, Phase};
+use berth_types::{Pod, api, observed::ObservedPod};
 
 /// The node takes no more volumes.
 const OVER_LIMIT: &str = "VolumeAttachmentLimitExceeded";
@@ -43,7 +42,7 @@ pub(super) async fn by_deadline<T>(
 impl Turn<'_> {
     /// Whether the pod is past its active deadline; the first time that is an event. Who has ended before stays as it
     /// ended, and who ended by that has not succeeded, whatever its containers exit with.
-    pub(super) fn past_deadline(&self, pod: &Pod) -> Option<status::Eviction> {
+    pub(super) fn past_deadline(&self, pod: &Pod) -> Option<berth_status::Eviction> {
         pod.spec().active_deadline_seconds?;
         let previous = self.context.status.before(pod);
         let told = previous.as_deref().or(pod.status.as_deref());
@@ -56,7 +55,10 @@ impl Turn<'_> {
         if is_past && !has_ended {
             self.context.events.record(Event::normal(pod.id(), deadline::REASON, deadline::MESSAGE));
         }
-        is_past.then(|| status::Eviction { reason: deadline::REASON.to_owned(), message: deadline::MESSAGE.to_owned() })
+        is_past.then(|| berth_status::Eviction {
+            reason: deadline::REASON.to_owned(),
+            message: deadline::MESSAGE.to_owned(),
+        })
     }
 
     /// Remembers to wake up at the active deadline, now that the pod's status says when it started.
@@ -82,7 +84,8 @@ impl Turn<'_> {
         warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = OVER_LIMIT, err = %text, "Pod was rejected");
         self.context.events.record(Event::warning(pod.id(), OVER_LIMIT, text));
         let message = format!("Pod was rejected: {text}");
-        self.memory.rejection = Some(status::Eviction { reason: OVER_LIMIT.to_owned(), message: message.clone() });
+        self.memory.rejection =
+            Some(berth_status::Eviction { reason: OVER_LIMIT.to_owned(), message: message.clone() });
         message
     }
 

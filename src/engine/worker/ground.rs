@@ -6,10 +6,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::{WorkerContext, sync::Turn};
-use crate::{
-    engine::ports::{Event, MountedVolumes, VolumeError},
-    pod::{Pod, observed::ObservedPod},
-};
+use berth_ports::{Event, MountedVolumes, VolumeError};
+use berth_types::{Pod, observed::ObservedPod};
 
 /// What there is before a pod's sandbox.
 pub(super) struct Ground {

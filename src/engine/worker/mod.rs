@@ -32,10 +32,10 @@ pub use context::{EngineConfig, WorkerContext};
 
 use super::{
     lifecycle::{Lifecycle, Wish},
-    ports::{Grace, PodView, Stage},
     work_queue::{self, TurnEnd},
 };
-use crate::pod::{Pod, PodRef};
+use berth_ports::{Grace, PodView, Stage};
+use berth_types::{Pod, PodRef};
 
 /// What caused the latest message of the sync loop: the `operation_type` label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,14 +4,10 @@
 use tracing::debug;
 
 use super::sync::Turn;
-use crate::{
-    engine::{
-        allocation::Progress,
-        ports::{ActionKind, PodCgroupValues, SyncOutcome},
-    },
-    pod::{Pod, observed::ObservedPod},
-    status::{self, Phase},
-};
+use crate::engine::allocation::Progress;
+use berth_ports::{ActionKind, PodCgroupValues, SyncOutcome};
+use berth_status::Phase;
+use berth_types::{Pod, observed::ObservedPod};
 
 /// More is no limit: control groups of v1 tell the largest multiple of a page.
 const UNLIMITED: i64 = i64::MAX - (1 << 20);
@@ -21,7 +17,7 @@ pub(super) struct InForce {
     /// The definition for which it was read.
     generation: i64,
     /// What was read.
-    pub values: status::PodCgroup,
+    pub values: berth_status::PodCgroup,
 }
 
 impl Turn<'_> {
@@ -59,7 +55,7 @@ impl Turn<'_> {
                 if in_progress {
                     return;
                 }
-                status::PodCgroup::granted(pod)
+                berth_status::PodCgroup::granted(pod)
             }
             Ok(values) => in_force(values),
             Err(error) => {
@@ -72,10 +68,10 @@ impl Turn<'_> {
 }
 
 /// What the values of a cgroup mean as resources.
-fn in_force(values: PodCgroupValues) -> status::PodCgroup {
+fn in_force(values: PodCgroupValues) -> berth_status::PodCgroup {
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let period = values.cpu_period.map_or(0, number);
-    status::PodCgroup {
+    berth_status::PodCgroup {
         cpu_request_milli: values.cpu_shares.map(|shares| number(shares.saturating_mul(1000).div_ceil(1024))),
         cpu_limit_milli: values
             .cpu_quota
@@ -104,7 +100,7 @@ mod tests {
         assert_eq!(read(340, 250_000, 100_000, -1), (Some(333), Some(2500), None), "333m is 340 shares");
         assert_eq!(read(2, -1, 100_000, 0x7fff_ffff_ffff_f000), (Some(2), None, None));
         assert_eq!(read(2, 1000, 0, 0), (Some(2), None, None));
-        let none = status::PodCgroup::default();
+        let none = berth_status::PodCgroup::default();
         assert_eq!(in_force(PodCgroupValues::default()), none);
     }
 }

@@ -11,14 +11,10 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::sync::{Outcome, Turn};
-use crate::{
-    engine::{
-        lifecycle::{Done, StatusOverride},
-        ports::{Event, Grace, KillPod},
-    },
-    pod::{Pod, api, observed::ObservedPod},
-    status::{Build, Phase},
-};
+use crate::engine::lifecycle::{Done, StatusOverride};
+use berth_ports::{Event, Grace, KillPod};
+use berth_status::{Build, Phase};
+use berth_types::{Pod, api, observed::ObservedPod};
 
 /// How long containers wait at most until others hear that their pod is unready.
 const HEARD: Duration = Duration::from_secs(1);

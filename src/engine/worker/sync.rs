@@ -9,21 +9,19 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error};
 
 use super::{WorkerContext, ends::by_deadline, ground::Ground, resize::InForce};
-use crate::{
-    engine::{
-        lifecycle::Done,
-        ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod},
-        work_queue::{self, TurnEnd},
-    },
-    pod::{
-        ContainerId, Pod, PodRef, api,
-        observed::{Generation, ObservedPod},
-        spec::ANNOTATION_SEEN,
-    },
-    status::{
-        self, Build,
-        lookup::{State, state},
-    },
+use crate::engine::{
+    lifecycle::Done,
+    work_queue::{self, TurnEnd},
+};
+use berth_ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod};
+use berth_status::{
+    Build,
+    lookup::{State, state},
+};
+use berth_types::{
+    ContainerId, Pod, PodRef, api,
+    observed::{Generation, ObservedPod},
+    spec::ANNOTATION_SEEN,
 };
 
 /// What a worker remembers from turn to turn.
@@ -37,7 +35,7 @@ pub(super) struct Memory {
     /// A look counts only from this generation on.
     pub wanted: Generation,
     /// Why containers did not start, by name; becomes `state.waiting`.
-    pub failures: BTreeMap<String, status::StartFailure>,
+    pub failures: BTreeMap<String, berth_status::StartFailure>,
     /// The pod's cgroup, once it is known to exist.
     pub cgroup: Option<String>,
     /// Whether it could not be made when that was tried last.
@@ -59,7 +57,7 @@ pub(super) struct Memory {
     /// When the active deadline passes.
     pub deadline: Option<Timestamp>,
     /// The node cannot have it after all.
-    pub rejection: Option<status::Eviction>,
+    pub rejection: Option<berth_status::Eviction>,
     /// What holds the pod as a whole, as far as it was read.
     pub in_force: Option<InForce>,
 }
@@ -147,10 +145,10 @@ struct Look {
 struct Parts<'a> {
     pod: &'a Pod,
     observed: &'a ObservedPod,
-    failures: &'a BTreeMap<String, status::StartFailure>,
+    failures: &'a BTreeMap<String, berth_status::StartFailure>,
     kind: Build,
-    eviction: Option<status::Eviction>,
-    cgroup: Option<status::PodCgroup>,
+    eviction: Option<berth_status::Eviction>,
+    cgroup: Option<berth_status::PodCgroup>,
     sandbox_ready: bool,
 }
 
@@ -169,9 +167,9 @@ fn build_status(context: &WorkerContext, parts: &Parts<'_>) -> api::PodStatus {
     let passed = |result: Option<ProbeResult>| result.map(|r| r == ProbeResult::Success);
     let probes = |container: &ContainerId| {
         let results = context.probes.results(container);
-        status::ProbeOutcome { startup: passed(results.startup), readiness: passed(results.readiness) }
+        berth_status::ProbeOutcome { startup: passed(results.startup), readiness: passed(results.readiness) }
     };
-    status::build(&status::StatusInput {
+    berth_status::build(&berth_status::StatusInput {
         pod: parts.pod,
         observed: parts.observed,
         previous: previous.as_deref(),
@@ -183,7 +181,7 @@ fn build_status(context: &WorkerContext, parts: &Parts<'_>) -> api::PodStatus {
         cgroup: parts.cgroup,
         recursive_read_only,
         sandbox_ready: parts.sandbox_ready,
-        node: status::NodeFacts {
+        node: berth_status::NodeFacts {
             runtime_name: &runtime_name,
             host_ips: &node.host_ips,
             prefer_v6: context.config.prefer_ipv6,
@@ -233,9 +231,9 @@ impl Turn<'_> {
         self.note_resize_progress(&pod, &observed).await;
         let built = self.build(&pod, &observed, Build::Ongoing);
         let now = self.context.clock.now();
-        let terminal = status::Phase::of(&built).is_some_and(status::Phase::is_terminal);
+        let terminal = berth_status::Phase::of(&built).is_some_and(berth_status::Phase::is_terminal);
         self.note_running(&pod, &built);
-        let restart_all = status::restart_all::in_progress(&built);
+        let restart_all = berth_status::restart_all::in_progress(&built);
         let built = Arc::new(built);
         self.context.status.set(&pod, (*built).clone(), now);
         self.trigger_probes(&pod, &built);
@@ -379,7 +377,9 @@ impl Turn<'_> {
             match &action.failure {
                 Some(failure) => {
                     let (reason, message) = (failure.reason.clone(), failure.message.clone());
-                    self.memory.failures.insert(action.target.to_string(), status::StartFailure { reason, message })
+                    self.memory
+                        .failures
+                        .insert(action.target.to_string(), berth_status::StartFailure { reason, message })
                 }
                 None => self.memory.failures.remove(&*action.target),
             };

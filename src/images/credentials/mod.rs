@@ -26,12 +26,10 @@ pub use plugins::PluginFlags;
 use plugins::Plugins;
 
 use super::record::{AccountRecord, Proof, SecretRecord};
-use crate::{
-    engine::ports::{ObjectSource, PullSecret},
-    metrics::Registry,
-    pod::Pod,
-    proto::cri,
-};
+use berth_metrics::Registry;
+use berth_ports::{ObjectSource, PullSecret};
+use berth_proto::cri;
+use berth_types::Pod;
 
 /// Where a login came from.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -10,7 +10,7 @@ use super::{
     docker::{DockerConfig, Login},
     plugin_caller::Caller,
 };
-use crate::config::GoDuration;
+use berth_config::GoDuration;
 
 #[derive(Serialize)]
 struct Request<'a> {

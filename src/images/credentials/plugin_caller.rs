@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 
 use super::{hash::hex, plugin_config::TokenAttributes};
-use crate::{
-    engine::ports::{ObjectError, ObjectSource, TokenAsk},
-    images::record::AccountRecord,
-    pod::Pod,
-};
+use crate::images::record::AccountRecord;
+use berth_ports::{ObjectError, ObjectSource, TokenAsk};
+use berth_types::Pod;
 
 /// How long a token for a plugin is to live, seconds: the API server's own default.
 const LIFETIME: i64 = 3600;

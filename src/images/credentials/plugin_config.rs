@@ -5,14 +5,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{
-    config::{
-        GoDuration, document,
-        text::quote,
-        typed::{self, Names},
-    },
-    pod::names::qualified_name,
+use berth_config::{
+    GoDuration, document,
+    text::quote,
+    typed::{self, Names},
 };
+use berth_types::names::qualified_name;
 
 /// Why the configuration cannot be used; ends the process at start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -30,12 +30,10 @@ use super::{
     plugin_caller::Caller,
     plugin_config::{PluginConfigError, Provider, load},
 };
-use crate::{
-    config::text::quote,
-    engine::ports::ObjectSource,
-    metrics::{CredentialPlugins, Registry},
-    pod::Pod,
-};
+use berth_config::text::quote;
+use berth_metrics::{CredentialPlugins, Registry};
+use berth_ports::ObjectSource;
+use berth_types::Pod;
 
 /// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`.
 #[derive(Clone, Debug, Default)]

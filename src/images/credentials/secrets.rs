@@ -4,7 +4,7 @@ use super::{
     Source,
     docker::{DockerConfigError, Keyring, parse_config_json, parse_dockercfg},
 };
-use crate::engine::ports::PullSecret;
+use berth_ports::PullSecret;
 
 /// The logins of a pod's secrets. A secret of another type, or without data, says nothing.
 ///

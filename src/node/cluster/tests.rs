@@ -3,11 +3,9 @@
 use serde_json::json;
 
 use super::{ClusterConfig, Stops, start};
-use crate::{
-    engine::ports::{Pulse, RuntimeState},
-    kube::api::ApiError,
-    node::testing::{World, config, line},
-};
+use crate::node::testing::{World, config, line};
+use berth_api::api::ApiError;
+use berth_ports::{Pulse, RuntimeState};
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};

@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::{kube::testing::refused, node::testing::World};
+use crate::node::testing::World;
+use berth_api::testing::refused;
 
 fn start(world: &World) -> watch::Receiver<Option<String>> {
     let deps = world.deps();

@@ -4,10 +4,8 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::*;
-use crate::{
-    kube::testing::refused,
-    node::testing::{World, config},
-};
+use crate::node::testing::{World, config};
+use berth_api::testing::refused;
 
 fn keeper(world: &World) -> LeaseKeeper {
     let deps = world.deps();
@@ -50,7 +48,7 @@ async fn a_lease_is_made_and_renewed_every_quarter() {
     let renewed = lease["spec"]["renewTime"].as_str().expect("a text");
     assert!(renewed.starts_with("2026-01-01T00:00:10.") && renewed.len() == 27, "{renewed}");
     for call in world.api.calls() {
-        assert_eq!(call.line, crate::kube::api::Line::Heartbeat);
+        assert_eq!(call.line, berth_api::api::Line::Heartbeat);
         assert_eq!(call.query, [("timeout", "10s".to_owned())]);
     }
 }

@@ -3,10 +3,8 @@
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::{
-    kube::{api::Line, testing::refused},
-    node::testing::{World, config, line},
-};
+use crate::node::testing::{World, config, line};
+use berth_api::{api::Line, testing::refused};
 
 #[tokio::test(start_paused = true)]
 async fn a_node_is_made_whole() {

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use super::{StatusSettings, Work};
-use crate::pod::api;
+use berth_types::api;
 
 /// Tells an external cloud which addresses the operator gave.
 const PROVIDED: &str = "alpha.kubernetes.io/provided-node-ip";

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Work;
-use crate::pod::{
+use berth_types::{
     api,
     resources::{CPU, EPHEMERAL_STORAGE, MEMORY, PODS},
 };

@@ -1,7 +1,8 @@
 //! What the node is: labels, versions, endpoint, handlers. Pure. Spec 05 §4.3 rows 3, 4, 6-8.
 
 use super::Work;
-use crate::{node::architecture, pod::api};
+use crate::node::architecture;
+use berth_types::api;
 
 /// Labels that every look makes true again.
 pub(super) fn labels(work: &mut Work<'_>) {

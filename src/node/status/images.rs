@@ -1,7 +1,7 @@
 //! Images the node tells of, for the scheduler. Pure. Spec 05 §4.3 row 5.
 
 use super::Work;
-use crate::pod::api;
+use berth_types::api;
 
 /// Most names told of one image.
 const NAMES: usize = 5;

@@ -21,10 +21,8 @@ use jiff::Timestamp;
 pub use images::NodeImage;
 
 use super::{Machine, NodeConfig, reserved::Reserved};
-use crate::{
-    engine::ports::{Event, NodeFacts, RuntimeState},
-    pod::{api, resources::Amounts},
-};
+use berth_ports::{Event, NodeFacts, RuntimeState};
+use berth_types::{api, resources::Amounts};
 
 /// What never changes while the agent runs.
 #[derive(Clone, Debug, Default)]

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::Work;
-use crate::{
-    engine::ports::Event,
-    node::facts::{allocatable, capacity},
-    pod::{
-        api,
-        resources::{Amounts, Quantities, amounts, is_extended, zero},
-    },
+use crate::node::facts::{allocatable, capacity};
+use berth_ports::Event;
+use berth_types::{
+    api,
+    resources::{Amounts, Quantities, amounts, is_extended, zero},
 };
 
 pub(super) fn set(work: &mut Work<'_>) {
@@ -34,7 +32,7 @@ pub(super) fn set(work: &mut Work<'_>) {
 /// What did not change keeps the text it had, so that it is not sent again for its spelling.
 fn written(amounts: Amounts, before: &Quantities) -> Quantities {
     let same = |name: &String, amount| {
-        before.get(name).filter(|quantity| crate::pod::quantity::Amount::try_from(*quantity).ok() == Some(amount))
+        before.get(name).filter(|quantity| berth_types::quantity::Amount::try_from(*quantity).ok() == Some(amount))
     };
     let quantities = amounts.into_iter().map(|(name, amount)| {
         let quantity = same(&name, amount).cloned().unwrap_or_else(|| amount.into());

@@ -1,11 +1,9 @@
 //! What a whole status looks like, and what it tells when something moves.
 
 use super::*;
-use crate::{
-    engine::ports::HandlerFeatures,
-    node::CpuSet,
-    pod::quantity::{Amount, Format},
-};
+use crate::node::CpuSet;
+use berth_ports::HandlerFeatures;
+use berth_types::quantity::{Amount, Format};
 
 pub(in crate::node) fn known() -> Known {
     Known {

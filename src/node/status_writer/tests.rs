@@ -4,11 +4,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::*;
-use crate::{
-    engine::ports::RuntimeState,
-    kube::testing::refused,
-    node::testing::{World, config, lock, network_of},
-};
+use crate::node::testing::{World, config, lock, network_of};
+use berth_api::testing::refused;
+use berth_ports::RuntimeState;
 
 const PATCH: &str = "PATCH nodes/status";
 
@@ -48,10 +46,7 @@ async fn a_change_is_told_at_once_and_nothing_else() {
     let calls = world.calls(PATCH);
     assert_eq!(calls.len(), before + 1);
     let last = calls.last().expect("one");
-    assert_eq!(
-        (last.line, last.query.clone()),
-        (crate::kube::api::Line::Heartbeat, vec![("timeout", "10s".to_owned())])
-    );
+    assert_eq!((last.line, last.query.clone()), (berth_api::api::Line::Heartbeat, vec![("timeout", "10s".to_owned())]));
     let patch = patch_of(last);
     assert_eq!(patch["metadata"], json!({"uid": world.get("nodes")["metadata"]["uid"]}));
     assert_eq!(patch["status"]["$setElementOrder/conditions"].as_array().map(Vec::len), Some(4));

@@ -16,15 +16,13 @@ use tokio_rustls::TlsAcceptor;
 use tonic::Status;
 
 use super::*;
-use crate::{
-    cri::{CriConfig, connect},
-    metrics::Registry,
-    probes::{kind::Kind, outcome::ErrorState, plain, testing::pod},
-    proto::health::{
-        HealthCheckRequest, HealthCheckResponse,
-        health_check_response::ServingStatus,
-        health_server::{Health, HealthServer},
-    },
+use crate::probes::{kind::Kind, outcome::ErrorState, plain, testing::pod};
+use berth_cri::{CriConfig, connect};
+use berth_metrics::Registry;
+use berth_proto::health::{
+    HealthCheckRequest, HealthCheckResponse,
+    health_check_response::ServingStatus,
+    health_server::{Health, HealthServer},
 };
 
 fn nowhere() -> CriConfig {

@@ -17,13 +17,11 @@ use tokio::{
 };
 
 use super::*;
-use crate::{
-    cri::CriConfig,
-    engine::ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock},
-    metrics::{Registry, exposition::Format},
-    pod::{ContainerId, api},
-    probes::{Manager, marks::OFF_THE_SECOND, open, testing::status},
-};
+use crate::probes::{Manager, marks::OFF_THE_SECOND, open, testing::status};
+use berth_cri::CriConfig;
+use berth_metrics::{Registry, exposition::Format};
+use berth_ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock};
+use berth_types::{ContainerId, api};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -542,7 +540,7 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
         request_timeout: Duration::from_secs(1),
         list_streaming: false,
     };
-    let runtime = crate::cri::connect(&config, &registry).expect("lazily").runtime;
+    let runtime = berth_cri::connect(&config, &registry).expect("lazily").runtime;
     let deps = Deps {
         asker: Arc::new(crate::probes::Handlers::new(runtime).expect("TLS")),
         pods: fake(),
@@ -615,7 +613,6 @@ async fn ac_05_7_the_others_wait_for_startup_and_readiness_follows_at_once() {
     assert_eq!(kinds(&world), ["Startup", "Startup", "Readiness"], "not only at its next moment");
 }
 
-/// CP-F3
 #[tokio::test(start_paused = true)]
 async fn a_server_that_listens_soon_after_its_start_is_ready_soon_at_any_period() {
     for (kind, told) in [("readinessProbe", ["ready c-0 true", "wake"]), ("startupProbe", ["started c-0 true", "wake"])]

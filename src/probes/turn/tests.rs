@@ -195,7 +195,6 @@ fn ac_05_11_what_an_earlier_agent_started_is_not_seeded() {
     assert_eq!(sidecar.begin(Some(&older(11, true)), at(1)).seed, Some(Success));
 }
 
-/// CP-F3
 #[test]
 fn failures_of_the_first_second_do_not_count_and_are_tried_again_soon() {
     let ms = Duration::from_millis;

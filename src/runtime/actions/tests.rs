@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pod::observed::{Generation, ObservedSandbox};
+use berth_types::observed::{Generation, ObservedSandbox};
 
 /// A pod and what the runtime shows of it, built step by step.
 #[derive(Debug)]

@@ -10,13 +10,11 @@ use std::{
 use rustix::fs::OFlags;
 
 use super::{ContainerRequest, PrepareError, Preparer, blocking, text_of, within};
-use crate::{
-    engine::ports::{ObjectError, ObjectSource},
-    pod::{
-        env::{self, EnvInputs, Read, ReadFile},
-        fieldpath::{self, Whereabouts},
-    },
-    sys::sub_path,
+use berth_ports::{ObjectError, ObjectSource};
+use berth_sys::sub_path;
+use berth_types::{
+    env::{self, EnvInputs, Read, ReadFile},
+    fieldpath::{self, Whereabouts},
 };
 
 /// Largest env file that is read, in bytes.
@@ -72,7 +70,7 @@ impl Preparer {
 }
 
 /// Static pods start before the services are known, and without an API server.
-fn services(objects: &dyn ObjectSource, request: &ContainerRequest<'_>) -> Option<Vec<Arc<crate::pod::api::Service>>> {
+fn services(objects: &dyn ObjectSource, request: &ContainerRequest<'_>) -> Option<Vec<Arc<berth_types::api::Service>>> {
     let known = objects.services(request.pod.namespace());
     if request.pod.is_static() { Some(known.unwrap_or_default()) } else { known }
 }

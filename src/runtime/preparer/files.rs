@@ -13,11 +13,9 @@ use nix::libc;
 use tracing::{error, warn};
 
 use super::{PrepareError, file_name, hosts, mounts::PlannedMount};
-use crate::{
-    pod::api,
-    proto::cri,
-    sys::{atomic_file, sub_path},
-};
+use berth_proto::cri;
+use berth_sys::{atomic_file, sub_path};
+use berth_types::api;
 
 /// Termination message files that are kept of one container: those of instances that may still
 /// be asked for, and not one for every crash.

@@ -12,7 +12,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{PrepareError, within};
-use crate::pod::PodUid;
+use berth_types::PodUid;
 
 /// The pod, and the container's name.
 type Whose = (PodUid, String);

@@ -5,13 +5,11 @@
 
 use std::collections::HashMap;
 
-use crate::{
-    pod::{
-        Pod, api,
-        expand::{TooLong, Variables},
-        hash::container_hash,
-    },
-    proto::cri,
+use berth_proto::cri;
+use berth_types::{
+    Pod, api,
+    expand::{TooLong, Variables},
+    hash::container_hash,
 };
 
 /// Label with the pod's name.

@@ -4,10 +4,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{
-    pod::{Pod, api, names},
-    proto::cri,
-};
+use berth_proto::cri;
+use berth_types::{Pod, api, names};
 
 /// Largest resolv.conf that is read, in bytes.
 pub const MAX_FILE: u64 = 10 << 20;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::pod::{api, hostname::HostName};
+use berth_types::{api, hostname::HostName};
 
 /// Where containers see it.
 pub const PATH: &str = "/etc/hosts";

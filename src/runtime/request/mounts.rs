@@ -5,12 +5,10 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::{
-    pod::{
-        api,
-        expand::{SubPathError, Variables},
-    },
-    proto::cri,
+use berth_proto::cri;
+use berth_types::{
+    api,
+    expand::{SubPathError, Variables},
 };
 
 /// What a mount needs to know of a volume that is mounted.

@@ -2,10 +2,8 @@
 
 use std::{collections::HashSet, net::Ipv6Addr};
 
-use crate::{
-    pod::{Pod, api},
-    proto::cri,
-};
+use berth_proto::cri;
+use berth_types::{Pod, api};
 
 /// The mappings of all regular containers, in order. Within one container a name, or for ports
 /// without one the same address and numbers, counts once.

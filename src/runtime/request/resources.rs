@@ -3,14 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::{
-    pod::{
-        Pod, api, cpu,
-        qos::Qos,
-        quantity::Amount,
-        resources::{self, CPU, MEMORY, Overhead},
-    },
-    proto::cri,
+use berth_proto::cri;
+use berth_types::{
+    Pod, api, cpu,
+    qos::Qos,
+    quantity::Amount,
+    resources::{self, CPU, MEMORY, Overhead},
 };
 
 /// OOM score of containers that die last.

@@ -3,12 +3,10 @@
 use std::{collections::HashMap, path::Path};
 
 use super::{container::pod_labels, ports, security, security::SecurityError};
-use crate::{
-    pod::{
-        Pod,
-        hostname::{HostName, HostNameError},
-    },
-    proto::cri,
+use berth_proto::cri;
+use berth_types::{
+    Pod,
+    hostname::{HostName, HostNameError},
 };
 
 /// What a sandbox's configuration is put together from.

@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{
-    pod::{ContainerId, Pod, PodRef, api},
-    proto::cri,
-};
+use berth_proto::cri;
+use berth_types::{ContainerId, Pod, PodRef, api};
 
 const MASKED: [&str; 12] = [
     "/proc/asound",

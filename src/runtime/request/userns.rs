@@ -1,6 +1,7 @@
 //! Which user namespace a pod gets. Pure. Behaviour: spec 03a §5.4, 06 §5.3.
 
-use crate::{pod::Pod, proto::cri};
+use berth_proto::cri;
+use berth_types::Pod;
 
 /// A range of host ids that belongs to one pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,15 +21,13 @@ use super::{
     FileConfig,
     watch::{Noticed, Prepared},
 };
-use crate::{
-    pod::{Pod, PodSource},
-    sources::{
-        MANIFEST_LIMIT,
-        decode::{self, DecodeError, Manifest},
-        normalise::{self, Origin},
-        references::ReferenceRule,
-    },
+use crate::sources::{
+    MANIFEST_LIMIT,
+    decode::{self, DecodeError, Manifest},
+    normalise::{self, Origin},
+    references::ReferenceRule,
 };
+use berth_types::{Pod, PodSource};
 
 /// A manifest that was read, with the digest of its bytes.
 #[derive(Clone, Debug)]

@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{mux::Door, references::ReferenceRule};
-use crate::{metrics::SourceMetrics, pod::Pod};
+use berth_metrics::SourceMetrics;
+use berth_types::Pod;
 use look::{Files, Look, LookError, Looked, Rejection};
 use watch::{Noticed, Watch};
 

@@ -21,11 +21,9 @@ use rustls::{
 };
 
 use super::redirect;
-use crate::{
-    config::text::without_password,
-    sources::MANIFEST_LIMIT,
-    sys::tls::{self, ServerVerifier},
-};
+use crate::sources::MANIFEST_LIMIT;
+use berth_config::text::without_password;
+use berth_sys::tls::{self, ServerVerifier};
 
 /// Time for everything: redirects, head and body.
 const TIMEOUT: Duration = Duration::from_secs(10);

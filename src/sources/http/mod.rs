@@ -21,11 +21,9 @@ use super::{
     normalise::{self, InvalidPod, Origin},
     references::ReferenceRule,
 };
-use crate::{
-    config::text::{excerpt, without_password},
-    metrics::SourceMetrics,
-    pod::{Pod, PodSource, api, fieldpath::quoted},
-};
+use berth_config::text::{excerpt, without_password};
+use berth_metrics::SourceMetrics;
+use berth_types::{Pod, PodSource, api, fieldpath::quoted};
 use fetch::{FetchError, Fetcher};
 
 /// So many failures are told aloud before the verbosity is reduced.

@@ -8,7 +8,7 @@ use super::{
     field::{FieldErrors, Path},
     metadata,
 };
-use crate::pod::{api, names};
+use berth_types::{api, names};
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";

@@ -10,7 +10,7 @@ use super::{
     names_and_numbers::port,
     resources, security,
 };
-use crate::pod::{Pod, api, names};
+use berth_types::{Pod, api, names};
 
 /// Most rules a container may have.
 const MAX_RULES: usize = 20;

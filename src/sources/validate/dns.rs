@@ -4,7 +4,7 @@ use super::{
     field::{FieldErrors, Path},
     names_and_numbers::{ip_address, search_domain},
 };
-use crate::pod::{api, names};
+use berth_types::{api, names};
 
 /// Most name servers that a resolver asks.
 const MAX_NAMESERVERS: usize = 3;

@@ -5,7 +5,7 @@ use super::{
     field::{FieldErrors, Path},
     names_and_numbers::{config_map_key, name_prefix, no_backsteps},
 };
-use crate::pod::{api, names, quantity::Amount};
+use berth_types::{api, names, quantity::Amount};
 
 /// Fields of a pod that an environment variable may read.
 const FIELDS_OF_ENV: [&str; 9] = [

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::{config::text::excerpt, pod::fieldpath::quoted};
+use berth_config::text::excerpt;
+use berth_types::fieldpath::quoted;
 
 /// The path of a field, e.g. `spec.containers[0].image`.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -4,7 +4,7 @@ use super::{
     field::{FieldErrors, Path},
     names_and_numbers::{port, port_or_name},
 };
-use crate::pod::api;
+use berth_types::api;
 
 /// Stop signals of Linux containers.
 const LINUX_SIGNALS: [&str; 65] = [

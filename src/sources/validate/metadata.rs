@@ -9,7 +9,7 @@ use super::{
     names_and_numbers::name_prefix,
     tolerations,
 };
-use crate::pod::names;
+use berth_types::names;
 
 /// Keys and values of all annotations together, bytes.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;

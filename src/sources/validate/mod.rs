@@ -25,7 +25,7 @@ mod windows;
 
 pub use field::{FieldError, FieldErrors, Path};
 
-use crate::pod::api;
+use berth_types::api;
 
 /// Everything that is wrong with a new pod.
 pub fn new_pod(pod: &api::Pod) -> FieldErrors {

@@ -6,7 +6,7 @@ use super::{
     field::{FieldErrors, Path},
     names_and_numbers::{descending_path, has_backsteps},
 };
-use crate::pod::api;
+use berth_types::api;
 
 /// Checks the mounts of a container against the pod's volumes.
 pub fn mounts(container: &api::Container, volumes: &BTreeSet<&str>, at: &Path, errors: &mut FieldErrors) {

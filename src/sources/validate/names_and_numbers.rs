@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::field::{FieldErrors, Path};
-use crate::pod::names;
+use berth_types::names;
 
 /// The text of a port number out of range.
 const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";

@@ -9,7 +9,7 @@ use super::{
     field::{FieldErrors, Path},
     names_and_numbers::descending_path,
 };
-use crate::pod::{api, fieldpath::quoted};
+use berth_types::{api, fieldpath::quoted};
 
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";

@@ -7,7 +7,7 @@ use super::{
     names_and_numbers::{file_mode, projected_path},
     volumes::{downward_items, key_items},
 };
-use crate::pod::api;
+use berth_types::api;
 
 /// Shortest lifetime of a token, seconds.
 const MIN_TOKEN_SECONDS: i64 = 600;

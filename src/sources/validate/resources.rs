@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::field::{FieldErrors, Path};
-use crate::pod::{
+use berth_types::{
     Pod, api, names,
     quantity::Amount,
     resources::{self, Amounts, HUGEPAGES_PREFIX, Quantities},

@@ -7,7 +7,7 @@ use super::{
     names_and_numbers::id,
     windows,
 };
-use crate::pod::api;
+use berth_types::api;
 
 /// Longest name of a sysctl, bytes.
 const MAX_SYSCTL: usize = 253;

@@ -9,7 +9,7 @@ use super::{
     field::{FieldErrors, Path},
     metadata, resources, security, tolerations, volumes, windows,
 };
-use crate::pod::{api, names};
+use berth_types::{api, names};
 
 /// Checks a specification.
 pub fn check(spec: &api::PodSpec, errors: &mut FieldErrors) {

@@ -78,7 +78,6 @@ fn merge(into: &mut Value, changes: Value) {
 
 #[test]
 fn a_good_pod_passes() {
-    // T2-10, T2-11
     refused("/spec/containers/0/volumeMounts/0/mountPath", json!("/a:b"), &[]);
     refused("/spec/terminationGracePeriodSeconds", json!(-5), &[]);
     refused("", Value::Null, &[]);
@@ -433,7 +432,6 @@ fn annotations_and_fields_of_profiles_agree() {
     );
 }
 
-/// T2-24
 #[test]
 fn profiles_are_named_as_what_they_are() {
     for (field, what) in [("seccompProfile", "seccomp"), ("appArmorProfile", "AppArmor")] {
@@ -450,7 +448,6 @@ fn profiles_are_named_as_what_they_are() {
     }
 }
 
-/// T2-11
 #[test]
 fn what_the_reference_accepts_passes() {
     let rule = json!({"action": "Restart", "exitCodes": {"operator": "In", "values": []}});
@@ -461,7 +458,6 @@ fn what_the_reference_accepts_passes() {
     refused("/spec/volumes/0", json!({"name": "v", "image": {"reference": ""}}), &[]);
 }
 
-/// T2-12
 #[test]
 fn mistakes_are_told_at_the_field() {
     let wide = |changes: Value| {

@@ -1,7 +1,7 @@
 //! Tolerations of a pod, and the annotation that once held them. Pure.
 
 use super::field::{FieldErrors, Path};
-use crate::pod::{api, names};
+use berth_types::{api, names};
 
 /// The annotation that held tolerations before there was a field.
 pub const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/tolerations";

@@ -4,7 +4,7 @@ use super::{
     field::{FieldErrors, Path},
     names_and_numbers::descending_path,
 };
-use crate::pod::{api, names};
+use berth_types::{api, names};
 
 /// The text of a partition out of range.
 const PARTITION_RANGE: &str = "must be between 1 and 255, inclusive";

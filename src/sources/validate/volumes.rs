@@ -8,7 +8,7 @@ use super::{
     names_and_numbers::{file_mode, no_backsteps, projected_path},
     projected, resources, volume_sources,
 };
-use crate::pod::{api, names, volume};
+use berth_types::{api, names, volume};
 
 /// Types of a host path.
 const HOST_PATH_TYPES: [&str; 8] =

@@ -4,7 +4,7 @@ use super::{
     container,
     field::{FieldErrors, Path},
 };
-use crate::pod::{api, names};
+use berth_types::{api, names};
 
 /// Longest credential specification of a group-managed service account, bytes.
 const MAX_CREDENTIAL_SPEC: usize = 64 * 1024;

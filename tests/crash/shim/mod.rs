@@ -35,7 +35,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
 
 /// Runs the loop of a shim in that directory.
 pub fn serve(directory: &Path) -> ExitCode {
-    match berth::embedded::shim::worker::run_on_stdin(directory, &plain::Plain) {
+    match berth_shim::worker::run_on_stdin(directory, &plain::Plain) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{e}");

@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-use berth::embedded::shim::{
+use berth_shim::{
     plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, NamespacePlan, Process, Took},
     worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
 };

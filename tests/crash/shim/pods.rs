@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::embedded::shim::plan::{
+use berth_shim::plan::{
     Event, ExecPlan, Exit, FailureKind, LaunchPlan, Namespace, NamespacePlan, Processes, Scope, Target,
 };
 
@@ -116,7 +116,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
 
 /// What is on record of a container that has ended.
 fn rig_exit(rig: &Rig, id: &str) -> Exit {
-    let record = berth::embedded::shim::exit_record::ExitRecord::read(rig.folder.path(), id);
+    let record = berth_shim::exit_record::ExitRecord::read(rig.folder.path(), id);
     record.expect("readable").expect("a record").exit
 }
 

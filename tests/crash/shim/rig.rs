@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-use berth::embedded::shim::{
+use berth_runtime::shim::{
     client::{self, Events, Shim, ShimError},
-    plan::{Event, FailureKind, Hello, LaunchPlan, Scope, Started, Target},
     spawn,
 };
+use berth_shim::plan::{Event, FailureKind, Hello, LaunchPlan, Scope, Started, Target};
 use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal, kill_process},

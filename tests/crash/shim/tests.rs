@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::embedded::shim::{
-    client,
+use berth_runtime::shim::client;
+use berth_shim::{
     exit_record::ExitRecord,
     plan::{Event, FailureKind, LaunchPlan, Reply, Request, Scope, Target},
     socket,

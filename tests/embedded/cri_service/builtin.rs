@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri;
+use berth_proto::cri;
 
 use berth_testkit::{
     embedded::{

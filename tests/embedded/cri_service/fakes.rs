@@ -12,23 +12,20 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    embedded::{
-        config::EmbeddedConfig,
-        errors::{ErrorKind, RuntimeError, RuntimeResult},
-        launch::devices::Rule,
-        ports::{
-            Attached, Connected, ContainerAsk, Groups, Image, Images, Limits, Network, NetworkPod, Planned, Planner,
-            Ports, Shim, Shims,
-        },
-        runtime::{HostFacts, Runtime, now_ns},
-        shim::plan::{
-            Event, ExecPlan, Exit, Held, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope, Started,
-            Target,
-        },
-        stats::{Cpu, Depth, Memory, Reading},
+use berth_proto::cri;
+use berth_runtime::{
+    config::EmbeddedConfig,
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    launch::devices::Rule,
+    ports::{
+        Attached, Connected, ContainerAsk, Groups, Image, Images, Limits, Network, NetworkPod, Planned, Planner, Ports,
+        Shim, Shims,
     },
-    proto::cri,
+    runtime::{HostFacts, Runtime, now_ns},
+    stats::{Cpu, Depth, Memory, Reading},
+};
+use berth_shim::plan::{
+    Event, ExecPlan, Exit, Held, Hello, LaunchPlan, Namespace, NamespacePlan, Reply, Request, Scope, Started, Target,
 };
 use tokio::{
     net::TcpStream,

@@ -11,7 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{cri::RuntimeService, metrics::Registry, proto::cri};
+use berth_cri::RuntimeService;
+use berth_metrics::Registry;
+use berth_proto::cri;
 
 use berth_testkit::embedded::{
     in_process::{container, daemon, pod},
@@ -83,7 +85,7 @@ fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
 #[test]
 fn nothing_of_the_runtime_is_reached_by_other_users_of_the_host() {
     on_a_machine("nothing_of_the_runtime_is_reached_by_other_users_of_the_host", async |place| {
-        // security.md C4 (CVE-2021-41103, CVE-2024-25621): images and containers have programs of root with setuid bits
+        // CVE-2021-41103, CVE-2024-25621: images and containers have programs of root with setuid bits
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let script = "cp /bin/busybox /tmp/own; chmod 4755 /tmp/own; mkdir /tmp/d; while :; do sleep 1; done";

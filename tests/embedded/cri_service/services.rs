@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    embedded::{cri as services, lost_networks, recover::recover, runtime::Runtime},
-    proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
-};
+use berth_proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
+use berth_runtime::{cri as services, lost_networks, recover::recover, runtime::Runtime};
 use futures::StreamExt;
 use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
@@ -152,7 +150,7 @@ impl Set {
 
     async fn until_exited(&self, id: &str) -> cri::ContainerStatus {
         let (pod, whole) = self.runtime.container(id).expect("known");
-        let is_over = |c: &berth::embedded::container::Container| c.finished().is_some();
+        let is_over = |c: &berth_runtime::container::Container| c.finished().is_some();
         pod.wait_for(|sandbox| sandbox.container(&whole).is_ok_and(is_over)).await.expect("ends");
         self.status(id).await
     }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::embedded::images::{
+use berth_runtime::images::{
     ImageStore, Settings,
     apply::{self, Bounds, Form, Policy, apart},
     layers::Helpers,

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use berth::embedded::images::{
+use berth_runtime::images::{
     Credentials, ImageStore, Kind, Settings,
     layers::Helpers,
     orders::{self, Order, Told},
@@ -251,7 +251,7 @@ async fn what_is_broken_is_fetched_again() {
     if skips("what_is_broken_is_fetched_again") {
         return;
     }
-    use berth::embedded::images::store::verify::Mending;
+    use berth_runtime::images::store::verify::Mending;
     let place = tempfile::tempdir().expect("a directory");
     let registry = Registry::start(place.path(), Door::Plain);
     let layers = [layer("a", b"right"), layer("b", b"b")];

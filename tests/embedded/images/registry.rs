@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::embedded::images::{
+use berth_runtime::images::{
     digest::Digest,
     model::{Descriptor, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST},
     platform,

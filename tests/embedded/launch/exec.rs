@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use berth::embedded::shim::plan::FailureKind;
+use berth_shim::plan::FailureKind;
 
 use crate::launch::process::no_mkdir;
 use berth_testkit::bench::{

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::embedded::shim::{
+use berth_shim::{
     child::begin_poststop,
     plan::{Hook, Hooks, LaunchPlan, Moment},
 };

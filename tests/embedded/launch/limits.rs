@@ -2,7 +2,7 @@
 
 use std::{fs, io::Read, time::Instant};
 
-use berth::embedded::shim::child::{Progress, Stdio, begin_launch};
+use berth_shim::child::{Progress, Stdio, begin_launch};
 
 use berth_testkit::bench::{
     Bench, NOTHING, PATIENCE, Running, exec, is_root, process, readable, reap, said, shell, start,
@@ -38,8 +38,7 @@ fn a_program_is_born_in_its_groups() {
     }
     Bench::new().shim(|bench| {
         let plan = bench.plan(&[]);
-        let out =
-            shell(bench, |plan| plan.processes = berth::embedded::shim::plan::Processes::Host, "cat /proc/$$/cgroup");
+        let out = shell(bench, |plan| plan.processes = berth_shim::plan::Processes::Host, "cat /proc/$$/cgroup");
         for group in &plan.groups {
             let name = group.file_name().expect("a name").to_str().expect("text");
             assert_eq!(out.matches(name).count(), plan.groups.len(), "{out}");

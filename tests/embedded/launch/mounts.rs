@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use berth::embedded::shim::plan::{Access, Propagation, RootKind, Source};
+use berth_shim::plan::{Access, Propagation, RootKind, Source};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -59,7 +59,7 @@ fn volumes_are_as_writable_as_the_plan_says() {
         assert!(bench.at("missing/dir/made").exists());
         for made in ["missing", "missing/dir"] {
             let mode = fs::metadata(bench.at(made)).expect("made").permissions().mode() & 0o7777;
-            assert_eq!(mode, 0o755, "security.md C15: {made}");
+            assert_eq!(mode, 0o755, "{made}");
         }
     });
 }
@@ -159,7 +159,6 @@ fn links_of_an_image_lead_nowhere_else() {
     });
 }
 
-/// T2-02
 #[test]
 fn files_are_mounted_behind_links_of_an_image_that_lead_to_nothing_yet() {
     if !is_root() {
@@ -185,7 +184,6 @@ fn files_are_mounted_behind_links_of_an_image_that_lead_to_nothing_yet() {
     });
 }
 
-/// T2-22, S4
 #[test]
 fn kernel_file_systems_are_mounted_behind_no_link_of_an_image() {
     if !is_root() {

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use berth::embedded::shim::{
+use berth_shim::{
     child::{Around, Made, make_namespaces_with},
     plan::{Access, Failure, Namespace, NamespacePlan, Processes, Propagation},
 };

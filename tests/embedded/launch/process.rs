@@ -1,6 +1,6 @@
 //! What a program is given: arguments, user, rights, how it ends.
 
-use berth::embedded::shim::plan::{Capabilities, FailureKind, RootKind};
+use berth_shim::plan::{Capabilities, FailureKind, RootKind};
 
 use berth_testkit::bench::{Bench, is_root, run, said, shell};
 
@@ -100,7 +100,7 @@ fn rights_are_those_of_the_plan() {
             (1000, whole, 0, 0, 0, default, 0),
             (1000, ambient, net_raw, net_raw, net_raw, default, net_raw),
         ] {
-            let change = |plan: &mut berth::embedded::shim::plan::LaunchPlan| {
+            let change = |plan: &mut berth_shim::plan::LaunchPlan| {
                 (plan.process.uid, plan.process.capabilities) = (uid, given);
             };
             let text = shell(bench, change, "cat /proc/self/status");
@@ -152,7 +152,7 @@ fn a_filter_is_in_force_with_and_without_new_privileges() {
     }
     Bench::new().shim(|bench| {
         for (uid, no_new_privileges) in [(0, false), (0, true), (1000, false), (1000, true)] {
-            let change = |plan: &mut berth::embedded::shim::plan::LaunchPlan| {
+            let change = |plan: &mut berth_shim::plan::LaunchPlan| {
                 plan.process.seccomp = Some(no_mkdir());
                 plan.process.no_new_privileges = no_new_privileges;
                 plan.process.uid = uid;

@@ -7,7 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{embedded::network::Network, sys::net_namespace};
+use berth_runtime::network::Network;
+use berth_sys::net_namespace;
 
 use super::ground::*;
 
@@ -43,7 +44,7 @@ fn a_pod_has_a_network_and_leaves_nothing() {
 #[test]
 fn router_advertisements_of_pods_are_not_accepted() {
     on_a_machine("router_advertisements_of_pods_are_not_accepted", async |ground| {
-        // security.md C8 (CVE-2020-10749): also where no pod has an address of IPv6
+        // CVE-2020-10749: also where no pod has an address of IPv6
         let before = links();
         let network = ready(ground.settings()).await;
         let one = pod(1);
@@ -138,7 +139,7 @@ fn a_pod_is_as_fast_as_it_may_be() {
     });
 }
 
-fn sent(_: &Network, ground: &Ground, pod: &berth::embedded::network::SandboxNetwork) -> f64 {
+fn sent(_: &Network, ground: &Ground, pod: &berth_runtime::network::SandboxNetwork) -> f64 {
     const BYTES: usize = 200_000;
     let listener =
         net_namespace::within(ground.outside.as_fd(), || TcpListener::bind("0.0.0.0:90")).expect("listening");
@@ -185,7 +186,7 @@ fn a_port_inside_a_pod_is_reached() {
 #[test]
 fn a_bridge_that_was_removed_is_made_again() {
     on_a_machine("a_bridge_that_was_removed_is_made_again", async |ground| {
-        use berth::sys::netlink::{Protocol, Socket, route};
+        use berth_sys::netlink::{Protocol, Socket, route};
         let network = ground.builtin("10.9.0.0/24").await;
         let keeper = network.clone();
         let _keeping = tokio::spawn(async move { keeper.keep(Default::default()).await });

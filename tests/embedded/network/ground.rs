@@ -11,14 +11,12 @@ use std::{
     time::Duration,
 };
 
-use berth::{
-    embedded::network::{Network, PortMapping, Protocol, SandboxNetwork, Settings},
-    sys::{
-        net_namespace,
-        netlink::{
-            Protocol as Netlink, Socket,
-            route::{self, Pair},
-        },
+use berth_runtime::network::{Network, PortMapping, Protocol, SandboxNetwork, Settings};
+use berth_sys::{
+    net_namespace,
+    netlink::{
+        Protocol as Netlink, Socket,
+        route::{self, Pair},
     },
 };
 use nix::{

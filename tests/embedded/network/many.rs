@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use berth::embedded::network::Protocol;
+use berth_runtime::network::Protocol;
 
 use super::ground::*;
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::embedded::network::{Mode, Network, Protocol, Settings};
+use berth_runtime::network::{Mode, Network, Protocol, Settings};
 use serde_json::{Value, json};
 
 use super::ground::*;
@@ -178,7 +178,7 @@ fn readiness_follows_the_configuration() {
     on_a_machine("readiness_follows_the_configuration", async |ground| {
         let mut plugins = Plugins::new(&ground);
         let directory = plugins.settings.cni_directory.display().to_string();
-        plugins.settings.wanted = berth::embedded::network::Wanted::Cni;
+        plugins.settings.wanted = berth_runtime::network::Wanted::Cni;
         let network = plugins.open().await;
         let keeper = network.clone();
         let _keeping = tokio::spawn(async move { keeper.keep(Default::default()).await });

@@ -9,15 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{
-    embedded::network::Protocol,
-    sys::{
-        net_namespace,
-        netlink::{
-            self, Socket,
-            connections::{self, End},
-            filter,
-        },
+use berth_runtime::network::Protocol;
+use berth_sys::{
+    net_namespace,
+    netlink::{
+        self, Socket,
+        connections::{self, End},
+        filter,
     },
 };
 

@@ -1,6 +1,6 @@
 //! The daemon ends anywhere and starts again.
 
-use berth::embedded::network::{Network, Protocol};
+use berth_runtime::network::{Network, Protocol};
 
 use super::ground::*;
 

@@ -7,15 +7,11 @@ use std::{
     path::Path,
 };
 
-use berth::{
-    embedded::{
-        launch::{self, Found, Host, ImageConfig, Inputs, Place, Refusal, Sandbox, find::find, host},
-        shim::{
-            child::{Around, make_namespaces},
-            plan::{LaunchPlan, Process},
-        },
-    },
-    proto::cri,
+use berth_proto::cri;
+use berth_runtime::launch::{self, Found, Host, ImageConfig, Inputs, Place, Refusal, Sandbox, find::find, host};
+use berth_shim::{
+    child::{Around, make_namespaces},
+    plan::{LaunchPlan, Process},
 };
 
 use berth_testkit::bench::{self, Bench, MAP, NOTHING, Running, exec, is_root, said, start};

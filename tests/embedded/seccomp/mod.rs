@@ -3,7 +3,7 @@
 
 use std::{env, io, os::unix::process::CommandExt, process::Command, thread};
 
-use berth::embedded::seccomp::{Conditions, DEFAULT_PROFILE, Filter, Machine, Profile, compile};
+use berth_runtime::seccomp::{Conditions, DEFAULT_PROFILE, Filter, Machine, Profile, compile};
 use nix::libc;
 
 /// Tells the test's own program that it is the child.

@@ -2,21 +2,21 @@
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 
-use berth::config::{self, FeatureGates, GoDuration, HostFacts, KubeletConfiguration, Personality, flags};
+use berth_config::{FeatureGates, GoDuration, HostFacts, KubeletConfiguration, Personality, flags};
 
 use super::text;
 
 /// The main file of the agent's configuration.
 pub fn kubelet_config(data: &[u8]) {
     let gates = FeatureGates::new();
-    let Ok((config, _)) = config::decode::main_file(&text(data), "/etc/k", &gates) else { return };
+    let Ok((config, _)) = berth_config::decode::main_file(&text(data), "/etc/k", &gates) else { return };
     judge(&config);
-    let mut written = config::configz::to_json(&config);
+    let mut written = berth_config::configz::to_json(&config);
     let fields = written.as_object_mut().expect("an object");
-    fields.insert("kind".to_owned(), config::fields::KIND.into());
-    fields.insert("apiVersion".to_owned(), config::fields::API_VERSION.into());
+    fields.insert("kind".to_owned(), berth_config::fields::KIND.into());
+    fields.insert("apiVersion".to_owned(), berth_config::fields::API_VERSION.into());
     let (again, notices) =
-        config::decode::main_file(&written.to_string(), "/etc/k", &gates).expect("what we write, we read");
+        berth_config::decode::main_file(&written.to_string(), "/etc/k", &gates).expect("what we write, we read");
     assert!(notices.is_empty(), "{notices:?}");
     assert_eq!(again, config, "written and read");
 }
@@ -24,20 +24,20 @@ pub fn kubelet_config(data: &[u8]) {
 fn judge(config: &KubeletConfiguration) {
     let mut gates = FeatureGates::new();
     drop(gates.set_from_map(&config.feature_gates));
-    drop(config::validate::validate(config, &gates, &HostFacts::default()));
-    drop(config::validate::log_settings(config, &gates));
-    drop(config::reservations(config, &HostFacts::default()));
-    drop(config::configz::masked(config));
+    drop(berth_config::validate::validate(config, &gates, &HostFacts::default()));
+    drop(berth_config::validate::log_settings(config, &gates));
+    drop(berth_config::reservations(config, &HostFacts::default()));
+    drop(berth_config::configz::masked(config));
 }
 
 /// Drop-ins, separated by lines of `%%`.
 pub fn kubelet_dropin(data: &[u8]) {
-    let (base, gates) = (config::defaults::defaults(), FeatureGates::new());
+    let (base, gates) = (berth_config::defaults::defaults(), FeatureGates::new());
     let all = text(data);
     let files: Vec<&str> = all.split("\n%%\n").collect();
     let merged = |files: &[&str]| {
         let texts = files.iter().map(|text| ("/d/x.conf".to_owned(), Ok((*text).to_owned())));
-        config::dropins::merge_texts(&base, "/d", texts, &gates).map(|(config, _)| config)
+        berth_config::dropins::merge_texts(&base, "/d", texts, &gates).map(|(config, _)| config)
     };
     let Ok(config) = merged(&files) else { return };
     judge(&config);
@@ -57,10 +57,10 @@ pub fn go_duration(data: &[u8]) {
 /// The words of a command line, each on a line.
 pub fn command_line(data: &[u8]) {
     let args: Vec<OsString> = data.split(|b| *b == b'\n').map(|word| OsString::from_vec(word.to_vec())).collect();
-    let mut settings = flags::Settings { config: config::defaults::defaults(), ..Default::default() };
+    let mut settings = flags::Settings { config: berth_config::defaults::defaults(), ..Default::default() };
     let parsed = flags::parse(&args, &mut settings);
     drop(flags::values(&settings));
     if parsed.is_ok() && settings.flags.config.is_empty() && settings.flags.config_dir.is_empty() {
-        drop(config::load(Personality::Kubelet, &args, &HostFacts::default()));
+        drop(berth_config::load(Personality::Kubelet, &args, &HostFacts::default()));
     }
 }

@@ -2,19 +2,17 @@
 
 use std::io;
 
-use berth::{
-    embedded::{
-        images::{apply::path, compression::Unpacked, tar::reader::Reader},
-        launch::{ImageConfig, users},
-        seccomp::{Conditions, Machine, Profile, compile},
-        shim::{
-            exit_record::ExitRecord,
-            plan,
-            wire::{self, Datagram},
-            worker::record::{Splitter, Tag},
-        },
-    },
-    proto::cri,
+use berth_proto::cri;
+use berth_runtime::{
+    images::{apply::path, compression::Unpacked, tar::reader::Reader},
+    launch::{ImageConfig, users},
+    seccomp::{Conditions, Machine, Profile, compile},
+};
+use berth_shim::{
+    exit_record::ExitRecord,
+    plan,
+    wire::{self, Datagram},
+    worker::record::{Splitter, Tag},
 };
 
 use super::first_line;

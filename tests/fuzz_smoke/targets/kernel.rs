@@ -1,14 +1,11 @@
 //! What the kernel says of this machine.
 
-use berth::{
-    config,
-    node::{
-        CpuSet,
-        oom_kills::{Hearing, Record},
-    },
-    stats::{cgroup_files as control, filesystems, host, network},
-    sys::mount_table,
+use berth::node::{
+    CpuSet,
+    oom_kills::{Hearing, Record},
 };
+use berth_stats::{cgroup_files as control, filesystems, host, network};
+use berth_sys::mount_table;
 
 use super::text;
 
@@ -51,7 +48,7 @@ pub fn kernel_log(data: &[u8]) {
 /// A set of CPUs.
 pub fn cpu_set(data: &[u8]) {
     let text = text(data);
-    drop(config::validate::cpus::parse(&text));
+    drop(berth_config::validate::cpus::parse(&text));
     let Ok(set) = CpuSet::parse(&text) else { return };
     assert_eq!(CpuSet::parse(&set.to_string()).as_ref(), Ok(&set), "written and read");
     assert!(set.is_subset(&set) && set.iter().count() == set.len());

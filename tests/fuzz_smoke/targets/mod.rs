@@ -19,7 +19,7 @@ mod sources;
 
 use std::{borrow::Cow, sync::LazyLock};
 
-use berth::pod::Pod;
+use berth_types::Pod;
 
 pub use config::{command_line, go_duration, kubelet_config, kubelet_dropin};
 pub use embedded::{filter_profile, image_users, layer_entries, shim_exit_record, shim_message, shim_output};

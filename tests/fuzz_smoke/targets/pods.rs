@@ -2,17 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use berth::{
-    pod::{
-        api, env, env_file, expand,
-        fieldpath::{self, Whereabouts},
-        hash::fnv1a_32,
-        hostname::HostName,
-        quantity::{Amount, Format},
-        resource_state,
-    },
-    resources::cpu_state,
-    runtime::request::hosts,
+use berth::{resources::cpu_state, runtime::request::hosts};
+use berth_types::{
+    api, env, env_file, expand,
+    fieldpath::{self, Whereabouts},
+    hash::fnv1a_32,
+    hostname::HostName,
+    quantity::{Amount, Format},
+    resource_state,
 };
 
 use super::{POD, first_line, text};

@@ -1,12 +1,12 @@
 //! What runtimes say, and what is told them of names.
 
 use berth::{
-    cri::socket_path,
     pleg::{containerd_events, convert},
-    pod::Pod,
-    proto::{containerd_events::Envelope, cri},
     runtime::request::dns,
 };
+use berth_cri::socket_path;
+use berth_proto::{containerd_events::Envelope, cri};
+use berth_types::Pod;
 use prost::Message;
 
 use super::{POD, text};

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io};
 
-use berth::server::{
+use berth_server::{
     routes::log_query::NodeLogQuery,
     streaming::{
         spdy::{

@@ -1,13 +1,6 @@
 //! Manifests of pods.
 
 use berth::{
-    pod::{
-        Pod, PodSource, api, env,
-        hostname::HostName,
-        qos::Qos,
-        resource_state,
-        resources::{self, Overhead},
-    },
     runtime::request::{container, ports},
     sources::{
         decode::{self, Manifest},
@@ -15,6 +8,13 @@ use berth::{
         normalise::{self, Origin},
         references::ReferenceRule,
     },
+};
+use berth_types::{
+    Pod, PodSource, api, env,
+    hostname::HostName,
+    qos::Qos,
+    resource_state,
+    resources::{self, Overhead},
 };
 
 use super::{runtimes::bounded_dns, text};

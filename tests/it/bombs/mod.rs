@@ -3,15 +3,13 @@
 
 use std::time::Duration;
 
-use berth::{
-    config::{self, FeatureGates},
-    pod::PodSource,
-    sources::{
-        decode::{self, Manifest},
-        normalise::{self, Origin},
-        references::ReferenceRule,
-    },
+use berth::sources::{
+    decode::{self, Manifest},
+    normalise::{self, Origin},
+    references::ReferenceRule,
 };
+use berth_config::FeatureGates;
+use berth_types::PodSource;
 use nix::time::{ClockId, clock_gettime};
 
 /// The largest manifest that is read at all.
@@ -192,7 +190,7 @@ fn manifest(text: &str) -> Result<(), String> {
 
 /// What it has to say of a document that is good counts as well.
 fn configuration(text: &str) -> Result<(), String> {
-    let (_, notices) = config::decode::main_file(text, "/etc", &FeatureGates::new())?;
+    let (_, notices) = berth_config::decode::main_file(text, "/etc", &FeatureGates::new())?;
     Err(format!("read; {notices:?}"))
 }
 

@@ -2,12 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    engine::ports::{Event, EventSink, SystemClock},
-    kube::{EventDeps, EventRecorder, event_recorder},
-    metrics::{ApiWriteMetrics, Registry},
-    pod::PodRef,
-};
+use berth_api::{EventDeps, EventRecorder, event_recorder};
+use berth_metrics::{ApiWriteMetrics, Registry};
+use berth_ports::{Event, EventSink, SystemClock};
+use berth_types::PodRef;
 use serde_json::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
 

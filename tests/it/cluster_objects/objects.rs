@@ -2,13 +2,11 @@
 
 use std::{fs, sync::Arc, time::Duration};
 
-use berth::{
-    engine::ports::{Event, EventSink, NodeFacts, ObjectSource, SystemClock, VolumeManager},
-    kube::{ApiObjects, ApiStorage, ChangedPods, ObjectsConfig, ObjectsDeps, Strategy},
-    metrics::{ReflectorMetrics, Registry, VolumeMetrics},
-    pod::Pod,
-    volumes::{Credentials, Manager, VolumesConfig, VolumesDeps},
-};
+use berth_api::{ApiObjects, ApiStorage, ChangedPods, ObjectsConfig, ObjectsDeps, Strategy};
+use berth_metrics::{ReflectorMetrics, Registry, VolumeMetrics};
+use berth_ports::{Event, EventSink, NodeFacts, ObjectSource, SystemClock, VolumeManager};
+use berth_types::Pod;
+use berth_volumes::{Credentials, Manager, VolumesConfig, VolumesDeps};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,

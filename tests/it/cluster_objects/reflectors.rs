@@ -9,11 +9,9 @@ use std::{
     time::Duration,
 };
 
-use berth::{
-    kube::{ReflectorDeps, Selection, Store, api::Resource, reflect},
-    metrics::{ReflectorMetrics, Registry},
-    pod::api::ConfigMap,
-};
+use berth_api::{ReflectorDeps, Selection, Store, api::Resource, reflect};
+use berth_metrics::{ReflectorMetrics, Registry};
+use berth_types::api::ConfigMap;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use berth::{
-    cri::{CriError, CriResult, ExecOutput, RuntimeClient, RuntimeService},
-    proto::cri,
-};
+use berth_cri::{CriError, CriResult, ExecOutput, RuntimeClient, RuntimeService};
+use berth_proto::cri;
 use futures::future::join_all;
 use tonic::Code;
 

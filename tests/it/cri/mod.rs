@@ -7,14 +7,12 @@ mod wire;
 
 use std::{path::Path, time::Duration};
 
-use berth::{
-    cri::{
-        Connection, CriConfig, CriError, ExecOutput, ImageService, ProbeError, RuntimeCgroupDriver, RuntimeService,
-        connect, probe,
-    },
-    metrics::Registry,
-    proto::cri,
+use berth_cri::{
+    Connection, CriConfig, CriError, ExecOutput, ImageService, ProbeError, RuntimeCgroupDriver, RuntimeService,
+    connect, probe,
 };
+use berth_metrics::Registry;
+use berth_proto::cri;
 use futures::StreamExt;
 use tonic::Code;
 use wire::{Answer, Server};
@@ -54,7 +52,7 @@ fn driver(cgroup_driver: i32) -> Answer {
     Answer::ok(&cri::RuntimeConfigResponse { linux: Some(linux) })
 }
 
-async fn probed(server: Server) -> (Result<berth::cri::RuntimeInfo, ProbeError>, Registry) {
+async fn probed(server: Server) -> (Result<berth_cri::RuntimeInfo, ProbeError>, Registry) {
     let running = server.start().await;
     let (connection, registry) = client(running.socket());
     (probe(&connection, &registry, Duration::ZERO).await, registry)

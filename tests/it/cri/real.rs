@@ -3,11 +3,9 @@
 
 use std::time::Duration;
 
-use berth::{
-    cri::{ImageService, RuntimeService, probe},
-    metrics::Registry,
-    proto::cri,
-};
+use berth_cri::{ImageService, RuntimeService, probe};
+use berth_metrics::Registry;
+use berth_proto::cri;
 use futures::StreamExt;
 
 use berth_testkit::{cri_calls, image::BUSYBOX, runtimes::On};

@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::Request, response::Response, routing::any};
-use berth::proto::cri;
+use berth_proto::cri;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::StreamExt;
 use http_body_util::{BodyExt, StreamBody};

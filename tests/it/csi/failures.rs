@@ -2,10 +2,8 @@
 
 use std::{fs, sync::Arc, time::Duration};
 
-use berth::{
-    proto::csi,
-    volumes::{Class, DevicePlugin, Found, Mode, Usage},
-};
+use berth_proto::csi;
+use berth_volumes::{Class, DevicePlugin, Found, Mode, Usage};
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 use serde_json::json;
@@ -267,7 +265,7 @@ async fn records_that_were_lost_strand_nothing() {
     world.csi.rebuild(&found).expect_err("mounted, and nobody knows what");
     nix::mount::umount(&usage.target.join("mount")).expect("unmounted");
     let rebuilt = world.csi.rebuild(&found).expect("nothing is mounted");
-    let unknown = berth::volumes::Removal { spec: Arc::new(rebuilt.spec), ..removal(&usage) };
+    let unknown = berth_volumes::Removal { spec: Arc::new(rebuilt.spec), ..removal(&usage) };
     world.csi.unpublish(&unknown).await.expect("finished");
     assert!(!usage.target.exists());
     world.csi.unstage(&staged(&usage)).await.expect("unstaged");

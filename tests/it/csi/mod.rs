@@ -14,20 +14,18 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    engine::ports::{
-        Attached, NodeDriver, NodeDrivers, ObjectError, ObjectSource, PluginHandler, PullSecret, StorageError,
-        StorageObjects, SystemClock, TokenAsk,
-    },
-    metrics::{CsiMetrics, PluginMetrics, Registry},
-    plugins::{Handlers, Watcher, WatcherDeps},
-    pod::{Pod, PodUid, api},
-    volumes::{
-        DevicePlugin, PodLayout, Removal, Usage, VolumeSpec,
-        csi::{Csi, CsiDeps, Drivers, DriversDeps},
-    },
+use berth::plugins::{Handlers, Watcher, WatcherDeps};
+use berth_metrics::{CsiMetrics, PluginMetrics, Registry};
+use berth_ports::{
+    Attached, NodeDriver, NodeDrivers, ObjectError, ObjectSource, PluginHandler, PullSecret, StorageError,
+    StorageObjects, SystemClock, TokenAsk,
 };
 use berth_testkit::csi::{CsiDriver, Nature, Plugin};
+use berth_types::{Pod, PodUid, api};
+use berth_volumes::{
+    DevicePlugin, PodLayout, Removal, Usage, VolumeSpec,
+    csi::{Csi, CsiDeps, DriverRegistration, Drivers, DriversDeps},
+};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -236,7 +234,7 @@ impl World {
 
     /// Watches for plugins from now on.
     pub fn watch(&self) {
-        let handler: Arc<dyn PluginHandler> = Arc::new(self.drivers.clone());
+        let handler: Arc<dyn PluginHandler> = Arc::new(DriverRegistration(self.drivers.clone()));
         let handlers: Handlers = Arc::new(BTreeMap::from([("CSIPlugin", handler)]));
         let watcher = Watcher::new(WatcherDeps {
             directory: self.plugins(),
@@ -298,7 +296,7 @@ impl World {
         let layout = PodLayout::new(&self.root, pod.uid()).expect("a good UID");
         let target = layout.pod().join("volumes/kubernetes.io~csi").join(&spec.name);
         Usage {
-            unique: berth::volumes::UniqueName::shared("kubernetes.io/csi", &spec.name),
+            unique: berth_volumes::UniqueName::shared("kubernetes.io/csi", &spec.name),
             mode: spec.mode(),
             pod,
             spec: Arc::new(spec),
@@ -311,7 +309,7 @@ impl World {
             is_shared_now: false,
             is_republish: false,
             was_rebuilt: false,
-            operation: berth::volumes::Operation::default(),
+            operation: berth_volumes::Operation::default(),
         }
     }
 
@@ -376,7 +374,7 @@ pub fn removal(usage: &Usage) -> Removal {
         mode: usage.mode,
         pod: Some((usage.pod.uid().clone(), usage.target.clone())),
         device: String::new(),
-        operation: berth::volumes::Operation::default(),
+        operation: berth_volumes::Operation::default(),
     }
 }
 

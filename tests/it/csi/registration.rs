@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use berth::engine::ports::NodeDriver;
+use berth_ports::NodeDriver;
 use serde_json::json;
 
 use crate::csi::{DRIVER, World, a_moment};

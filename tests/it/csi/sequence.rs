@@ -2,12 +2,10 @@
 
 use std::{fs, os::unix::fs::MetadataExt, time::Duration};
 
-use berth::{
-    engine::ports::Condition,
-    pod::PodUid,
-    proto::csi::node_service_capability::rpc::Type as Capability,
-    volumes::{Class, DevicePlugin, Expansion, Found, GroupOf, Mode, Trouble, Usage},
-};
+use berth_ports::Condition;
+use berth_proto::csi::node_service_capability::rpc::Type as Capability;
+use berth_types::PodUid;
+use berth_volumes::{Class, DevicePlugin, Expansion, Found, GroupOf, Mode, Trouble, Usage};
 use serde_json::{Value, json};
 
 use crate::csi::{DATA, DRIVER, World, mount, removal, staged, unmount};
@@ -127,7 +125,7 @@ async fn a_pods_own_volume_needs_a_driver_that_takes_it() {
     let mut spec = spec;
     spec["serviceAccountTokenInSecrets"] = json!(true);
     world.objects.driver(DRIVER, spec);
-    let again = berth::volumes::Usage { is_republish: true, ..usage.clone() };
+    let again = berth_volumes::Usage { is_republish: true, ..usage.clone() };
     world.csi.publish(&again).await.expect("published again");
     let call = &driver.of("NodePublishVolume")[1];
     assert!(call.rest["volumeContext"].get("csi.storage.k8s.io/serviceAccount.tokens").is_none());

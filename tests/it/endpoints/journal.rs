@@ -8,10 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use berth::{
-    agent::server_node_logs::MachineLogs,
-    server::{ports::NodeLogs, routes::node_logs},
-};
+use berth::wiring::server_node_logs::MachineLogs;
+use berth_server::{ports::NodeLogs, routes::node_logs};
 
 use crate::endpoints::{get, told};
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use berth::server::routing::{self, Endpoint, Outer, Plain, Service, Switches};
+use berth_server::routing::{self, Endpoint, Outer, Plain, Service, Switches};
 use serde_json::Value;
 
 const ALL: Switches = Switches {

@@ -9,9 +9,10 @@ use std::{
 };
 
 use axum::response::Response;
-use berth::{
-    agent::server_profiles::ProcessProfiles, proto::profile::Profile, server::routes::pprof, sys::allocations::Sampled,
-};
+use berth::wiring::server_profiles::ProcessProfiles;
+use berth_proto::profile::Profile;
+use berth_server::routes::pprof;
+use berth_sys::allocations::Sampled;
 use prost::Message;
 
 use crate::endpoints::{get, told};

@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    engine::ports::{Clock, MirrorFate},
-    pod::Pod,
-};
+use berth_ports::{Clock, MirrorFate};
+use berth_types::Pod;
 use serde_json::json;
 use tokio::time::Instant;
 use tonic::Code;
@@ -175,7 +173,7 @@ async fn a_pod_whose_volumes_the_node_cannot_take_has_failed() {
     machine.disk.exhaust_mounts("web");
     let web = simple("web");
     agent.only_static([&web]).await;
-    let is_rejected = |status: &berth::pod::api::PodStatus| {
+    let is_rejected = |status: &berth_types::api::PodStatus| {
         status.phase.as_deref() == Some("Failed")
             && status.reason.as_deref() == Some("VolumeAttachmentLimitExceeded")
             && status.message.as_deref() == Some("Pod was rejected: Node has reached its volume attachment limit")
@@ -201,7 +199,6 @@ async fn what_cannot_be_removed_is_tried_again() {
     agent.stop(SOON).await;
 }
 
-/// E-S1
 #[tokio::test(start_paused = true)]
 async fn no_turn_that_fails_is_started_by_what_it_did_itself() {
     let refusal = |code| Fault::Error(code, "no".to_owned());
@@ -240,7 +237,7 @@ async fn a_pod_that_comes_back_while_its_end_is_cleared_up_has_a_second_life() {
     agent.files([]).await;
     agent.files([&job]).await;
     agent.until_ready(job.uid(), Duration::from_secs(10)).await;
-    let over = |s: &berth::pod::api::PodStatus| s.reason.as_deref() == Some("DeadlineExceeded");
+    let over = |s: &berth_types::api::PodStatus| s.reason.as_deref() == Some("DeadlineExceeded");
     agent.until(job.uid(), "over once more", Duration::from_secs(6), over).await;
     agent.stop(SOON).await;
 }
@@ -257,7 +254,7 @@ async fn a_deadline_passes_while_the_machine_sleeps_and_never_before_its_time() 
     for pod in [&job, &other] {
         agent.until_ready(pod.uid(), SOON).await;
     }
-    let is_over = |s: &berth::pod::api::PodStatus| s.reason.as_deref() == Some("DeadlineExceeded");
+    let is_over = |s: &berth_types::api::PodStatus| s.reason.as_deref() == Some("DeadlineExceeded");
     // Set back by a day: the deadline moves with it.
     machine.clock.set(-86_400_000);
     tokio::time::sleep(Duration::from_secs(4000)).await;
@@ -271,7 +268,7 @@ async fn a_deadline_passes_while_the_machine_sleeps_and_never_before_its_time() 
     agent.stop(SOON).await;
 }
 
-fn is_past_deadline(status: &berth::pod::api::PodStatus) -> bool {
+fn is_past_deadline(status: &berth_types::api::PodStatus) -> bool {
     let words = (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref());
     words
         == (
@@ -320,7 +317,7 @@ async fn who_has_ended_is_not_past_its_deadline() {
         let job = pod_with("job", json!({"annotations": null}), spec);
         agent.files([]).await;
         agent.api([&job]).await;
-        let done = |s: &berth::pod::api::PodStatus| s.phase.as_deref() == Some("Succeeded");
+        let done = |s: &berth_types::api::PodStatus| s.phase.as_deref() == Some("Succeeded");
         agent.until(job.uid(), "done", SOON, done).await;
         tokio::time::sleep(Duration::from_secs(200)).await;
         assert!(agent.status.status(job.uid()).is_some_and(|s| done(&s) && s.reason.is_none()));

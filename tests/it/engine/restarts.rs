@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    engine::ports::ProbeResults,
-    pod::{PodSource, api},
-};
+use berth_ports::ProbeResults;
+use berth_types::{PodSource, api};
 use serde_json::json;
 
 use berth_testkit::{
@@ -49,11 +47,11 @@ async fn kill_minus_nine_changes_nothing_for_pods() {
     let after = agent.status.status(web.uid()).expect("a status");
     assert_eq!(after.container_statuses, before.container_statuses);
     assert_eq!(after.init_container_statuses, before.init_container_statuses);
-    while let Ok(berth::status::StatusEvent::Updated(_, status) | berth::status::StatusEvent::Added(_, status)) =
+    while let Ok(berth_status::StatusEvent::Updated(_, status) | berth_status::StatusEvent::Added(_, status)) =
         told.try_recv()
     {
         assert_eq!(status.phase.as_deref(), Some("Running"), "never less than it was");
-        let ready = |s: &berth::pod::api::PodStatus| s.container_statuses.iter().flatten().all(|c| c.ready);
+        let ready = |s: &berth_types::api::PodStatus| s.container_statuses.iter().flatten().all(|c| c.ready);
         assert!(ready(&status), "{status:#?}");
     }
     agent.stop(SOON).await;

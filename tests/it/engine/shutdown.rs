@@ -2,13 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    engine::{
-        kill_and_wait,
-        lifecycle::{StatusOverride, StopCause},
-    },
-    pod::Pod,
+use berth::engine::{
+    kill_and_wait,
+    lifecycle::{StatusOverride, StopCause},
 };
+use berth_types::Pod;
 
 use berth_testkit::{
     agent::{Agent, Machine},
@@ -47,7 +45,7 @@ async fn who_goes_with_the_node_leaves_logs_and_dead_containers_and_who_is_evict
         assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some(reason)));
     }
     tokio::time::sleep(Duration::from_secs(200)).await; // collectors have had their turns
-    let uid = |container: berth::proto::cri::Container| container.labels["io.kubernetes.pod.uid"].clone();
+    let uid = |container: berth_proto::cri::Container| container.labels["io.kubernetes.pod.uid"].clone();
     assert_eq!(machine.cri.listed().into_iter().map(uid).collect::<Vec<_>>(), ["uid-web"]);
     assert!(machine.cri.running("web", "main").is_empty() && machine.cri.sandboxes().len() == 1);
     assert_eq!(machine.disk.pods().into_iter().collect::<Vec<_>>(), [web.uid().clone()]);

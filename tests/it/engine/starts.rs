@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::pod::{Pod, api};
+use berth_types::{Pod, api};
 use serde_json::json;
 
 use berth_testkit::{
@@ -123,13 +123,13 @@ async fn a_container_that_vanished_is_started_again() {
     agent.until_ready(web.uid(), SOON).await;
     let mut told = agent.status.events();
     let [id] = machine.cri.running("web", "main").try_into().expect("one container");
-    use berth::cri::RuntimeService;
+    use berth_cri::RuntimeService;
     machine.cri.remove_container(&id).await.expect("removed behind the agent's back");
     machine.cri.until("another one", SOON, |c| !c.running("web", "main").is_empty()).await;
     agent.until_ready(web.uid(), SOON).await;
     let mut seen = Vec::new();
     while let Ok(event) = told.try_recv() {
-        if let berth::status::StatusEvent::Updated(_, status) = event {
+        if let berth_status::StatusEvent::Updated(_, status) = event {
             seen.push(status);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::pod::Pod;
+use berth_types::Pod;
 use serde_json::json;
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::pod::{Pod, api};
+use berth_types::{Pod, api};
 use serde_json::{Value, json};
 
 use berth_testkit::{

@@ -2,11 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    cri::RuntimeService,
-    images::{GcPolicy, Room},
-    proto::cri,
-};
+use berth::images::{GcPolicy, Room};
+use berth_cri::RuntimeService;
+use berth_proto::cri;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;

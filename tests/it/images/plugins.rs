@@ -3,11 +3,9 @@
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use berth::{
-    engine::ports::{Clock, EnsureImage, ObjectError, ObjectSource, PullSecret, ServiceAccount, TokenAsk},
-    images::PluginFlags,
-    pod::{Pod, api},
-};
+use berth::images::PluginFlags;
+use berth_ports::{Clock, EnsureImage, ObjectError, ObjectSource, PullSecret, ServiceAccount, TokenAsk};
+use berth_types::{Pod, api};
 use serde_json::json;
 
 use crate::images::room::{Choice, ImagesRoom, request, simple};

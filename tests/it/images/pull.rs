@@ -2,11 +2,9 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use berth::{
-    engine::ports::{EnsureImage, ImageProvider, ImageUser, PullPolicy},
-    images::{Parallelism, PullMoment},
-    proto::cri,
-};
+use berth::images::{Parallelism, PullMoment};
+use berth_ports::{EnsureImage, ImageProvider, ImageUser, PullPolicy};
+use berth_proto::cri;
 use tokio::time::{Instant, advance, sleep};
 use tonic::Code;
 

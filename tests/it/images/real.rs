@@ -2,14 +2,12 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use berth::{
-    cri::{ImageService, probe},
-    engine::ports::{EnsureImage, Event, EventSink, ImageProvider, PullPolicy, SystemClock},
-    images::{
-        DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, VerificationPolicy, statvfs_room,
-    },
-    metrics::Registry,
+use berth::images::{
+    DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, VerificationPolicy, statvfs_room,
 };
+use berth_cri::{ImageService, probe};
+use berth_metrics::Registry;
+use berth_ports::{EnsureImage, Event, EventSink, ImageProvider, PullPolicy, SystemClock};
 use tokio_util::sync::CancellationToken;
 
 use crate::images::room::simple;

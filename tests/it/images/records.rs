@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use berth::{
-    engine::ports::{EnsureImage, PullPolicy, PullSecret},
-    pod::Pod,
-};
+use berth_ports::{EnsureImage, PullPolicy, PullSecret};
+use berth_types::Pod;
 
 use crate::images::room::{Choice, ImagesRoom, request, secret, simple};
 use berth_testkit::pods;

@@ -8,18 +8,16 @@ use std::{
 };
 
 use base64::Engine;
-use berth::{
-    engine::ports::{
-        Clock, EnsureImage, Event, EventKind, EventSink, EventTarget, ImageError, ImageProvider, ObjectSource,
-        PullPolicy, PullSecret, ResolvedImage, Stage,
-    },
-    images::{
-        DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, PluginFlags, PullMoment, Room,
-        VerificationPolicy,
-    },
-    metrics::Registry,
-    pod::Pod,
+use berth::images::{
+    DockerFolders, GcPolicy, ImagesConfig, ImagesDeps, Manager, Parallelism, PluginFlags, PullMoment, Room,
+    VerificationPolicy,
 };
+use berth_metrics::Registry;
+use berth_ports::{
+    Clock, EnsureImage, Event, EventKind, EventSink, EventTarget, ImageError, ImageProvider, ObjectSource, PullPolicy,
+    PullSecret, ResolvedImage, Stage,
+};
+use berth_types::Pod;
 use tempfile::TempDir;
 use tonic::Code;
 

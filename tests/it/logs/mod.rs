@@ -5,13 +5,11 @@ mod rotation;
 
 use std::{fs, io::Write, path::PathBuf, sync::Arc};
 
-use berth::{
-    cri::RuntimeService,
-    logs::{LogsConfig, LogsDeps, Manager},
-    pod::{ContainerId, PodRef},
-    proto::cri,
-};
+use berth::logs::{LogsConfig, LogsDeps, Manager};
+use berth_cri::RuntimeService;
+use berth_proto::cri;
 use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
+use berth_types::{ContainerId, PodRef};
 
 /// A running container `main` of pod `web` that logs to a directory of the test.
 struct House {

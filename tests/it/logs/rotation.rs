@@ -2,11 +2,9 @@
 
 use std::{collections::HashSet, fs, io::Read, os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
 
-use berth::{
-    engine::ports::{ContainerLogFile, ContainerLogs},
-    logs::{LogsConfig, RunningLog, RunningLogs},
-    pod::PodRef,
-};
+use berth::logs::{LogsConfig, RunningLog, RunningLogs};
+use berth_ports::{ContainerLogFile, ContainerLogs};
+use berth_types::PodRef;
 use flate2::read::GzDecoder;
 use tokio::{task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;

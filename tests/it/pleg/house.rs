@@ -3,14 +3,14 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use berth::{
-    cri::RuntimeService,
-    engine::ports::{ContainerExit, Observation, PodObserver, PodView, TerminationMessages},
-    metrics::{PlegMetrics, Registry},
-    pleg::{self, ContainerDied, CriEvents, EventHints, Hint, HintError, HintStream, Pleg, PlegConfig, PlegDeps},
-    pod::PodRef,
-    proto::cri,
+use berth::pleg::{
+    self, ContainerDied, CriEvents, EventHints, Hint, HintError, HintStream, Pleg, PlegConfig, PlegDeps,
 };
+use berth_cri::RuntimeService;
+use berth_metrics::{PlegMetrics, Registry};
+use berth_ports::{ContainerExit, Observation, PodObserver, PodView, TerminationMessages};
+use berth_proto::cri;
+use berth_types::PodRef;
 use futures::StreamExt;
 use tokio::{
     sync::{Mutex, mpsc},

@@ -6,13 +6,11 @@ mod real;
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    cri::RuntimeService,
-    engine::ports::PodObserver,
-    pleg::{CriEvents, EventHints, Expect, Hint, PlegConfig},
-    pod::observed::ContainerState,
-};
+use berth::pleg::{CriEvents, EventHints, Expect, Hint, PlegConfig};
+use berth_cri::RuntimeService;
+use berth_ports::PodObserver;
 use berth_testkit::scripted::{EventFaults, Fault};
+use berth_types::observed::ContainerState;
 use house::{House, container, ended, sandbox, settle, told, until, who};
 use tokio::time::{Instant, sleep};
 use tonic::Code;
@@ -230,7 +228,7 @@ async fn without_events_a_list_follows_each_second() {
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_stream_is_followed_by_a_list_and_opened_again() {
-    // AC-03b-28 differs on purpose (spec 03b §15.2): no permanent fall-back, ends are counted and mended.
+    // AC-03b-28 differs on purpose (spec 03b §15 item 2): no permanent fall-back, ends are counted and mended.
     let house = House::new();
     let (id, mut view) = house.running("web").await;
     sleep(SECOND * 10).await;

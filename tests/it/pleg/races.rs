@@ -3,11 +3,9 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use berth::{
-    cri::RuntimeService,
-    engine::ports::{PodObserver, PodView},
-    pod::observed::Generation,
-};
+use berth_cri::RuntimeService;
+use berth_ports::{PodObserver, PodView};
+use berth_types::observed::Generation;
 use proptest::prelude::*;
 use tokio::time::sleep;
 

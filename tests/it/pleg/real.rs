@@ -6,14 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{
-    cri::RuntimeService,
-    engine::ports::{Observation, PodObserver, SystemClock},
-    metrics::{PlegMetrics, Registry},
-    pleg::{self, ContainerdEvents, CriEvents, EventHints, PlegConfig, PlegDeps},
-    pod::observed::ContainerState,
-    proto::cri,
-};
+use berth::pleg::{self, ContainerdEvents, CriEvents, EventHints, PlegConfig, PlegDeps};
+use berth_cri::RuntimeService;
+use berth_metrics::{PlegMetrics, Registry};
+use berth_ports::{Observation, PodObserver, SystemClock};
+use berth_proto::cri;
+use berth_types::observed::ContainerState;
 use tokio_util::sync::CancellationToken;
 
 use crate::pleg::house::{NoMessages, ended, labels, until, who};

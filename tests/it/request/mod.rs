@@ -10,20 +10,18 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    engine::ports::{
-        ContainerTuning, Event, EventSink, HandlerFeatures, IdRange, ImageUser, MountedVolume, MountedVolumes,
-        NodeFacts, ObjectError, ObjectSource, PodCgroup, PullSecret, ResolvedImage, ResourceError, ResourceManager,
-        RuntimeState, UserNamespaces,
-    },
-    pod::{ContainerKind, Pod, PodRef, PodUid, api},
-    proto::cri,
-    runtime::{
-        prepare::{ContainerRequest, Prepare, PrepareError, SandboxRequest},
-        preparer::{Preparer, PreparerConfig, PreparerDeps},
-        request::resources::{Machine, NodeSwap},
-    },
+use berth::runtime::{
+    prepare::{ContainerRequest, Prepare, PrepareError, SandboxRequest},
+    preparer::{Preparer, PreparerConfig, PreparerDeps},
+    request::resources::{Machine, NodeSwap},
 };
+use berth_ports::{
+    ContainerTuning, Event, EventSink, HandlerFeatures, IdRange, ImageUser, MountedVolume, MountedVolumes, NodeFacts,
+    ObjectError, ObjectSource, PodCgroup, PullSecret, ResolvedImage, ResourceError, ResourceManager, RuntimeState,
+    UserNamespaces,
+};
+use berth_proto::cri;
+use berth_types::{ContainerKind, Pod, PodRef, PodUid, api};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -301,7 +299,7 @@ async fn the_hosts_file_is_replaced_only_when_it_differs() {
     fs::write(bench.path("root/pods/uid-p/etc-hosts"), "changed by a container").expect("writable");
     bench.container(&pod, "").await.expect("a configuration");
     assert!(fs::read_to_string(bench.path("root/pods/uid-p/etc-hosts")).expect("written").starts_with("# Kube"));
-    // security.md C2: a container makes its own hosts file as long as it likes; no more is read than was written
+    // A container makes its own hosts file as long as it likes; no more is read than was written
     let file = fs::OpenOptions::new().write(true).open(bench.path("root/pods/uid-p/etc-hosts")).expect("writable");
     file.set_len(4 << 30).expect("a hole");
     let before = bytes_read();

@@ -13,16 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{
-    engine::ports::{Event, EventSink, PodCgroupValues, ResourceManager},
-    metrics::{CgroupMetrics, Registry},
-    pod::{Pod, PodRef},
-    resources::{
-        Amounts, Driver, Enforcement, IdRanges, IdSpace, Manager, ManagerConfig, ManagerDeps, PodRules, Reservation,
-        ReservedFor,
-    },
-    sys::cgroup::{Controller, GroupPath, Hierarchy, Presence},
+use berth::resources::{
+    Amounts, Driver, Enforcement, IdRanges, IdSpace, Manager, ManagerConfig, ManagerDeps, PodRules, Reservation,
+    ReservedFor,
 };
+use berth_metrics::{CgroupMetrics, Registry};
+use berth_ports::{Event, EventSink, PodCgroupValues, ResourceManager};
+use berth_sys::cgroup::{Controller, GroupPath, Hierarchy, Presence};
+use berth_types::{Pod, PodRef};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -235,11 +233,11 @@ async fn leftovers_are_killed_and_removed() {
 /// Hybrid machines mount a unified hierarchy without controllers: enough for groups and killing.
 #[test]
 fn the_unified_hierarchy_kills_a_whole_tree_at_once() {
-    let mounts = berth::sys::mount_table::read().expect("readable");
+    let mounts = berth_sys::mount_table::read().expect("readable");
     let Some(mount) = mounts.into_iter().find(|m| m.kind == "cgroup2") else {
         return println!("skipped: needs a unified hierarchy");
     };
-    let unified = Hierarchy::V2(berth::sys::cgroup::v2::Unified::at(mount.target.clone()).expect("readable"));
+    let unified = Hierarchy::V2(berth_sys::cgroup::v2::Unified::at(mount.target.clone()).expect("readable"));
     let name = format!("berth-test-{}-unified", std::process::id());
     let (top, inner) = (format!("/{name}"), format!("/{name}/a/b"));
     let (top, inner) = (GroupPath::parse(&top).expect("plain"), GroupPath::parse(&inner).expect("plain"));

@@ -7,25 +7,23 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    cri::ImageService,
-    engine::ports::{
-        Clock, ContainerLogFile, ContainerLogs, ContainerTuning, EnsureImage, Event, EventSink, Grace, ImageError,
-        ImageProvider, ImageUser, KillPod, MayGo, MountedVolumes, ObjectError, ObjectSource, PodCgroup,
-        PodCgroupValues, PodRuntime, ProbeManager, ProbeResult, ProbeResults, PullSecret, ResolvedImage, ResourceError,
-        ResourceManager, Stage, SyncOutcome, SyncPod,
-    },
-    metrics::{Registry, RuntimeMetrics},
-    pod::{
-        ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash,
-        observed::{
-            ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
-        },
-    },
-    proto::cri,
-    runtime::{
-        ActuatedStore, RuntimeConfig, RuntimeDeps, RuntimeManager,
-        prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
+use berth::runtime::{
+    ActuatedStore, RuntimeConfig, RuntimeDeps, RuntimeManager,
+    prepare::{ContainerRequest, PodLinuxResources, Prepare, PrepareError, SandboxRequest},
+};
+use berth_cri::ImageService;
+use berth_metrics::{Registry, RuntimeMetrics};
+use berth_ports::{
+    Clock, ContainerLogFile, ContainerLogs, ContainerTuning, EnsureImage, Event, EventSink, Grace, ImageError,
+    ImageProvider, ImageUser, KillPod, MayGo, MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues,
+    PodRuntime, ProbeManager, ProbeResult, ProbeResults, PullSecret, ResolvedImage, ResourceError, ResourceManager,
+    Stage, SyncOutcome, SyncPod,
+};
+use berth_proto::cri;
+use berth_types::{
+    ContainerId, ContainerKind, Pod, PodRef, PodUid, api, hash,
+    observed::{
+        ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
 };
 use jiff::Timestamp;

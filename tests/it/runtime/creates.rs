@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::engine::ports::PodRuntime;
+use berth_ports::PodRuntime;
 use serde_json::json;
 use tokio::time::Instant;
 use tonic::Code;

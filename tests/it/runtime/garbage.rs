@@ -9,11 +9,9 @@ use std::{
     time::Duration,
 };
 
-use berth::{
-    engine::ports::{PodFates, PodRuntime},
-    pod::PodUid,
-    runtime::GcMode,
-};
+use berth::runtime::GcMode;
+use berth_ports::{PodFates, PodRuntime};
+use berth_types::PodUid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;

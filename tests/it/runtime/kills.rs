@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::engine::ports::{Grace, PodRuntime};
+use berth_ports::{Grace, PodRuntime};
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 use tonic::Code;
@@ -73,7 +73,7 @@ async fn a_hook_ends_with_the_grace_and_a_failing_one_is_told() {
     assert_eq!((bench.graces(), began.elapsed().as_secs()), (vec!["sleeper/main 2".to_owned()], 4));
     assert_eq!(bench.metric("kubelet_sleep_action_terminated_early_total", ""), 1.0);
     let failed = || bench.events().iter().filter(|event| *event == "FailedPreStopHook: PreStopHook failed").count();
-    assert_eq!(failed(), 1, "CP-F12");
+    assert_eq!(failed(), 1);
     let failing = pod("failing", with_pre_stop(4, json!({"exec": {"command": ["no"]}})));
     bench.cri.on_exec("no", 1, "", "", Duration::ZERO);
     bench.good_turn(&failing).await;

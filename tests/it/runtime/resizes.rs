@@ -1,9 +1,7 @@
 //! Changing resources in place.
 
-use berth::{
-    engine::ports::{ActionKind, PodCgroupValues},
-    pod::Pod,
-};
+use berth_ports::{ActionKind, PodCgroupValues};
+use berth_types::Pod;
 use serde_json::json;
 use std::sync::Arc;
 use tonic::Code;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::engine::ports::{ActionKind, SyncOutcome};
+use berth_ports::{ActionKind, SyncOutcome};
 use serde_json::json;
 use tonic::Code;
 
@@ -195,7 +195,7 @@ async fn a_restart_of_all_keeps_the_logs() {
     bench.cri.clear_calls();
     let mut request = bench.request(&two);
     request.restart_all = true;
-    let outcome = berth::engine::ports::PodRuntime::sync_pod(&*bench.runtime, request).await;
+    let outcome = berth_ports::PodRuntime::sync_pod(&*bench.runtime, request).await;
     assert!(outcome.reset);
     assert_eq!(outcome.error_text(), None);
     let expected = ["stop_container p/a", "remove_container p/a", "stop_container p/b", "remove_container p/b"];

@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-use berth::{engine::ports::RuntimeState, runtime::RuntimeCheck};
+use berth::runtime::RuntimeCheck;
+use berth_ports::RuntimeState;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;

@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    cri::{CriError, ImageService, RuntimeService},
-    proto::cri,
-};
+use berth_cri::{CriError, ImageService, RuntimeService};
+use berth_proto::cri;
 use berth_testkit::{
     clock::TokioClock,
     scripted::{Behaviour, Fault, ScriptedCri},
@@ -91,13 +89,13 @@ async fn the_scripted_runtime_answers_on_a_socket_too() {
         let (scripted, socket, cancel) = (scripted.clone(), socket.clone(), cancel.clone());
         async move { berth_testkit::scripted::server::serve(scripted, &socket, cancel).await }
     });
-    let config = berth::cri::CriConfig {
+    let config = berth_cri::CriConfig {
         endpoint: format!("unix://{}", socket.display()),
         image_endpoint: String::new(),
         request_timeout: Duration::from_secs(5),
         list_streaming: false,
     };
-    let client = berth::cri::connect(&config, &berth::metrics::Registry::new()).expect("a client");
+    let client = berth_cri::connect(&config, &berth_metrics::Registry::new()).expect("a client");
     let pod = loop {
         match client.runtime.run_pod_sandbox(sandbox(0), "").await {
             Ok(pod) => break pod,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
-use berth::sys::any_certificate::AnyCertificate;
+use berth_sys::any_certificate::AnyCertificate;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use berth::server::routing::Switches;
+use berth_server::routing::Switches;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -21,7 +21,7 @@ async fn a_thousand_idle_connections_hold_nobody_up() {
     assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
 }
 
-/// C13: more than one address may hold, and none of them has said who it is.
+/// More than one address may hold, and none of them has said who it is.
 #[tokio::test]
 async fn whoever_says_nothing_gives_way_to_who_comes_later() {
     let served = Served::guarded(&[("*", "*")]).await;

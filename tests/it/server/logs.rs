@@ -52,7 +52,7 @@ async fn a_caller_follows_so_many_logs_and_no_more() {
     let served = Served::guarded(&[("*", "*")]).await;
     let request = "GET /containerLogs/n/p/silent?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
     let mut followers = Vec::new();
-    for _ in 0..berth::server::FOLLOWS {
+    for _ in 0..berth_server::FOLLOWS {
         let mut stream = served.connect().await;
         stream.write_all(request.as_bytes()).await.expect("taken");
         let mut head = [0; 12];

@@ -1,7 +1,7 @@
 //! The order of checks (spec 04 §3), and what is counted.
 
 use crate::server::site::{ALL, PATIENCE, SLOW, Served};
-use berth::server::routing::Switches;
+use berth_server::routing::Switches;
 
 #[tokio::test]
 async fn a_stranger_hears_what_is_said_before_the_door_and_nothing_else() {

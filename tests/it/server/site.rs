@@ -14,26 +14,26 @@ use axum::{
     http::{StatusCode, header::AUTHORIZATION, request},
     response::{IntoResponse, Response},
 };
-use berth::{
-    agent::certificates::{Authority, PairFiles, Validity},
-    agent::runtime_tls,
-    metrics::{Registry, ServerMetrics, SliMetrics, StreamingMetrics, exposition::Format},
-    pod::{ContainerId, Pod, PodUid, SandboxId, api},
-    server::{
-        self, Endpoints, Gatekeeper, Guard, Serves, Site, TlsSource, Tools,
-        auth::{Identity, Via},
-        ports::streams::{Sandbox, StreamError, StreamSet, Streams},
-        ports::{
-            CheckpointError, Checkpoints, ContainerLogs, Explains, Health, LogPieces, LogQuery, LogRefusal, LogSource,
-            MemoryView, MetricsPage, NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles,
-            RunningPods, Statistics, SummaryForm, Verbosity,
-        },
-        routes::statusz::Statusz,
-        routing::Switches,
-        streaming::{Streaming, StreamingConfig},
-        tls::{Tls, TlsSettings},
-    },
+use berth::wiring::{
+    certificates::{Authority, PairFiles, Validity},
+    runtime_tls,
 };
+use berth_metrics::{Registry, ServerMetrics, SliMetrics, StreamingMetrics, exposition::Format};
+use berth_server::{
+    Endpoints, Gatekeeper, Guard, Serves, Site, TlsSource, Tools,
+    auth::{Identity, Via},
+    ports::{
+        CheckpointError, Checkpoints, ContainerLogs, Explains, Health, LogPieces, LogQuery, LogRefusal, LogSource,
+        MemoryView, MetricsPage, NodeEntry, NodeLogError, NodeLogs, Pages, PodDirectory, ProfileError, Profiles,
+        RunningPods, Statistics, SummaryForm, Verbosity,
+        streams::{Sandbox, StreamError, StreamSet, Streams},
+    },
+    routes::statusz::Statusz,
+    routing::Switches,
+    streaming::{Streaming, StreamingConfig},
+    tls::{Tls, TlsSettings},
+};
+use berth_types::{ContainerId, Pod, PodUid, SandboxId, api};
 use bytes::Bytes;
 use futures::SinkExt;
 use jiff::Timestamp;
@@ -341,7 +341,7 @@ impl Served {
                 pages: players.clone(),
                 running: players.clone(),
                 logs: players.clone(),
-                follows: server::Caps::new(server::FOLLOWS),
+                follows: berth_server::Caps::new(berth_server::FOLLOWS),
                 statistics: players.clone(),
                 split_streams: false,
                 configz: Bytes::from_static(b"{}"),
@@ -372,10 +372,10 @@ impl Served {
             }),
             metrics: ServerMetrics::new(&registry),
         };
-        let listening = server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
+        let listening = berth_server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
         let address = listening.address().expect("bound");
         let stop = CancellationToken::new();
-        tokio::spawn(server::serve(listening, Serves::Site(Arc::new(site)), tls, stop.clone()));
+        tokio::spawn(berth_server::serve(listening, Serves::Site(Arc::new(site)), tls, stop.clone()));
         Self { address, doorman, players, registry, _stop: stop.drop_guard() }
     }
 
@@ -385,10 +385,10 @@ impl Served {
         let players =
             Arc::new(Players { panics: false, readers: AtomicUsize::default(), page_bytes: AtomicUsize::default() });
         let doorman = Arc::new(Doorman { allowed: Vec::new(), asked: Mutex::default() });
-        let listening = server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
+        let listening = berth_server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
         let (address, stop) = (listening.address().expect("bound"), CancellationToken::new());
-        let router = Serves::Router(server::healthz_router(players.clone()));
-        tokio::spawn(server::serve(listening, router, None, stop.clone()));
+        let router = Serves::Router(berth_server::healthz_router(players.clone()));
+        tokio::spawn(berth_server::serve(listening, router, None, stop.clone()));
         Self { address, doorman, players, registry, _stop: stop.drop_guard() }
     }
 

@@ -1,7 +1,7 @@
 //! Every path of spec 04 §4 over a real socket: its methods, who may ask, what is left of it where parts are switched
 //! off, and what other ports have of it.
 
-use berth::server::{self, Serves, routing::Switches};
+use berth_server::{Serves, routing::Switches};
 use std::net::{IpAddr, Ipv4Addr};
 use tokio_util::sync::CancellationToken;
 
@@ -277,11 +277,11 @@ async fn who_accepts_nothing_we_have_is_told_what_we_have() {
 async fn the_healthz_port_has_healthz_and_nothing_else() {
     // CVE-2019-11248
     let players = Served::guarded(&[]).await.players.clone();
-    let listening = server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
+    let listening = berth_server::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).await.expect("a port");
     let address = listening.address().expect("bound");
     let stop = CancellationToken::new();
     let _stop = stop.clone().drop_guard();
-    tokio::spawn(server::serve(listening, Serves::Router(server::healthz_router(players)), None, stop));
+    tokio::spawn(berth_server::serve(listening, Serves::Router(berth_server::healthz_router(players)), None, stop));
     let ask = async |path: &str| {
         crate::server::site::raw(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
     };

@@ -2,10 +2,8 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use berth::{
-    agent::certificates::{Authority, Issued, PairFiles, Validity},
-    server::tls::{Tls, TlsSettings},
-};
+use berth::wiring::certificates::{Authority, Issued, PairFiles, Validity};
+use berth_server::tls::{Tls, TlsSettings};
 use jiff::Timestamp;
 use rustls::{
     ClientConfig, HandshakeKind, RootCertStore, SupportedProtocolVersion,

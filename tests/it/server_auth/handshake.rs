@@ -1,6 +1,6 @@
 //! What a handshake settles and what it does not.
 
-use berth::server::tls::{Tls, TlsSettings};
+use berth_server::tls::{Tls, TlsSettings};
 use rustls::{
     HandshakeKind,
     version::{TLS12, TLS13},

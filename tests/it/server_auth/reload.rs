@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use berth::{
-    agent::certificates::{Authority, PairFiles},
-    server::auth::ClientRoots,
-};
+use berth::wiring::certificates::{Authority, PairFiles};
+use berth_server::auth::ClientRoots;
 
 use crate::server_auth::client::{Client, Server, authority, replace, serving};
 

@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use berth::{
-    kube::Reviews,
-    metrics::{Registry, ReviewMetrics},
-};
+use berth_api::Reviews;
+use berth_metrics::{Registry, ReviewMetrics};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
 
 use berth_testkit::{

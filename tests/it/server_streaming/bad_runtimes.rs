@@ -3,7 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{engine::ports::SystemClock, server::streaming::StreamingConfig};
+use berth_ports::SystemClock;
+use berth_server::streaming::StreamingConfig;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,

@@ -1,6 +1,6 @@
 //! Commands and attached clients, over every protocol that the server's endpoints know.
 
-use berth::server::streaming::StreamingConfig;
+use berth_server::streaming::StreamingConfig;
 use bytes::Bytes;
 use futures::StreamExt;
 use tokio::{io::AsyncReadExt, time::timeout};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::server::streaming::StreamingConfig;
+use berth_server::streaming::StreamingConfig;
 use tokio::time::timeout;
 
 use crate::server_streaming::world::{Below, EXEC, On, Terminal, World, command, is_success};

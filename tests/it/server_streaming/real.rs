@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use berth::{
-    cri::{CriConfig, connect},
-    metrics::Registry,
-    proto::cri,
-    server::streaming::StreamingConfig,
-};
+use berth_cri::{CriConfig, connect};
+use berth_metrics::Registry;
+use berth_proto::cri;
+use berth_server::streaming::StreamingConfig;
 use bytes::Bytes;
 use serde_json::json;
 

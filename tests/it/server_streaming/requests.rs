@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::server::streaming::StreamingConfig;
+use berth_server::streaming::StreamingConfig;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

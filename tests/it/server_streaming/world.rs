@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use berth::{
-    agent::embedded_streams::RuntimeTargets,
-    cri::RuntimeService,
-    embedded::streams::IN_PROCESS,
-    engine::ports::SystemClock,
-    metrics::{Registry, exposition::Format},
-    proto::cri,
-    server::streaming::StreamingConfig,
-};
+use berth::wiring::embedded_streams::RuntimeTargets;
+use berth_cri::RuntimeService;
+use berth_metrics::{Registry, exposition::Format};
+use berth_ports::SystemClock;
+use berth_proto::cri;
+use berth_runtime::streams::IN_PROCESS;
+use berth_server::streaming::StreamingConfig;
 use serde_json::json;
 use tokio::time::timeout;
 

@@ -11,23 +11,21 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    agent::server_grpc::{EnginePods, NothingExclusive},
-    metrics::{PodResourcesMetrics, Registry},
-    pod::{Pod, PodUid, api},
-    proto::{
-        health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient},
-        pod_resources::{
-            AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest,
-            pod_resources_lister_client::PodResourcesListerClient,
-        },
-        v1alpha1::{self, pod_resources_lister_client as alpha},
+use berth::wiring::server_grpc::{EnginePods, NothingExclusive};
+use berth_metrics::{PodResourcesMetrics, Registry};
+use berth_proto::{
+    health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient},
+    pod_resources::{
+        AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest,
+        pod_resources_lister_client::PodResourcesListerClient,
     },
-    server::{
-        grpc::{PodResourcesDeps, Socket, pod_resources},
-        ports::{Allocatable, Claim, Device, ExclusiveResources, Held, PodDirectory},
-    },
+    v1alpha1::{self, pod_resources_lister_client as alpha},
 };
+use berth_server::{
+    grpc::{PodResourcesDeps, Socket, pod_resources},
+    ports::{Allocatable, Claim, Device, ExclusiveResources, Held, PodDirectory},
+};
+use berth_types::{Pod, PodUid, api};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::{

@@ -2,18 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::{
-    agent::server_grpc::EnginePods,
-    metrics::{PodWatchMetrics, Registry},
-    pod::{Pod, PodUid, api},
-    proto::v1alpha1::{
-        EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest, pods_client::PodsClient,
-    },
-    server::{
-        grpc::{PodsApi, Socket},
-        ports::{PodDirectory, PodFeed},
-    },
+use berth::wiring::server_grpc::EnginePods;
+use berth_metrics::{PodWatchMetrics, Registry};
+use berth_proto::v1alpha1::{
+    EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest, pods_client::PodsClient,
 };
+use berth_server::{
+    grpc::{PodsApi, Socket},
+    ports::{PodDirectory, PodFeed},
+};
+use berth_types::{Pod, PodUid, api};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Streaming, transport::Channel};

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use berth::pod::{Operation, PodSource};
+use berth_types::{Operation, PodSource};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::house::{House, NEVER, manifest};
@@ -174,7 +174,7 @@ async fn a_file_that_turns_bad_keeps_its_pod_until_the_next_list() {
     let mut house = House::of_path(at, NEVER);
     assert_eq!(house.told().await, "Add a-node-a");
     place(at, "a.yaml", "kind: [");
-    let parse = |metrics: &berth::metrics::SourceMetrics| metrics.rejected.with_label_values(&["file", "parse"]).get();
+    let parse = |metrics: &berth_metrics::SourceMetrics| metrics.rejected.with_label_values(&["file", "parse"]).get();
     house.counted("the rejection", parse, 1).await;
     place(at, "b.yaml", &manifest("b"));
     assert_eq!(house.told().await, "Add b-node-a");
@@ -237,7 +237,7 @@ async fn the_path_may_be_one_file() {
     assert_eq!(house.told().await, "Add one-node-a");
     place(at, "beside.yaml", &manifest("beside"));
     place(at, ".one.yaml", "apiVersion: v1\nkind: PodList\nitems: []\n");
-    let failures = |metrics: &berth::metrics::SourceMetrics| metrics.failures.with_label_values(&["file"]).get();
+    let failures = |metrics: &berth_metrics::SourceMetrics| metrics.failures.with_label_values(&["file"]).get();
     house.counted("the refusal", failures, 1).await;
     place(at, ".one.yaml", &manifest("two"));
     assert_eq!(house.told().await, "Remove one-node-a");
@@ -255,7 +255,7 @@ async fn the_path_may_be_nothing_to_read_at_all() {
     let at = dir.path();
     fifo(&at.join("pipe"));
     symlink("loop", at.join("loop")).expect("a link");
-    let failures = |metrics: &berth::metrics::SourceMetrics| metrics.failures.with_label_values(&["file"]).get();
+    let failures = |metrics: &berth_metrics::SourceMetrics| metrics.failures.with_label_values(&["file"]).get();
     for name in ["pipe", "loop"] {
         let mut house = House::of_path(&at.join(name), OFTEN);
         house.counted("the refusal", failures, 1).await;

@@ -6,15 +6,13 @@ use std::{
     time::Duration,
 };
 
-use berth::{
-    metrics::{Registry, SourceMetrics},
-    pod::{Operation, Pod, PodChange, PodRef, PodSource},
-    sources::{
-        RunningSources, SourcesConfig, SourcesDeps,
-        ports::{PodSourceFeed, SourceEvents},
-        start,
-    },
+use berth::sources::{
+    RunningSources, SourcesConfig, SourcesDeps,
+    ports::{PodSourceFeed, SourceEvents},
+    start,
 };
+use berth_metrics::{Registry, SourceMetrics};
+use berth_types::{Operation, Pod, PodChange, PodRef, PodSource};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 

@@ -3,11 +3,9 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use async_trait::async_trait;
-use berth::{
-    metrics::SourceMetrics,
-    pod::{Operation, Pod, PodSource},
-    sources::{SourcesConfig, ports::PodSourceFeed},
-};
+use berth::sources::{SourcesConfig, ports::PodSourceFeed};
+use berth_metrics::SourceMetrics;
+use berth_types::{Operation, Pod, PodSource};
 use tokio::{net::TcpListener, sync::mpsc};
 
 use super::house::{House, manifest, none};

@@ -7,16 +7,14 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    engine::ports::{PodObserver, PodView, RuntimePods, SystemClock},
-    metrics::{Registry, StatsMetrics, StatsSource},
-    pod::{
-        PodRef, PodUid,
-        observed::{
-            ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
-        },
+use berth_metrics::{Registry, StatsMetrics, StatsSource};
+use berth_ports::{PodObserver, PodView, RuntimePods, SystemClock};
+use berth_stats::{PodDirectories, PodGroups, PodPlaces, StatsConfig, StatsDeps, StatsProvider};
+use berth_types::{
+    PodRef, PodUid,
+    observed::{
+        ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
-    stats::{PodDirectories, PodGroups, PodPlaces, StatsConfig, StatsDeps, StatsProvider},
 };
 use jiff::Timestamp;
 use tokio::sync::watch;

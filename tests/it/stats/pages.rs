@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use berth::{metrics::StatsSource, stats::Form};
+use berth_metrics::StatsSource;
+use berth_stats::Form;
 use serde_json::Value;
 
 use crate::stats::house::{House, pod};
@@ -68,7 +69,7 @@ async fn a_runtime_can_be_the_source_of_all() {
     observed.containers[0].sandbox = "c1-sandbox".into();
     let house = House::with(vec![observed], None, StatsSource::Runtime);
     house.cri.add_running("u1", "web", "main", "c1");
-    let provider = |registry: &berth::metrics::Registry| {
+    let provider = |registry: &berth_metrics::Registry| {
         let families = registry.gather();
         let family = families.iter().find(|family| family.name() == "kubelet_metrics_provider").expect("there");
         family.get_metric().iter().map(|metric| metric.get_label()[0].value().to_owned()).collect::<Vec<_>>()

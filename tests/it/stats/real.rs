@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::stats::Form;
+use berth_stats::Form;
 use serde_json::Value;
 
 use crate::stats::house::{House, pod};

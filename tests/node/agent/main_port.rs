@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::agent::certificates::{Authority, PairFiles};
+use berth::wiring::certificates::{Authority, PairFiles};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use berth::proto::cri::image_service_server::ImageServiceServer;
+use berth_proto::cri::image_service_server::ImageServiceServer;
 use serde_json::json;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use berth::proto::cri::ContainerState;
+use berth_proto::cri::ContainerState;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::{

@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use berth::proto::{
+use berth_proto::{
     health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient},
     pod_resources::{ListPodResourcesRequest, pod_resources_lister_client::PodResourcesListerClient},
     v1alpha1::{ListPodsRequest, pods_client::PodsClient},

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use berth::agent::certificates::PairFiles;
+use berth::wiring::certificates::PairFiles;
 use serde_json::{Value, json};
 
 use crate::agent::Ground;

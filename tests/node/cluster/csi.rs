@@ -3,7 +3,8 @@
 
 use std::{fs, path::PathBuf, process::Command, sync::Arc};
 
-use berth::{proto::csi::node_service_capability::rpc::Type as Capability, sys::step};
+use berth_proto::csi::node_service_capability::rpc::Type as Capability;
+use berth_sys::step;
 use serde_json::{Value, json};
 
 use crate::cluster::{NAMESPACE, World, a_moment, pod_of};

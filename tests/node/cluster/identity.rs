@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use berth::agent::certificates::Validity;
+use berth::wiring::certificates::Validity;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 

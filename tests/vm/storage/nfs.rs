@@ -14,12 +14,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    engine::ports::{Attached, ClaimedVolumes, NodeFacts, StorageError, StorageObjects, SystemClock, VolumeManager},
-    metrics::{Registry, VolumeMetrics},
-    pod::{Pod, api},
-    volumes::{Credentials, Manager, NfsPlugin, ThisMachine, VolumesConfig, VolumesDeps},
-};
+use berth_metrics::{Registry, VolumeMetrics};
+use berth_ports::{Attached, ClaimedVolumes, NodeFacts, StorageError, StorageObjects, SystemClock, VolumeManager};
+use berth_types::{Pod, api};
+use berth_volumes::{Credentials, Manager, NfsPlugin, ThisMachine, VolumesConfig, VolumesDeps};
 use futures::FutureExt;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use berth::sys::cgroup::{
+use berth_sys::cgroup::{
     Hierarchy,
     systemd::{Bus, names},
     v2::Unified,

@@ -12,17 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{
-    embedded::{
-        groups::KernelGroups,
-        launch::facts,
-        ports::{Groups, Limits},
-        scopes::Scopes,
-    },
-    sys::cgroup::{
-        GroupPath, Hierarchy,
-        systemd::{Bus, Driver, Units},
-    },
+use berth_runtime::{
+    groups::KernelGroups,
+    launch::facts,
+    ports::{Groups, Limits},
+    scopes::Scopes,
+};
+use berth_sys::cgroup::{
+    GroupPath, Hierarchy,
+    systemd::{Bus, Driver, Units},
 };
 
 use berth_testkit::machine::Root;
@@ -178,7 +176,7 @@ fn a_scope_lives_as_long_as_somebody_is_in_it() {
     // Made on demand, as critest wants it.
     let group = scopes.name("/test.slice", "c1").expect("a slice");
     assert_eq!(group, "/test.slice/berth-c1.scope");
-    let resources = berth::proto::cri::LinuxContainerResources {
+    let resources = berth_proto::cri::LinuxContainerResources {
         cpu_period: 100_000,
         cpu_quota: 41_700,
         cpu_shares: 1024,

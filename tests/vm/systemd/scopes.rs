@@ -2,16 +2,14 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 
-use berth::{
-    embedded::{
-        groups::KernelGroups,
-        launch::facts,
-        ports::{Groups, Limits},
-        scopes::Scopes,
-    },
-    proto::cri::LinuxContainerResources,
-    sys::cgroup::systemd::Driver,
+use berth_proto::cri::LinuxContainerResources;
+use berth_runtime::{
+    groups::KernelGroups,
+    launch::facts,
+    ports::{Groups, Limits},
+    scopes::Scopes,
 };
+use berth_sys::cgroup::systemd::Driver;
 
 use crate::systemd::fake::{Fake, Fault};
 

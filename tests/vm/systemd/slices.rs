@@ -6,13 +6,11 @@ use std::{
     time::Duration,
 };
 
-use berth::{
-    engine::ports::{Event, EventSink, PodCgroupValues, ResourceManager},
-    metrics::{CgroupMetrics, Registry},
-    pod::Pod,
-    resources::{Amounts, Driver, IdRanges, IdSpace, Manager, ManagerConfig, ManagerDeps, PodRules},
-    sys::cgroup::systemd::Units,
-};
+use berth::resources::{Amounts, Driver, IdRanges, IdSpace, Manager, ManagerConfig, ManagerDeps, PodRules};
+use berth_metrics::{CgroupMetrics, Registry};
+use berth_ports::{Event, EventSink, PodCgroupValues, ResourceManager};
+use berth_sys::cgroup::systemd::Units;
+use berth_types::Pod;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -40,7 +40,7 @@ use std::{
     time::Duration,
 };
 
-use berth::agent::certificates::{Authority, Issued, Validity};
+use berth::wiring::certificates::{Authority, Issued, Validity};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use tokio::{net::TcpListener, runtime::Handle, sync::watch::Sender};

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use berth::{
-    agent::certificates::{Authority, Validity},
-    sys::any_certificate::AnyCertificate,
-};
+use berth::wiring::certificates::{Authority, Validity};
+use berth_sys::any_certificate::AnyCertificate;
 use http::{Request as HttpRequest, Response};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -103,7 +101,7 @@ fn address(node: &Value) -> Option<std::net::SocketAddr> {
 }
 
 /// The server's own identity towards kubelets; theirs it does not check, as by default.
-fn tls(authority: &berth::agent::certificates::Issued) -> Arc<ClientConfig> {
+fn tls(authority: &berth::wiring::certificates::Issued) -> Arc<ClientConfig> {
     let signer = Authority::load(authority.clone()).expect("the authority");
     let own = signer
         .client("kube-apiserver-kubelet-client", &["system:masters"], Validity::days(Timestamp::now(), 365))

@@ -29,7 +29,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::{Shared, serve};
-use berth::agent::certificates::Issued;
+use berth::wiring::certificates::Issued;
 
 /// What is known of a connection, and what can be done to it.
 #[derive(Debug)]

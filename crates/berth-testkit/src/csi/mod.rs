@@ -21,7 +21,7 @@ use tokio::{
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, Status, transport::Server};
 
-use berth::proto::csi::{
+use berth_proto::csi::{
     identity_server::IdentityServer, node_server::NodeServer, node_service_capability::rpc::Type as Capability,
 };
 

@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 use tonic::{Request, Response, Status};
 
-use berth::proto::csi::{
+use berth_proto::csi::{
     self, NodeServiceCapability, VolumeCapability, VolumeUsage, node_service_capability, volume_capability,
     volume_usage,
 };

@@ -11,7 +11,7 @@ use tokio::{io::AsyncWriteExt, net::UnixListener, sync::watch, task::JoinHandle}
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
-use berth::proto::plugin_registration::{
+use berth_proto::plugin_registration::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
     registration_server::{Registration, RegistrationServer},
 };

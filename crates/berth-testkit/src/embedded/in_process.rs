@@ -4,17 +4,15 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use berth::{
-    cri::{Connection, CriConfig, Dial, connect_over},
-    embedded::{
-        config::{EmbeddedConfig, NetworkConfig},
-        cri as services,
-        images::ImageStore,
-        parts::{self, Surroundings},
-        runtime::Runtime,
-    },
-    metrics::Registry,
-    proto::cri,
+use berth_cri::{Connection, CriConfig, Dial, connect_over};
+use berth_metrics::Registry;
+use berth_proto::cri;
+use berth_runtime::{
+    config::{EmbeddedConfig, NetworkConfig},
+    cri as services,
+    images::ImageStore,
+    parts::{self, Surroundings},
+    runtime::Runtime,
 };
 use hyper_util::rt::TokioIo;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};

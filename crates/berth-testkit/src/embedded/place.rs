@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use berth::sys::{
+use berth_sys::{
     cgroup::{GroupPath, Hierarchy},
     netlink::{Protocol, Socket, route},
 };

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use berth::sys::{
+use berth_sys::{
     net_namespace,
     netlink::{Protocol, Socket, filter, route},
 };

@@ -2,13 +2,11 @@
 
 use std::{path::Path, pin::Pin, sync::Arc};
 
-use berth::{
-    cri::{CriError, CriResult, ImageService, RuntimeService},
-    proto::cri::{
-        self,
-        image_service_server::{ImageService as ImageRpc, ImageServiceServer},
-        runtime_service_server::{RuntimeService as RuntimeRpc, RuntimeServiceServer},
-    },
+use berth_cri::{CriError, CriResult, ImageService, RuntimeService};
+use berth_proto::cri::{
+    self,
+    image_service_server::{ImageService as ImageRpc, ImageServiceServer},
+    runtime_service_server::{RuntimeService as RuntimeRpc, RuntimeServiceServer},
 };
 use futures::{Stream, StreamExt};
 use tokio::net::UnixListener;

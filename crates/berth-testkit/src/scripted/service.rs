@@ -7,11 +7,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::{
-    cri::{CriError, CriResult, ExecOutput, ImageService, RuntimeService},
-    engine::ports::Clock,
-    proto::cri,
-};
+use berth_cri::{CriError, CriResult, ExecOutput, ImageService, RuntimeService};
+use berth_ports::Clock;
+use berth_proto::cri;
 use futures::{StreamExt, stream::BoxStream};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use tokio::{
@@ -111,7 +109,7 @@ impl ScriptedCri {
 
     /// Makes an image present; returns its id.
     pub fn add_image(&self, tag: &str, size: u64) -> String {
-        let id = format!("sha256:{:064x}", berth::pod::hash::fnv1a_64(tag.as_bytes()));
+        let id = format!("sha256:{:064x}", berth_types::hash::fnv1a_64(tag.as_bytes()));
         let repo = tag.rsplit_once(':').map_or(tag, |(repo, _)| repo);
         let image = cri::Image {
             id: id.clone(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use berth::proto::cri;
+use berth_proto::cri;
 use tonic::Code;
 
 use super::history::{Fact, History};

@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-use berth::server::streaming::{
+use berth_server::streaming::{
     spdy::{
         Connection, Incoming as SpdyStreams, Limits, Role, Stream,
         command::{self, Command, Expected},

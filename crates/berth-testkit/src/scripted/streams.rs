@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use berth::proto::cri;
+use berth_proto::cri;
 use tonic::Code;
 
 use super::state::Refusal;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use berth::server::streaming::spdy::{Connection, Headers, Incoming, Limits, Role, Stream, session};
+use berth_server::streaming::spdy::{Connection, Headers, Incoming, Limits, Role, Stream, session};
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
 use tokio::{

@@ -4,25 +4,23 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::body::Body;
-use berth::{
-    agent::{RuntimeStreams, runtime_tls},
-    cri::RuntimeService,
-    engine::ports::{PodObserver, PodView, RuntimePods},
-    metrics::{Registry, StreamingMetrics, exposition::Format},
-    pod::{
-        Pod, PodRef, PodUid,
-        observed::{
-            ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
-        },
-    },
-    proto::cri,
-    server::{
-        attach,
-        auth::{Identity, Via},
-        exec, port_forward,
-        routing::{ContainerPath, PodPath},
-        run,
-        streaming::{Streaming, StreamingConfig},
+use berth::wiring::{RuntimeStreams, runtime_tls};
+use berth_cri::RuntimeService;
+use berth_metrics::{Registry, StreamingMetrics, exposition::Format};
+use berth_ports::{PodObserver, PodView, RuntimePods};
+use berth_proto::cri;
+use berth_server::{
+    attach,
+    auth::{Identity, Via},
+    exec, port_forward,
+    routing::{ContainerPath, PodPath},
+    run,
+    streaming::{Streaming, StreamingConfig},
+};
+use berth_types::{
+    Pod, PodRef, PodUid,
+    observed::{
+        ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
     },
 };
 use http::{Request, Response};

@@ -434,7 +434,7 @@ fn windows_options() {
         ("..", "runAsUserName's User cannot contain only periods or spaces"),
         ("a@b", "runAsUserName's User cannot contain the following characters: \"/\\:;|=,+*?<>@[]"),
     ] {
-        let shown = crate::pod::fieldpath::quoted(name);
+        let shown = berth_types::fieldpath::quoted(name);
         check(json!({"runAsUserName": name}), &[&format!("runAsUserName: Invalid value: {shown}: {text}")]);
     }
     let host_process = json!({"windowsOptions": {"hostProcess": true}});

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use berth::proto::cri;
+use berth_proto::cri;
 
 use berth_testkit::{
     embedded::{

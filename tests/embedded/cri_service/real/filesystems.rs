@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fs, path::Path};
 
-use berth::proto::cri;
+use berth_proto::cri;
 use nix::mount::{MsFlags, mount};
 
 use berth_testkit::embedded::{

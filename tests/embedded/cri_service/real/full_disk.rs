@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri;
+use berth_proto::cri;
 use nix::mount::{MsFlags, mount};
 
 use berth_testkit::embedded::{
@@ -70,7 +70,6 @@ fn a_full_disk_leaves_nothing_half_made() {
 /// A container fills the disk of the runtime; stopping and removing its pod needs no space, and gives all of it back.
 fn filled_by_a_container(test: &str, options: &'static str, script: &'static str) {
     on_a_machine(test, async move |place| {
-        // security.md C7
         let root = place.path().join("root");
         fs::create_dir(&root).expect("made");
         mount(Some("small"), &root, Some("tmpfs"), MsFlags::empty(), Some(options)).expect("mounted");

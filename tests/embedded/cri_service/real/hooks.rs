@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri;
+use berth_proto::cri;
 use serde_json::json;
 
 use berth_testkit::embedded::{

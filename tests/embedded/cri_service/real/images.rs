@@ -5,7 +5,8 @@
 
 use std::{net::TcpListener, path::Path, time::Duration};
 
-use berth::{embedded::images::platform, proto::cri};
+use berth_proto::cri;
+use berth_runtime::images::platform;
 use serde_json::json;
 use tonic::{Code, Request};
 

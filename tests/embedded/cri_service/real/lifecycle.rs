@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use berth::proto::cri;
+use berth_proto::cri;
 use tonic::Code;
 
 use berth_testkit::embedded::{

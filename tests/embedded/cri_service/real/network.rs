@@ -7,12 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::{
-    proto::cri,
-    sys::{
-        net_namespace,
-        netlink::{Protocol, Socket, route},
-    },
+use berth_proto::cri;
+use berth_sys::{
+    net_namespace,
+    netlink::{Protocol, Socket, route},
 };
 
 use berth_testkit::embedded::{

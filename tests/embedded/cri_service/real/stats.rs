@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::proto::cri;
+use berth_proto::cri;
 
 use super::network::with_network;
 use berth_testkit::embedded::{

@@ -1,9 +1,7 @@
 //! Clients of a container that runs; any of them may stop to read.
 
-use berth::{
-    proto::cri,
-    server::streaming::spdy::{Headers, frames::Encoder},
-};
+use berth_proto::cri;
+use berth_server::streaming::spdy::{Headers, frames::Encoder};
 use bytes::{Bytes, BytesMut};
 use tokio::{io::AsyncWriteExt, time::timeout};
 

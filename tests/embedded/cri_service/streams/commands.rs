@@ -1,6 +1,6 @@
 //! Commands, over every version of every protocol.
 
-use berth::proto::cri;
+use berth_proto::cri;
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
 use tokio::time::timeout;

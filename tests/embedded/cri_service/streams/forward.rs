@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use berth::server::streaming::spdy::Headers;
+use berth_server::streaming::spdy::Headers;
 use futures::StreamExt;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;

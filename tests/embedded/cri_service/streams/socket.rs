@@ -2,10 +2,8 @@
 
 use std::path::Path;
 
-use berth::{
-    embedded::cri as services,
-    proto::cri::{self, runtime_service_client::RuntimeServiceClient},
-};
+use berth_proto::cri::{self, runtime_service_client::RuntimeServiceClient};
+use berth_runtime::cri as services;
 use bytes::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::{

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use berth::{
-    agent::embedded_streams::RuntimeTargets,
-    embedded::{runtime::Runtime, streams::IN_PROCESS},
-    proto::cri,
-    server::streaming::serve::listener::Listening,
-};
+use berth::wiring::embedded_streams::RuntimeTargets;
+use berth_proto::cri;
+use berth_runtime::{runtime::Runtime, streams::IN_PROCESS};
+use berth_server::streaming::serve::listener::Listening;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 

@@ -194,7 +194,7 @@ pub mod tests {
 
     use std::{cell::Cell, sync::Arc};
 
-    use berth::agent::certificates::Issued;
+    use berth::wiring::certificates::Issued;
     use jiff::Timestamp;
 
     use super::{super::view::Caller, *};
@@ -253,7 +253,7 @@ pub mod tests {
 
     /// An authority of 2026.
     pub fn authority() -> Issued {
-        use berth::agent::certificates::{Authority, Validity};
+        use berth::wiring::certificates::{Authority, Validity};
         let now = "2026-01-01T00:00:00Z".parse().expect("a time");
         Authority::create("test", Validity::days(now, 3650)).expect("an authority").own().clone()
     }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use berth::agent::certificates::Issued;
+use berth::wiring::certificates::Issued;
 use jiff::SignedDuration;
 
 use super::{

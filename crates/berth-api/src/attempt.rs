@@ -1,0 +1,112 @@
+//! What one attempt came to, and whether another is worth while. Pure. Spec 04 §6.4.
+
+use std::time::Duration;
+
+use super::api::ApiError;
+
+/// Attempts in all.
+pub const ATTEMPTS: u32 = 5;
+/// The first pause.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Each pause is so many times the last one.
+const FACTOR: f64 = 1.5;
+/// By so much of itself a pause may be longer, so that not all come back at once.
+const JITTER: f64 = 0.2;
+
+/// Why an attempt failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// In words.
+    pub text: String,
+    /// Whether the next attempt may succeed.
+    pub retry: Retry,
+}
+
+/// Whether the next attempt may succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// No.
+    Never,
+    /// After the usual pause.
+    Soon,
+    /// After that pause, which the server asks for.
+    After(Duration),
+}
+
+/// The pause after the `attempt`-th failure (from 0); `chance` is between 0 and 1.
+pub fn pause(attempt: u32, chance: f64, retry: Retry) -> Option<Duration> {
+    let exponent = i32::try_from(attempt.min(ATTEMPTS)).unwrap_or_default();
+    let usual = PAUSE.mul_f64(FACTOR.powi(exponent) * (1.0 + JITTER * chance.clamp(0.0, 1.0)));
+    match retry {
+        _ if attempt + 1 >= ATTEMPTS => None,
+        Retry::Never => None,
+        Retry::Soon => Some(usual),
+        Retry::After(asked) => Some(usual.max(asked)),
+    }
+}
+
+/// What an error means.
+///
+/// A connection that was lost may be had again; one that was refused is not worth waiting for.
+pub fn failed(error: &ApiError) -> Failure {
+    let retry = match error {
+        ApiError::Lost(_) => Retry::Soon,
+        ApiError::Unreachable(_) | ApiError::Timeout(_) | ApiError::Malformed(_) => Retry::Never,
+        ApiError::Refused(status) => match status.retry_after {
+            Some(asked) => Retry::After(asked),
+            None if matches!(status.reason.as_str(), "InternalError" | "Timeout" | "TooManyRequests") => Retry::Soon,
+            None => Retry::Never,
+        },
+    };
+    Failure { text: error.to_string(), retry }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::ApiStatus;
+
+    #[test]
+    fn pauses_grow_and_end() {
+        let milliseconds = |attempt, chance| pause(attempt, chance, Retry::Soon).map(|pause| pause.as_millis());
+        let all: Vec<_> = (0..5).map(|attempt| milliseconds(attempt, 0.0)).collect();
+        assert_eq!(all, [Some(500), Some(750), Some(1125), Some(1687), None]);
+        assert_eq!(milliseconds(0, 1.0), Some(600));
+        assert_eq!(milliseconds(0, 7.0), Some(600));
+        let asked = |seconds| Retry::After(Duration::from_secs(seconds));
+        assert_eq!(pause(0, 0.0, asked(3)), Some(Duration::from_secs(3)));
+        assert_eq!(pause(0, 0.0, asked(0)), Some(PAUSE));
+        assert_eq!((pause(0, 0.0, Retry::Never), pause(4, 0.0, asked(3))), (None, None));
+    }
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        let second = Duration::from_secs(1);
+        let refused = |code, reason: &str, retry_after| {
+            let status =
+                ApiStatus { code, reason: reason.to_owned(), message: "m".to_owned(), causes: Vec::new(), retry_after };
+            ApiError::Refused(Box::new(status))
+        };
+        for (error, retry) in [
+            (refused(401, "Unauthorized", None), Retry::Never),
+            (refused(403, "Forbidden", None), Retry::Never),
+            (refused(429, "TooManyRequests", None), Retry::Soon),
+            (refused(429, "TooManyRequests", Some(second)), Retry::After(second)),
+            (refused(500, "InternalError", None), Retry::Soon),
+            (refused(500, "Invalid", None), Retry::Never),
+            (refused(503, "ServiceUnavailable", None), Retry::Never),
+            (refused(503, "ServiceUnavailable", Some(second)), Retry::After(second)),
+            (refused(504, "Timeout", None), Retry::Soon),
+        ] {
+            assert_eq!(failed(&error), Failure { text: "m".to_owned(), retry }, "{error:?}");
+        }
+        for (error, retry) in [
+            (ApiError::Lost("m".into()), Retry::Soon),
+            (ApiError::Unreachable("m".into()), Retry::Never),
+            (ApiError::Timeout(second), Retry::Never),
+            (ApiError::Malformed("m".into()), Retry::Never),
+        ] {
+            assert_eq!(failed(&error).retry, retry, "{error:?}");
+        }
+    }
+}

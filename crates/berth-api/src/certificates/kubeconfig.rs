@@ -1,0 +1,243 @@
+//! The kubeconfig as far as certificates go: whether the one there is can be used, and the one a
+//! bootstrap leaves behind (spec 01 §11.1-11.2).
+//!
+//! Blocking: small files, read at start and where a certificate is missing.
+
+use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{leaf, pair::Pair, plan::Found};
+use crate::transport::{self, Source, User};
+use berth_sys::atomic_file;
+
+/// Readable by us: others must not learn who we are.
+const MODE: u32 = 0o600;
+/// Mode of its directory, where it is made.
+const DIRECTORY: u32 = 0o755;
+
+/// A kubeconfig cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeconfigError {
+    /// It cannot be read.
+    #[error("unable to load kubeconfig {path}: {cause}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        cause: String,
+    },
+    /// It says nothing that could be used.
+    #[error("invalid configuration: {0}")]
+    Invalid(String),
+    /// It cannot be written.
+    #[error("cannot write {path}: {cause}")]
+    Write {
+        /// The file.
+        path: String,
+        /// Why.
+        cause: io::Error,
+    },
+}
+
+/// How the API server is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    /// Its URL.
+    pub server: String,
+    /// The name its certificate is checked for, if not the URL's.
+    pub tls_server_name: String,
+    /// Whether its certificate is not checked.
+    pub insecure: bool,
+    /// The file of its authorities.
+    pub authority: String,
+    /// Its authorities: PEM, in base64; counts before the file.
+    pub authority_data: String,
+    /// Through which proxy.
+    pub proxy: String,
+}
+
+/// Where a kubeconfig has its client certificate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Within itself.
+    Data,
+    /// In files it names.
+    Files,
+}
+
+/// What the current context of a kubeconfig says.
+#[derive(Clone, Debug)]
+pub struct Kubeconfig {
+    /// How the API server is reached.
+    pub cluster: Cluster,
+    user: User,
+}
+
+impl Kubeconfig {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// It cannot be read, or has no server.
+    pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
+        let told = |cause: String| KubeconfigError::Read { path: path.display().to_string(), cause };
+        let text = fs::read_to_string(path).map_err(|e| told(e.to_string()))?;
+        let read = transport::Kubeconfig::parse(&text, path.parent().unwrap_or(Path::new("")));
+        let transport::Kubeconfig { cluster, user } = read.map_err(KubeconfigError::Invalid)?;
+        Ok(Self { cluster: reach(cluster), user })
+    }
+
+    /// Its client certificate with the key, and where that is; `None` where there is none that can be used.
+    pub fn pair(&self) -> Option<(Pair, Origin)> {
+        let (certificate, key) = self.user.pair.as_ref()?;
+        let origin = if certificate.file().is_some() { Origin::Files } else { Origin::Data };
+        let text = |source: &Source| source.read().ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        Pair::join(&text(certificate)?, &text(key)?).ok().map(|pair| (pair, origin))
+    }
+}
+
+/// Whether a kubeconfig can be used as it is: it loads, and its client certificate holds.
+pub fn look(path: &Path, now: Timestamp) -> Found {
+    let Ok(kubeconfig) = Kubeconfig::read(path) else { return Found::NotValid };
+    match kubeconfig.pair() {
+        Some((pair, _)) if leaf::all_hold(&pair.certificate, now.as_second()) => Found::Valid,
+        _ => Found::Unproven,
+    }
+}
+
+/// Writes the kubeconfig of a node whose pair lies behind that link.
+///
+/// Unlike the reference's it keeps the proxy and the server's name.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(path: &Path, cluster: &Cluster, pair: &Path) -> Result<(), KubeconfigError> {
+    let wrong = |cause| KubeconfigError::Write { path: path.display().to_string(), cause };
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        fs::DirBuilder::new().recursive(true).mode(DIRECTORY).create(directory).map_err(wrong)?;
+    }
+    let pair = std::path::absolute(pair).map_err(wrong)?;
+    atomic_file::replace(path, text(cluster, &pair).as_bytes(), MODE).map_err(wrong)
+}
+
+fn text(cluster: &Cluster, pair: &Path) -> String {
+    // A JSON string is a YAML string.
+    let quoted = |text: &str| Value::from(text).to_string();
+    let pair = quoted(&pair.display().to_string());
+    let mut reached = format!("    server: {}\n", quoted(&cluster.server));
+    for (key, value) in [
+        ("certificate-authority-data", &cluster.authority_data),
+        ("certificate-authority", &cluster.authority),
+        ("tls-server-name", &cluster.tls_server_name),
+        ("proxy-url", &cluster.proxy),
+    ] {
+        let is_doubled = key == "certificate-authority" && !cluster.authority_data.is_empty();
+        if !value.is_empty() && !is_doubled {
+            reached.push_str(&format!("    {key}: {}\n", quoted(value)));
+        }
+    }
+    if cluster.insecure {
+        reached.push_str("    insecure-skip-tls-verify: true\n");
+    }
+    format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n{reached}\
+         users:\n- name: default-auth\n  user:\n    client-certificate: {pair}\n    client-key: {pair}\n\
+         contexts:\n- name: default-context\n  context:\n    cluster: default-cluster\n    namespace: default\n    \
+         user: default-auth\ncurrent-context: default-context\n"
+    )
+}
+
+fn reach(cluster: transport::Cluster) -> Cluster {
+    let (authority, authority_data) = match cluster.authorities {
+        Some(Source::File(file)) => (file.display().to_string(), String::new()),
+        Some(Source::Text(pem)) => (String::new(), STANDARD.encode(pem)),
+        None => (String::new(), String::new()),
+    };
+    Cluster {
+        server: cluster.server,
+        tls_server_name: cluster.tls_server_name,
+        insecure: cluster.insecure_skip_tls_verify,
+        authority,
+        authority_data,
+        proxy: cluster.proxy_url,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::certificates::testing::{Authority, DAY};
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    fn kubeconfig(user: &str) -> String {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://10.0.0.1:6443', certificate-authority: ca.crt}}}}]\n\
+             users: [{{name: u, user: {user}}}]\n"
+        )
+    }
+
+    #[test]
+    fn whether_a_kubeconfig_can_be_used() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pair = Authority::new().pair("n", 0, DAY);
+        let file = folder.path().join("pair.pem");
+        fs::write(&file, pair.text()).expect("written");
+        let data = |text: &str| STANDARD.encode(text);
+        let within =
+            format!("{{client-certificate-data: {}, client-key-data: {}}}", data(&pair.certificate), data(&pair.key));
+        let (named, text) = ("{client-certificate: pair.pem, client-key: pair.pem}", kubeconfig);
+        for (content, now, expected) in [
+            (text(&within), 10, Found::Valid),
+            (text(&within), DAY + 1, Found::Unproven),
+            (text(named), 10, Found::Valid),
+            (text("{client-certificate: none.pem, client-key: none.pem}"), 10, Found::Unproven),
+            (text("{token: t}"), 10, Found::Unproven),
+            (text(&within).replace("current-context: c", "current-context: x"), 10, Found::NotValid),
+            ("{".to_owned(), 10, Found::NotValid),
+            (String::new(), 10, Found::NotValid),
+        ] {
+            let path = folder.path().join("kubeconfig");
+            fs::write(&path, &content).expect("written");
+            assert_eq!(look(&path, at(now)), expected, "{content}");
+        }
+        assert_eq!(look(&folder.path().join("none"), at(10)), Found::NotValid);
+        let path = folder.path().join("kubeconfig");
+        for (content, origin) in [(text(&within), Origin::Data), (text(named), Origin::Files)] {
+            fs::write(&path, content).expect("written");
+            assert_eq!(Kubeconfig::read(&path).expect("read").pair(), Some((pair.clone(), origin)));
+        }
+    }
+
+    #[test]
+    fn a_bootstrap_leaves_a_kubeconfig_that_can_be_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let bootstrap = folder.path().join("bootstrap");
+        fs::write(&bootstrap, kubeconfig("{token: a.b}")).expect("written");
+        let cluster = Kubeconfig::read(&bootstrap).expect("read").cluster;
+        assert_eq!(cluster.authority, folder.path().join("ca.crt").display().to_string());
+        let (path, link) = (folder.path().join("etc/kubelet.conf"), folder.path().join("pki/current.pem"));
+        let every = Cluster { tls_server_name: "api".to_owned(), proxy: "http://p: #1".to_owned(), ..cluster.clone() };
+        let data = Cluster { authority: String::new(), authority_data: "UEVN".to_owned(), ..cluster.clone() };
+        for cluster in [cluster.clone(), every, data] {
+            write(&path, &cluster, &link).expect("written");
+            let again = Kubeconfig::read(&path).expect("read");
+            assert_eq!(again.cluster, cluster);
+            assert_eq!(again.user.pair, Some((Source::File(link.clone()), Source::File(link.clone()))));
+            assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+        }
+        let text = fs::read_to_string(&path).expect("read");
+        assert!(text.contains("\n    namespace: default\n") && text.ends_with("\ncurrent-context: default-context\n"));
+        let anybody = Cluster { insecure: true, authority: String::new(), ..cluster };
+        write(&path, &anybody, &link).expect("written");
+        assert_eq!(Kubeconfig::read(&path).expect("read").cluster, anybody);
+    }
+}

@@ -1,0 +1,368 @@
+//! Keeps one certificate good: waits until it is due, asks for the next, keeps it, shows it.
+//!
+//! One task owns which pair is current. What has expired counts as absent: then whatever lies on disk
+//! is looked at again, and the credentials of the bootstrap are read again and asked with, for as long as
+//! it takes. (The reference ends its process after five minutes and comes back to the same files.)
+//! Behaviour: spec 01 §11.4, §20.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use jiff::{Timestamp, tz::TimeZone};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::{
+    ask::{AskError, Request},
+    key::Key,
+    kubeconfig::Origin,
+    leaf::Leaf,
+    pair::Pair,
+    request::Naming,
+    schedule::{Due, due, retry, server_answers},
+    store::Store,
+    template::{Purpose, Template},
+};
+use crate::{CertifiedPair, Identity, api::ApiClient};
+use berth_metrics::CertificateMetrics;
+use berth_ports::{Clock, Event, EventSink};
+
+/// How long somebody may take to approve and sign.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// How often the wall clock is looked at: it may be set, and a machine may sleep.
+const RECHECK: Duration = Duration::from_secs(60);
+/// How long there may be no certificate before that is told, and between two times it is.
+const OVERDUE: Duration = Duration::from_secs(5 * 60);
+/// Reason of the event about a certificate that does not come.
+const REASON: &str = "CertificateRequestFailed";
+
+/// Who is told which pair to show.
+pub trait IdentitySink: Send + Sync + 'static {
+    /// From now on that one; `None`: nobody.
+    fn set(&self, pair: Option<Arc<Pair>>);
+}
+
+impl IdentitySink for watch::Sender<Option<Arc<Pair>>> {
+    fn set(&self, pair: Option<Arc<Pair>>) {
+        self.send_replace(pair);
+    }
+}
+
+impl IdentitySink for Identity {
+    fn set(&self, pair: Option<Arc<Pair>>) {
+        let read = |pair: &Pair| CertifiedPair::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes());
+        match pair.as_deref().map(read).transpose() {
+            Ok(pair) => {
+                // Whether that is news is the transport's business.
+                let _ = Self::set(self, pair);
+            }
+            Err(error) => error!(err = %error, "The client certificate cannot be shown"),
+        }
+    }
+}
+
+/// Opens a client; what it is opened on is read anew each time. It is there for one attempt: see
+/// [`passing`](super::passing).
+pub type OpenApi =
+    Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Arc<dyn ApiClient>, String>> + Send>> + Send + Sync>;
+
+/// What there may be besides the store: a pair of the kubeconfig. Blocking.
+pub type Seed = Arc<dyn Fn() -> Option<(Pair, Origin)> + Send + Sync>;
+
+/// How a certificate stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CertificateState {
+    /// The last second of the current one, since the epoch; none: there is no current one.
+    pub valid_until: Option<i64>,
+    /// Attempts in a row that came to nothing.
+    pub failures: u32,
+    /// Why the last one did.
+    pub error: Option<String>,
+    /// Whether the last answer showed that an API server is there and well.
+    pub server_answers: bool,
+}
+
+/// What a manager works with.
+pub struct Parts {
+    /// Where pairs lie.
+    pub store: Store,
+    /// What else there may be.
+    pub seed: Option<Seed>,
+    /// Whom to ask with a certificate that holds.
+    pub api: Arc<dyn ApiClient>,
+    /// Whom to ask without one.
+    pub bootstrap: Option<OpenApi>,
+    /// The wall time.
+    pub clock: Arc<dyn Clock>,
+    /// What is counted.
+    pub metrics: CertificateMetrics,
+    /// Who shows the pair.
+    pub sink: Arc<dyn IdentitySink>,
+    /// Who hears of failures.
+    pub events: Arc<dyn EventSink>,
+}
+
+/// The task.
+pub struct Manager {
+    parts: Parts,
+    purpose: Purpose,
+    templates: watch::Receiver<Option<Template>>,
+    state: watch::Sender<CertificateState>,
+    held: Option<Held>,
+    /// Whether the current pair is to be replaced whatever its age.
+    is_forced: bool,
+    pending: Option<Request>,
+    /// Since when there has been no pair, or since when that was last told.
+    absent: Instant,
+}
+
+/// The current pair.
+struct Held {
+    pair: Arc<Pair>,
+    leaf: Leaf,
+    /// When within the window it is replaced.
+    chance: f64,
+}
+
+impl Manager {
+    /// Finds the current pair and shows it.
+    pub async fn open(purpose: Purpose, parts: Parts, templates: watch::Receiver<Option<Template>>) -> Self {
+        let mut manager = Self {
+            parts,
+            purpose,
+            templates,
+            state: watch::Sender::default(),
+            held: None,
+            is_forced: false,
+            pending: None,
+            absent: Instant::now(),
+        };
+        manager.refresh().await;
+        manager
+    }
+
+    /// How the certificate stands.
+    pub fn state(&self) -> watch::Receiver<CertificateState> {
+        self.state.subscribe()
+    }
+
+    /// Works until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = self.turns() => {}
+        }
+    }
+
+    async fn turns(&mut self) {
+        loop {
+            self.refresh().await;
+            let template = self.templates.borrow_and_update().clone();
+            let current = self.held.as_ref().filter(|_| !self.is_forced).map(|held| (&held.leaf, held.chance));
+            match (due(current, template.as_ref(), self.now()), template) {
+                (Due::Now, Some(template)) => self.attempt(template).await,
+                (Due::At(at), _) => self.pause(self.until(at).min(RECHECK)).await,
+                _ => self.pause(RECHECK).await,
+            }
+        }
+    }
+
+    fn now(&self) -> i64 {
+        self.parts.clock.now().as_second()
+    }
+
+    /// How long until that second; at least one, since a clock may stand still.
+    fn until(&self, at: i64) -> Duration {
+        let seconds = at.min(self.held.as_ref().map_or(at, |held| held.leaf.not_after)).saturating_sub(self.now());
+        Duration::from_secs(u64::try_from(seconds).unwrap_or_default().max(1))
+    }
+
+    async fn pause(&mut self, limit: Duration) {
+        tokio::select! {
+            () = sleep(limit) => {}
+            () = moved(&mut self.templates) => {}
+        }
+    }
+
+    /// Lets go of what has expired, and takes what lies on disk where there is nothing.
+    async fn refresh(&mut self) {
+        let now = self.now();
+        if self.held.as_ref().is_some_and(|held| held.leaf.is_expired(now)) {
+            error!(purpose = ?self.purpose, "The certificate has expired");
+            self.absent = Instant::now();
+            self.show(None);
+        }
+        if self.held.is_some() {
+            return;
+        }
+        let (store, seed, at) = (self.parts.store.clone(), self.parts.seed.clone(), self.parts.clock.now());
+        let found = tokio::task::spawn_blocking(move || find(&store, seed.as_deref(), at)).await;
+        let Ok(Some((pair, leaf, is_forced))) = found else { return };
+        self.is_forced = is_forced;
+        self.show(Some((pair, leaf)));
+    }
+
+    /// One request, to its end.
+    async fn attempt(&mut self, template: Template) {
+        let mut templates = self.templates.clone();
+        // An expired certificate is not waited with: then others are to be asked with.
+        let limit = self.held.as_ref().map_or(LIMIT, |held| self.until(held.leaf.not_after).min(LIMIT));
+        let outcome = tokio::select! {
+            biased;
+            () = differs(&mut templates, &template) => return,
+            outcome = timeout(limit, self.issue(template.clone())) => outcome.unwrap_or(Err(AskError::TimedOut)),
+        };
+        match outcome {
+            Ok(pair) => self.take(pair).await,
+            Err(error) => self.failed(error).await,
+        }
+    }
+
+    /// Asks for a certificate and waits for it. What was asked for stays in `pending`.
+    async fn issue(&mut self, template: Template) -> Result<(Pair, Leaf), AskError> {
+        let now = self.now();
+        let request = match self.pending.take().filter(|pending| pending.template == template) {
+            Some(pending) => pending,
+            None => {
+                let key = Key::generate().map_err(|e| AskError::Own(e.to_string()))?;
+                Request::new(template.clone(), key, Naming::Rotation)?
+            }
+        };
+        let request = self.pending.insert(request);
+        let mut client = match (&self.held, &self.parts.bootstrap) {
+            (None, Some(open)) => open().await.map_err(AskError::Own)?,
+            _ => self.parts.api.clone(),
+        };
+        match (request.make(&*client, now).await, &self.parts.bootstrap) {
+            // Revoked, or the authority was replaced: who we were at first may still be known.
+            (Err(AskError::Create(error)), Some(open)) if error.code() == 401 && self.held.is_some() => {
+                client = open().await.map_err(|_| AskError::Create(error))?;
+                request.make(&*client, now).await?;
+            }
+            (outcome, _) => outcome?,
+        }
+        self.state.send_modify(|state| state.server_answers = true);
+        let chain = request.wait(&*client).await?;
+        let pair = Pair::join(&chain, &request.key()).map_err(AskError::Refused)?;
+        match pair.leaf().filter(|leaf| leaf.covers(&template) && !leaf.is_expired(now)) {
+            Some(leaf) => Ok((pair, leaf)),
+            None => Err(AskError::Refused("the certificate does not say what was asked for".to_owned())),
+        }
+    }
+
+    async fn take(&mut self, (pair, leaf): (Pair, Leaf)) {
+        let (store, kept, now) = (self.parts.store.clone(), pair.clone(), local(self.parts.clock.now()));
+        match tokio::task::spawn_blocking(move || store.update(&kept, &now)).await {
+            Ok(Ok(path)) => info!(path = %path.display(), purpose = ?self.purpose, "Got a certificate"),
+            Ok(Err(error)) => error!(err = %error, "The new certificate is used but cannot be kept"),
+            Err(error) => error!(err = %error, "The new certificate is used but cannot be kept"),
+        }
+        if let Some(old) = &self.held {
+            self.parts.metrics.replaced(self.now().saturating_sub(old.leaf.not_before));
+            if self.purpose == Purpose::Client {
+                info!("Certificate rotation detected, shutting down client connections to start using new credentials");
+            }
+        }
+        (self.pending, self.is_forced) = (None, false);
+        self.show(Some((pair, leaf)));
+        self.state.send_modify(|state| (state.failures, state.error) = (0, None));
+    }
+
+    async fn failed(&mut self, error: AskError) {
+        self.parts.metrics.failures.inc();
+        if !error.may_come_yet() {
+            self.pending = None;
+        }
+        let text = error.to_string();
+        error!(err = text, purpose = ?self.purpose, "Failed while requesting a signed certificate from the control plane");
+        if self.state.borrow().error.as_ref() != Some(&text) {
+            self.parts.events.record(Event::node_warning(REASON, text.clone()));
+        }
+        self.state.send_modify(|state| {
+            state.failures = state.failures.saturating_add(1);
+            state.error = Some(text);
+            match &error {
+                AskError::Create(error) => state.server_answers = server_answers(Err(error)),
+                AskError::Own(_) | AskError::TimedOut => {}
+                _ => state.server_answers = true,
+            }
+        });
+        self.tell_if_overdue();
+        let failures = self.state.borrow().failures;
+        self.pause(retry(failures, rand::random())).await;
+    }
+
+    fn tell_if_overdue(&mut self) {
+        if self.purpose != Purpose::Client || self.held.is_some() || self.absent.elapsed() < OVERDUE {
+            return;
+        }
+        self.absent = Instant::now();
+        if self.state.borrow().server_answers {
+            error!("No valid client certificate is found and the server is responsive; asking on");
+        } else {
+            warn!("No valid client certificate is found but the server is not responsive; asking on");
+        }
+    }
+
+    /// That pair is the current one, for all.
+    fn show(&mut self, found: Option<(Pair, Leaf)>) {
+        self.held = found.map(|(pair, leaf)| Held { pair: Arc::new(pair), leaf, chance: rand::random() });
+        let last = self.held.as_ref().map(|held| held.leaf.not_after);
+        self.parts.metrics.expiry.set(last);
+        self.parts.sink.set(self.held.as_ref().map(|held| held.pair.clone()));
+        self.state.send_modify(|state| state.valid_until = last);
+    }
+}
+
+/// What lies on disk and holds: of the store, else of the kubeconfig. Says whether it is to be replaced
+/// at once, as what stands within a kubeconfig is.
+fn find(
+    store: &Store,
+    seed: Option<&(dyn Fn() -> Option<(Pair, Origin)> + Send + Sync)>,
+    at: Timestamp,
+) -> Option<(Pair, Leaf, bool)> {
+    let good = |pair: Pair| {
+        let leaf = pair.leaf().filter(|leaf| !leaf.is_expired(at.as_second()))?;
+        Some((pair, leaf))
+    };
+    let stored = store.current().unwrap_or_else(|error| {
+        error!(err = %error, "Cannot use the stored certificate");
+        None
+    });
+    if let Some((pair, leaf)) = stored.and_then(good) {
+        return Some((pair, leaf, false));
+    }
+    let (pair, origin) = seed?()?;
+    let (pair, leaf) = good(pair)?;
+    if origin == Origin::Data
+        && let Err(error) = store.update(&pair, &local(at))
+    {
+        error!(err = %error, "Cannot keep the certificate of the kubeconfig");
+    }
+    Some((pair, leaf, origin == Origin::Data))
+}
+
+fn local(at: Timestamp) -> jiff::Zoned {
+    at.to_zoned(TimeZone::system())
+}
+
+/// The next change; never returns once there can be none.
+async fn moved(templates: &mut watch::Receiver<Option<Template>>) {
+    if templates.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Returns when something else is wanted.
+async fn differs(templates: &mut watch::Receiver<Option<Template>>, from: &Template) {
+    while templates.borrow_and_update().as_ref() == Some(from) {
+        moved(templates).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

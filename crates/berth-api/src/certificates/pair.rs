@@ -1,0 +1,128 @@
+//! A certificate chain with its key. Pure.
+
+use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
+
+use super::leaf::Leaf;
+
+/// A certificate (chain) and its key. Two are equal if their texts are.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Pair {
+    /// The certificate, then those of its issuers; PEM.
+    pub certificate: String,
+    /// The key, PEM: `EC PRIVATE KEY`, `RSA PRIVATE KEY` or `PRIVATE KEY`.
+    pub key: String,
+}
+
+impl std::fmt::Debug for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pair").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+impl Pair {
+    /// Certificate and key from one text, as they lie in the certificate directory.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(pem: &str) -> Result<Self, String> {
+        Self::join(pem, pem)
+    }
+
+    /// Certificate and key from two texts, each of which may hold more.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn join(certificate: &str, key: &str) -> Result<Self, String> {
+        let pair = Self { certificate: blocks(certificate, is_certificate), key: blocks(key, is_key) };
+        pair.check().map(|()| pair)
+    }
+
+    /// As it lies in the certificate directory: leaf, issuers, key.
+    pub fn text(&self) -> String {
+        format!("{}{}", self.certificate, self.key)
+    }
+
+    /// What the certificate says.
+    pub fn leaf(&self) -> Option<Leaf> {
+        Leaf::read(&self.certificate)
+    }
+
+    /// Whether both can be used, and belong together.
+    fn check(&self) -> Result<(), String> {
+        let chain: Result<Vec<CertificateDer<'static>>, _> =
+            CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
+        let chain = chain.map_err(|e| format!("cannot read the certificate: {e}"))?;
+        if chain.is_empty() {
+            return Err("there is no certificate in it".to_owned());
+        }
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).map_err(|_| "there is no key in it".to_owned())?;
+        CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider())
+            .map(drop)
+            .map_err(|e| format!("the certificate or its key cannot be used: {e}"))?;
+        self.leaf().map(drop).ok_or_else(|| "the certificate cannot be read".to_owned())
+    }
+}
+
+fn is_certificate(label: &str) -> bool {
+    label == "CERTIFICATE"
+}
+
+fn is_key(label: &str) -> bool {
+    label.ends_with("PRIVATE KEY")
+}
+
+/// The blocks of a PEM text whose label is wanted, one after the other.
+fn blocks(pem: &str, wanted: fn(&str) -> bool) -> String {
+    let (mut out, mut within) = (String::new(), false);
+    for line in pem.lines().map(str::trim) {
+        let label = |mark: &str| line.strip_prefix(mark).and_then(|rest| rest.strip_suffix("-----"));
+        if let Some(label) = label("-----BEGIN ") {
+            within = wanted(label);
+        }
+        if within {
+            out.extend([line, "\n"]);
+        }
+        if label("-----END ").is_some() {
+            within = false;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certificates::{
+        key::Key,
+        template::Template,
+        testing::{Authority, DAY},
+    };
+
+    #[test]
+    fn a_pair_is_read_from_one_text() {
+        let (authority, key) = (Authority::new(), Key::generate().expect("a key"));
+        let request = key.request(&Template::client("n")).expect("a request");
+        let certificate = authority.sign(&request, 0, DAY);
+        let text = format!("# a comment\n{certificate}{}{}", authority.pem(), key.to_pem());
+        let pair = Pair::read(&text).expect("a pair");
+        assert_eq!(pair.certificate, format!("{certificate}{}", authority.pem()));
+        assert_eq!(pair.text(), text.replace("# a comment\n", ""));
+        assert_eq!(pair.leaf().expect("a leaf").common_name, "system:node:n");
+        assert!(!format!("{pair:?}").contains("PRIVATE"), "keys are not logged");
+
+        let other = Key::generate().expect("a key").to_pem();
+        for (certificate, key, cause) in [
+            (certificate.as_str(), other.as_str(), "the certificate or its key cannot be used: "),
+            ("", &other, "there is no certificate in it"),
+            (&certificate, "", "there is no key in it"),
+            ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", &other, "the certificate or its key"),
+            ("-----BEGIN CERTIFICATE-----\n%\n-----END CERTIFICATE-----\n", &other, "cannot read the certificate: "),
+        ] {
+            let told = Pair::join(certificate, key).expect_err("no pair");
+            assert!(told.starts_with(cause), "{told}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! A client that is there for one attempt: what it is made of ends when nobody holds it any more.
+//!
+//! The bootstrap's credentials are read again for each attempt, so each has a client of its own; without
+//! this, those of a long outage would all stay.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::api::{ApiClient, ApiError, Call, WatchStream};
+
+struct Passing {
+    inner: Arc<dyn ApiClient>,
+    _stop: DropGuard,
+}
+
+/// Cancels `stop` when the last holder of what is returned is gone.
+pub fn passing(inner: Arc<dyn ApiClient>, stop: CancellationToken) -> Arc<dyn ApiClient> {
+    Arc::new(Passing { inner, _stop: stop.drop_guard() })
+}
+
+#[async_trait]
+impl ApiClient for Passing {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        self.inner.call(call).await
+    }
+
+    async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError> {
+        self.inner.watch(call).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::Resource, testing::FakeApi};
+
+    #[tokio::test]
+    async fn it_ends_with_its_last_holder() {
+        let (life, call) = (CancellationToken::new(), Call::get(Resource::HEALTHZ, "", ""));
+        let stop = life.child_token();
+        let client = passing(FakeApi::new(|_| Ok(serde_json::json!("ok"))), stop.clone());
+        let second = client.clone();
+        assert!(client.call(call.clone()).await.is_ok());
+        drop(client);
+        assert!(!stop.is_cancelled() && second.call(call).await.is_ok(), "somebody holds it");
+        drop(second);
+        assert!(stop.is_cancelled() && !life.is_cancelled());
+    }
+}

@@ -1,0 +1,171 @@
+//! The object that asks for a certificate: its name, its body, and whether one that is there already asks
+//! the same. Pure. Spec 01 §11.2-11.3.
+
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
+use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha512_256};
+use x509_parser::{certification_request::X509CertificationRequest, prelude::FromDer};
+
+use super::{leaf, progress::Signing, template::Template};
+use crate::api::Resource;
+
+/// What the objects of a rotation are called, before what makes them their own.
+const PREFIX: &str = "csr-";
+/// How many hexadecimal digits do that: 80 bits.
+const DIGITS: usize = 20;
+
+/// What a request's object is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Naming {
+    /// `node-csr-…`: the first certificate, asked for before anything else runs.
+    Bootstrap,
+    /// `csr-…`: all others.
+    Rotation,
+}
+
+/// The name: the same for the same key and subject, so that what was asked for twice is there once.
+/// The reference has the server choose the names of rotations, and leaves a request behind each
+/// time an answer is lost (AC-10-36).
+pub fn name(naming: Naming, public: &[u8], template: &Template) -> String {
+    let digest = digest(public, template);
+    match naming {
+        Naming::Bootstrap => format!("node-csr-{}", URL_SAFE_NO_PAD.encode(digest)),
+        Naming::Rotation => {
+            let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("{PREFIX}{}", hex.chars().take(DIGITS).collect::<String>())
+        }
+    }
+}
+
+fn digest(public: &[u8], template: &Template) -> Vec<u8> {
+    let mut hash = Sha512_256::new();
+    let common_name = template.common_name();
+    let parts = [public, common_name.as_bytes(), Template::ORGANIZATION.as_bytes()];
+    for part in parts.into_iter().chain(template.purpose.usages().map(str::as_bytes)) {
+        hash.update(URL_SAFE_NO_PAD.encode(part));
+        hash.update("|");
+    }
+    hash.finalize().to_vec()
+}
+
+/// The object. `request` is PEM.
+pub fn object(resource: &Resource, naming: Naming, name: &str, request: &str, template: &Template) -> Value {
+    let mut metadata = json!({"name": name});
+    if naming == Naming::Rotation {
+        metadata = json!({"generateName": PREFIX, "name": name});
+    }
+    json!({
+        "apiVersion": resource.api_version(),
+        "kind": resource.kind,
+        "metadata": metadata,
+        "spec": {
+            "request": STANDARD.encode(request),
+            "signerName": template.purpose.signer(),
+            "usages": template.purpose.usages(),
+        },
+    })
+}
+
+/// Whether the object of that name asks what we ask, so that its answer is ours.
+///
+/// # Errors
+/// What differs.
+pub fn compatible(there: &Signing, request: &str, template: &Template, now: i64) -> Result<(), String> {
+    let signer = template.purpose.signer();
+    if there.spec.signer_name != signer {
+        return Err(format!("csr signerNames differ: new {signer:?}, orig: {:?}", there.spec.signer_name));
+    }
+    let (Some(theirs), Some(ours)) = (there.request().as_deref().and_then(asked), asked(request)) else {
+        return Err("the request cannot be read".to_owned());
+    };
+    if theirs.subject != ours.subject {
+        return Err("csr subjects differ".to_owned());
+    }
+    if theirs.public != ours.public {
+        return Err("csr public keys differ".to_owned());
+    }
+    match there.certificate() {
+        Some(pem) if !leaf::all_hold(&pem, now) => Err("its certificate is expired".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+struct Wanted {
+    subject: Vec<u8>,
+    public: Vec<u8>,
+}
+
+fn asked(pem: &str) -> Option<Wanted> {
+    let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).ok()?;
+    let (_, request) = X509CertificationRequest::from_der(&der).ok()?;
+    let info = request.certification_request_info;
+    Some(Wanted { subject: info.subject.as_raw().to_vec(), public: info.subject_pki.raw.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::certificates::key::Key;
+
+    #[test]
+    fn a_request_is_called_by_what_it_asks() {
+        let template = Template::client("n");
+        // printf 'a2V5|c3lzdGVtOm5vZGU6bg|c3lzdGVtOm5vZGVz|ZGlnaXRhbCBzaWduYXR1cmU|Y2xpZW50IGF1dGg|' |
+        // openssl dgst -sha512-256 -binary | basenc --base64url
+        assert_eq!(name(Naming::Bootstrap, b"key", &template), "node-csr-litVUSUtPM4znXCAy-mNiVlLUDyk-MwyFQaIhfgqZnQ");
+        let rotation = name(Naming::Rotation, b"key", &template);
+        assert!(rotation.starts_with("csr-") && rotation.len() == 24, "{rotation}");
+        assert_ne!(rotation, name(Naming::Rotation, b"other", &template));
+        assert_ne!(rotation, name(Naming::Rotation, b"key", &Template::client("m")));
+    }
+
+    #[test]
+    fn the_object_says_what_is_wanted() {
+        // AC-01-32
+        let template = Template::client("n");
+        let made = object(&Resource::SIGNING_REQUESTS, Naming::Rotation, "csr-x", "PEM", &template);
+        let expected = json!({
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"generateName": "csr-", "name": "csr-x"},
+            "spec": {
+                "request": "UEVN",
+                "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+                "usages": ["digital signature", "client auth"],
+            },
+        });
+        assert_eq!(made, expected);
+        let made = object(&Resource::SIGNING_REQUESTS, Naming::Bootstrap, "node-csr-x", "PEM", &template);
+        assert_eq!(made["metadata"], json!({"name": "node-csr-x"}));
+    }
+
+    #[test]
+    fn a_request_of_ours_is_used_again() {
+        let (key, template) = (Key::generate().expect("a key"), Template::client("n"));
+        let request = key.request(&template).expect("a request");
+        let signing = |request: &str, signer: &str| {
+            let mut signing = Signing::default();
+            signing.spec.request = STANDARD.encode(request);
+            signing.spec.signer_name = signer.to_owned();
+            signing
+        };
+        let signer = template.purpose.signer();
+        let other = Key::generate().expect("a key").request(&template).expect("a request");
+        let renamed = key.request(&Template::client("m")).expect("a request");
+        // A signature is different each time; what is asked is not.
+        let again = key.request(&template).expect("a request");
+        for (there, expected) in [
+            (signing(&again, signer), Ok(())),
+            (signing(&other, signer), Err("csr public keys differ".to_owned())),
+            (signing(&renamed, signer), Err("csr subjects differ".to_owned())),
+            (signing("none", signer), Err("the request cannot be read".to_owned())),
+            (signing(&request, "x"), Err(format!("csr signerNames differ: new {signer:?}, orig: \"x\""))),
+        ] {
+            assert_eq!(compatible(&there, &request, &template, 0), expected);
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Which events are one series, which are similar, and which are too many. Pure. Spec 05 §13.1.
+//!
+//! An event passes three stages: ten similar ones within ten minutes become one that says so; the
+//! same again counts up; who causes more than a burst is cut off. Each keeps the 4096 latest.
+
+use std::{
+    collections::HashSet,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use jiff::Timestamp;
+use lru::LruCache;
+
+use super::series::{About, Series};
+
+/// Entries each stage keeps.
+const KEPT: usize = 4096;
+/// So many distinct messages make similar events one.
+const SIMILAR: usize = 10;
+/// Similar events further apart, in seconds, begin anew.
+const SIMILAR_WITHIN: f64 = 600.0;
+/// What a combined event begins with.
+const COMBINED: &str = "(combined from similar events): ";
+/// Events of one kind about one object at once.
+const BURST: f64 = 25.0;
+/// Seconds until one more may be sent.
+const REFILL: f64 = 300.0;
+/// Normal events that tell a container's life; they have a bucket of their own, so that nothing
+/// noisy can hide them.
+const LIFE: [&str; 5] = ["Pulled", "Created", "Started", "Killing", "Pulling"];
+
+/// Events as they happen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Happened {
+    /// What it is about.
+    pub about: About,
+    /// Whether it is a warning.
+    pub warning: bool,
+    /// The reason.
+    pub reason: String,
+    /// The message.
+    pub message: String,
+    /// Annotations of the event; of a series, those of the first.
+    pub annotations: Vec<(&'static str, String)>,
+}
+
+/// What is to be sent of an event.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Send {
+    /// A new series.
+    First(Series),
+    /// One more of a series that was sent.
+    Again(Series),
+}
+
+struct Similar {
+    messages: HashSet<u64>,
+    last: Timestamp,
+}
+
+struct Counted {
+    name: String,
+    first: Timestamp,
+    count: i32,
+}
+
+struct Bucket {
+    tokens: f64,
+    filled: Timestamp,
+}
+
+/// The three stages.
+pub struct Correlator {
+    similar: LruCache<u64, Similar>,
+    counted: LruCache<u64, Counted>,
+    buckets: LruCache<u64, Bucket>,
+    last_name: i128,
+}
+
+impl Default for Correlator {
+    fn default() -> Self {
+        // Bounded by `room_for_one`: a bounded cache takes all its room at once, and most nodes have few events.
+        let (similar, counted, buckets) = (LruCache::unbounded(), LruCache::unbounded(), LruCache::unbounded());
+        Self { similar, counted, buckets, last_name: 0 }
+    }
+}
+
+/// What was used least recently goes, where there is no room for one more.
+fn room_for_one<V>(cache: &mut LruCache<u64, V>) {
+    while cache.len() >= KEPT {
+        cache.pop_lru();
+    }
+}
+
+impl Correlator {
+    /// What is to be sent of an event; `None` where there were too many.
+    ///
+    /// `fallback` names the series where the object's name cannot (a random UUID).
+    pub fn take(&mut self, event: Happened, now: Timestamp, fallback: impl FnOnce() -> String) -> Option<Send> {
+        let (message, key) = self.combine(&event, now);
+        let series = self.count(&event, message, key, now, fallback);
+        if !self.passes(&event, now) {
+            return None;
+        }
+        Some(if series.count == 1 { Send::First(series) } else { Send::Again(series) })
+    }
+
+    /// The message, and what tells the series from others.
+    fn combine(&mut self, event: &Happened, now: Timestamp) -> (String, u64) {
+        let group = hash(&(event.about.object(), event.warning, &event.reason));
+        room_for_one(&mut self.similar);
+        let similar = self.similar.get_or_insert_mut(group, || Similar { messages: HashSet::new(), last: now });
+        if seconds(similar.last, now) > SIMILAR_WITHIN {
+            similar.messages.clear();
+        }
+        similar.last = now;
+        let own = hash(&event.message);
+        if similar.messages.len() < SIMILAR {
+            similar.messages.insert(own);
+        }
+        if similar.messages.len() < SIMILAR {
+            let key = hash(&(&event.about, event.warning, &event.reason, &event.message));
+            return (event.message.clone(), key);
+        }
+        (format!("{COMBINED}{}", event.message), hash(&("combined", group)))
+    }
+
+    fn count(
+        &mut self,
+        event: &Happened,
+        message: String,
+        key: u64,
+        now: Timestamp,
+        fallback: impl FnOnce() -> String,
+    ) -> Series {
+        let counted = match self.counted.get_mut(&key) {
+            Some(counted) => {
+                counted.count = counted.count.saturating_add(1);
+                (counted.name.clone(), counted.first, counted.count)
+            }
+            None => {
+                let name = self.name(&event.about, now).unwrap_or_else(fallback);
+                room_for_one(&mut self.counted);
+                self.counted.put(key, Counted { name: name.clone(), first: now, count: 1 });
+                (name, now, 1)
+            }
+        };
+        let (name, first, count) = counted;
+        Series {
+            about: event.about.clone(),
+            warning: event.warning,
+            reason: event.reason.clone(),
+            message,
+            name,
+            first,
+            last: now,
+            count,
+            annotations: event.annotations.clone(),
+        }
+    }
+
+    /// Whether the event's bucket holds a token.
+    fn passes(&mut self, event: &Happened, now: Timestamp) -> bool {
+        let life = !event.warning && LIFE.contains(&event.reason.as_str());
+        let key = hash(&(&event.about, event.warning, life));
+        room_for_one(&mut self.buckets);
+        let bucket = self.buckets.get_or_insert_mut(key, || Bucket { tokens: BURST, filled: now });
+        bucket.tokens = (bucket.tokens + seconds(bucket.filled, now).max(0.0) / REFILL).min(BURST);
+        bucket.filled = now;
+        if bucket.tokens < 1.0 {
+            return false;
+        }
+        bucket.tokens -= 1.0;
+        true
+    }
+
+    /// `<object>.<hex unix nanos>`, different each time.
+    fn name(&mut self, about: &About, now: Timestamp) -> Option<String> {
+        self.last_name = now.as_nanosecond().max(self.last_name.saturating_add(1));
+        let name = format!("{}.{:x}", about.name, self.last_name);
+        berth_types::names::dns_subdomain(&name).is_empty().then_some(name)
+    }
+}
+
+fn seconds(from: Timestamp, to: Timestamp) -> f64 {
+    to.duration_since(from).as_secs_f64()
+}
+
+/// What memory keeps of a text: keys of thousands of long messages would be large.
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).expect("a small number")
+    }
+
+    fn event(reason: &str, message: &str) -> Happened {
+        let about =
+            About::of_pod(&berth_types::PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() }, None);
+        Happened { about, warning: true, reason: reason.into(), message: message.into(), annotations: Vec::new() }
+    }
+
+    fn take(correlator: &mut Correlator, event: Happened, second: i64) -> Option<(bool, String, i32, String)> {
+        let sent = correlator.take(event, at(second), || "random".to_owned())?;
+        let (first, series) = match sent {
+            Send::First(series) => (true, series),
+            Send::Again(series) => (false, series),
+        };
+        Some((first, series.message, series.count, series.name))
+    }
+
+    #[test]
+    fn the_same_again_counts_up() {
+        // AC-10-33
+        let mut all = Correlator::default();
+        let name = format!("p.{:x}", at(1).as_nanosecond());
+        for (second, first, count) in [(1, true, 1), (2, false, 2), (3, false, 3)] {
+            let taken = take(&mut all, event("BackOff", "m"), second);
+            assert_eq!(taken, Some((first, "m".to_owned(), count, name.clone())));
+        }
+        let (first, _, _, other) = take(&mut all, event("BackOff", "other"), 1).expect("sent");
+        assert!(first && other != name, "the same moment is another name");
+        let mut on_container = event("BackOff", "m");
+        on_container.about.field_path = Some("spec.containers{c}".to_owned());
+        assert!(take(&mut all, on_container, 4).expect("sent").0, "another container is another series");
+    }
+
+    #[test]
+    fn similar_events_become_one() {
+        // AC-05-35
+        let mut all = Correlator::default();
+        let taken: Vec<_> = (0..12).filter_map(|i| take(&mut all, event("Failed", &format!("m{i}")), i)).collect();
+        for (i, (first, message, count, _)) in taken.iter().take(9).enumerate() {
+            assert_eq!((*first, message, *count), (true, &format!("m{i}"), 1));
+        }
+        let combined: Vec<_> =
+            taken.iter().skip(9).map(|(first, message, count, _)| (*first, message.as_str(), *count)).collect();
+        assert_eq!(
+            combined,
+            [
+                (true, "(combined from similar events): m9", 1),
+                (false, "(combined from similar events): m10", 2),
+                (false, "(combined from similar events): m11", 3)
+            ]
+        );
+        assert!(taken[9].3 == taken[11].3 && taken[9].3 != taken[0].3, "a name of its own");
+        let later = take(&mut all, event("Failed", "m12"), 700).expect("sent");
+        assert_eq!((later.0, later.1.as_str()), (true, "m12"), "ten minutes later they are told apart again");
+    }
+
+    #[test]
+    fn too_many_are_cut_off() {
+        // AC-05-34
+        let mut all = Correlator::default();
+        let counts: Vec<Option<i32>> =
+            (0..26).map(|i| take(&mut all, event("BackOff", "m"), i).map(|(_, _, count, _)| count)).collect();
+        assert_eq!((counts[24], counts[25]), (Some(25), None));
+        for (case, warning, reason, passes) in [
+            ("normal", false, "SandboxChanged", true),
+            ("life", false, "Started", true),
+            ("warning", true, "Other", false),
+        ] {
+            let other = Happened { warning, ..event(reason, "m") };
+            assert_eq!(take(&mut all, other, 30).is_some(), passes, "{case}");
+        }
+        let back = take(&mut all, event("BackOff", "m"), 26 + 300).expect("a token");
+        assert_eq!((back.0, back.2), (false, 27), "what was cut off was counted");
+        assert_eq!(take(&mut all, event("BackOff", "m"), 26 + 301), None);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_changes_neither_names_nor_limits() {
+        let mut all = Correlator::default();
+        let (late, early) = (1_000_000, 10);
+        let counts = |all: &mut Correlator, second: i64, times: usize| {
+            (0..times)
+                .filter_map(|_| take(all, event("BackOff", "m"), second))
+                .map(|taken| taken.2)
+                .collect::<Vec<i32>>()
+        };
+        assert_eq!(counts(&mut all, late, 20).last(), Some(&20));
+        assert_eq!(
+            counts(&mut all, early, 20),
+            [21, 22, 23, 24, 25],
+            "one series; nothing was refilled, nothing taken"
+        );
+        assert_eq!(counts(&mut all, early + 299, 1), [0; 0]);
+        assert_eq!(counts(&mut all, early + 301, 1).len(), 1, "by the new time one more may be sent");
+        let name = |all: &mut Correlator, second: i64, uid: &str| {
+            let mut other = event("BackOff", "m");
+            other.about.uid = uid.to_owned();
+            take(all, other, second).expect("sent").3
+        };
+        let names = [name(&mut all, late, "a"), name(&mut all, early, "b"), name(&mut all, late, "c")];
+        assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2], "{names:?}");
+        // Similar ones are still one, and told apart again ten minutes later.
+        let mut all = Correlator::default();
+        let similar = |all: &mut Correlator, message: &str, second: i64| {
+            take(all, event("Failed", message), second).expect("sent").1
+        };
+        (0..9).for_each(|i| drop(similar(&mut all, &format!("m{i}"), late)));
+        assert_eq!(similar(&mut all, "m9", early), "(combined from similar events): m9");
+        assert_eq!(similar(&mut all, "m10", early + 601), "m10");
+    }
+
+    #[test]
+    fn names_that_are_none_are_random() {
+        let mut all = Correlator::default();
+        let mut odd = event("r", "m");
+        odd.about.name = "Not_A_Name".to_owned();
+        assert_eq!(take(&mut all, odd, 1).expect("sent").3, "random");
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut all = Correlator::default();
+        for i in 0..5000 {
+            let mut one = event("r", "m");
+            one.about.uid = format!("u{i}");
+            take(&mut all, one, 1);
+        }
+        assert_eq!((all.similar.len(), all.counted.len(), all.buckets.len()), (4096, 4096, 4096));
+    }
+}

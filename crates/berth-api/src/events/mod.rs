@@ -1,0 +1,231 @@
+//! Tells the API server what happened: events.
+//!
+//! ```text
+//!  EventSink ──bounded queue──► correlate ──► a lane per object ──POST, PATCH──► ApiClient
+//!      └──► log
+//! ```
+//!
+//! Recording never blocks: too many, and the oldest go, counted. One task takes them from the queue,
+//! says which are one series ([`correlate`]) and sends them, of each object one at a time and those of
+//! different objects side by side, so that a call that hangs delays no other object's events.
+//! Behaviour: spec 05 §13, 10 §4.9, §7.
+
+mod correlate;
+mod lanes;
+mod series;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use jiff::Timestamp;
+use rand::Rng;
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use self::{
+    correlate::{Correlator, Happened, Send},
+    lanes::{Lanes, Waiting, object_of},
+    series::About,
+    verdict::{Kind, Verdict, after},
+};
+use super::api::{ApiClient, ApiError, Call, Line, Resource};
+use berth_metrics::{ApiWriteMetrics, EventLoss};
+use berth_ports::{Clock, Event, EventKind, EventSink, EventTarget};
+
+/// Events that may wait.
+const WAITING: usize = 1000;
+/// Writes under way at a time.
+const IN_FLIGHT: usize = 16;
+/// Deadline of a write.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What the recorder works with.
+pub struct EventDeps {
+    /// Name of this node.
+    pub node: String,
+    /// The way to the server.
+    pub api: Arc<dyn ApiClient>,
+    /// Also takes every event: the log.
+    pub log: Arc<dyn EventSink>,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Counts.
+    pub metrics: ApiWriteMetrics,
+}
+
+struct Inbox {
+    queue: Mutex<VecDeque<(Event, Timestamp)>>,
+    more: Notify,
+}
+
+/// Takes events; see the module's documentation.
+pub struct EventRecorder {
+    inbox: Arc<Inbox>,
+    log: Arc<dyn EventSink>,
+    clock: Arc<dyn Clock>,
+    metrics: ApiWriteMetrics,
+}
+
+impl EventSink for EventRecorder {
+    fn record(&self, event: Event) {
+        self.log.record(event.clone());
+        let overrun = {
+            let mut queue = self.inbox.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.push_back((event, self.clock.now()));
+            queue.len() > WAITING && queue.pop_front().is_some()
+        };
+        if overrun {
+            self.metrics.events_lost(EventLoss::Overrun);
+        }
+        self.inbox.more.notify_one();
+    }
+}
+
+/// Sends what the recorder took.
+pub struct EventSender {
+    node: String,
+    api: Arc<dyn ApiClient>,
+    metrics: ApiWriteMetrics,
+    inbox: Arc<Inbox>,
+    correlator: Correlator,
+    lanes: Lanes,
+    flights: FuturesUnordered<BoxFuture<'static, (Waiting, Result<Bytes, ApiError>)>>,
+}
+
+/// A recorder, and the task's body that sends what it takes.
+pub fn recorder(deps: EventDeps) -> (EventRecorder, EventSender) {
+    let inbox = Arc::new(Inbox { queue: Mutex::default(), more: Notify::new() });
+    let recorder =
+        EventRecorder { inbox: inbox.clone(), log: deps.log, clock: deps.clock, metrics: deps.metrics.clone() };
+    let sender = EventSender {
+        node: deps.node,
+        api: deps.api,
+        metrics: deps.metrics,
+        inbox,
+        correlator: Correlator::default(),
+        lanes: Lanes::default(),
+        flights: FuturesUnordered::new(),
+    };
+    (recorder, sender)
+}
+
+impl EventSender {
+    /// Sends until stopped; what waits then is lost.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let inbox = self.inbox.clone();
+        loop {
+            self.take_in();
+            let wake = self.launch();
+            self.metrics.events_queued.set(i64::try_from(self.lanes.waiting()).unwrap_or(i64::MAX));
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                Some((sent, answer)) = self.flights.next(), if !self.flights.is_empty() => self.landed(sent, answer),
+                () = inbox.more.notified() => {}
+                () = super::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    fn take_in(&mut self) {
+        let taken = std::mem::take(&mut *self.inbox.queue.lock().unwrap_or_else(PoisonError::into_inner));
+        for (event, at) in taken {
+            let about = match event.target {
+                EventTarget::Pod { pod, field_path } => About::of_pod(&pod, field_path),
+                EventTarget::Node => About::of_node(&self.node),
+                EventTarget::Storage { kind, namespace, name, uid } => {
+                    About { kind, namespace, name, uid, field_path: None }
+                }
+            };
+            let happened = Happened {
+                about,
+                warning: event.kind == EventKind::Warning,
+                reason: event.reason.into_owned(),
+                message: event.message,
+                annotations: event.annotations,
+            };
+            match self.correlator.take(happened, at, random_name) {
+                Some(Send::First(series)) => self.lanes.push(series, Kind::First),
+                Some(Send::Again(series)) => self.lanes.push(series, Kind::Again),
+                None => self.metrics.events_lost(EventLoss::Spam),
+            }
+            if self.lanes.waiting() > WAITING {
+                self.lanes.drop_oldest();
+                self.metrics.events_lost(EventLoss::Overrun);
+            }
+        }
+    }
+
+    /// Starts what may be sent while there is room; says when the next may be.
+    fn launch(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        while self.flights.len() < IN_FLIGHT {
+            let Some(waiting) = self.lanes.take(now) else { break };
+            let call = self.call(&waiting);
+            let api = self.api.clone();
+            self.flights.push(Box::pin(async move {
+                let answer = match tokio::time::timeout(DEADLINE, api.call(call)).await {
+                    Ok(answer) => answer,
+                    Err(_) => Err(ApiError::Timeout(DEADLINE)),
+                };
+                (waiting, answer)
+            }));
+        }
+        if self.flights.len() < IN_FLIGHT { self.lanes.wakes_at() } else { None }
+    }
+
+    fn call(&self, waiting: &Waiting) -> Call {
+        let series = &waiting.series;
+        let namespace = series.about.event_namespace();
+        let call = match waiting.kind {
+            Kind::First => Call::create(Resource::EVENTS, namespace, series.object(&self.node).to_string()),
+            Kind::Again => Call::patch(Resource::EVENTS, namespace, &series.name, series.change().to_string()),
+        };
+        call.on(Line::Events).within(DEADLINE)
+    }
+
+    fn landed(&mut self, mut sent: Waiting, answer: Result<Bytes, ApiError>) {
+        let object = object_of(&sent.series.about);
+        let Err(error) = answer else { return self.lanes.landed(&object) };
+        sent.tries = sent.tries.saturating_add(1);
+        let name = &sent.series.name;
+        match after(&error, sent.kind, sent.tries, rand::rng().random()) {
+            Verdict::Create => {
+                sent.kind = Kind::First;
+                self.lanes.again(sent, None);
+            }
+            Verdict::Again(wait) => {
+                debug!(event = %name, err = %error, retryIn = ?wait, "Unable to write event, may retry after sleeping");
+                self.lanes.again(sent, Some(Instant::now() + wait));
+            }
+            Verdict::Refused => {
+                warn!(event = %name, reason = %sent.series.reason, err = %error, "Server rejected event, will not retry");
+                self.metrics.events_lost(EventLoss::Refused);
+                self.lanes.landed(&object);
+            }
+            Verdict::Undeliverable => {
+                warn!(event = %name, reason = %sent.series.reason, err = %error, "Unable to write event, retry limit exceeded");
+                self.metrics.events_lost(EventLoss::Undeliverable);
+                self.lanes.landed(&object);
+            }
+        }
+    }
+}
+
+/// A version 4 UUID.
+fn random_name() -> String {
+    let bits: u128 = rand::rng().random();
+    let bits = (bits & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
+    let text = format!("{bits:032x}");
+    let part = |range: std::ops::Range<usize>| text.get(range).unwrap_or_default();
+    [part(0..8), part(8..12), part(12..16), part(16..20), part(20..32)].join("-")
+}

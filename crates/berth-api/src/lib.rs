@@ -1,0 +1,68 @@
+//! The API server: the client, and what we ask of it.
+//!
+//! In comes a kubeconfig, out go answers, stores that follow objects, and what we report. `api/` is
+//! the seam: calls and errors without connections. Behaviour: spec 10, spec 01 §10-11, spec 04 §6.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+pub mod api;
+mod attempt;
+pub mod certificates;
+mod events;
+mod mirrors;
+mod objects;
+mod offline;
+mod pod_certificates;
+pub mod reflector;
+mod reviews;
+mod start_latency;
+mod status_writer;
+mod storage;
+mod store;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod tokens;
+pub mod transport;
+mod versions;
+
+pub use events::{EventDeps, EventRecorder, EventSender, recorder as event_recorder};
+pub use mirrors::{MirrorDeps, MirrorWriter, Mirrors, mirrors};
+pub use objects::{ApiObjects, ChangedPods, NodeCertificates, ObjectsConfig, ObjectsDeps, Strategy};
+pub use offline::{Offline, OfflineConfig, OfflineObjects, SealError};
+pub use reflector::{ReflectorDeps, Selection, reflect};
+pub use reviews::{ReviewFailure, Reviews};
+pub use start_latency::{StartTimes, TimedEvents};
+pub use status_writer::{OnWritten, StatusWriter, StatusWriterDeps};
+pub use storage::ApiStorage;
+pub use store::{Snapshot, Store};
+pub use transport::{
+    CertifiedPair, ConnectError, Identity, IdentityError, Rate, Rates, Sharing, Transport, TransportConfig,
+    TransportDeps, user_agent,
+};
+
+/// The delay of one object's writes after so many failures in a row: 200 ms, doubling up to 10 s
+/// (spec 10 §7).
+fn backoff(failures: u32) -> std::time::Duration {
+    use std::time::Duration;
+    Duration::from_millis(200)
+        .saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)))
+        .min(Duration::from_secs(10))
+}
+
+/// Sleeps until then; without a time, for ever.
+async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn delays_double_up_to_ten_seconds() {
+        let millis: Vec<u128> = [1, 2, 3, 6, 7, 40].map(|n| super::backoff(n).as_millis()).to_vec();
+        assert_eq!(millis, [200, 400, 800, 6400, 10_000, 10_000]);
+    }
+}

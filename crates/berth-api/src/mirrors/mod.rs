@@ -1,0 +1,334 @@
+//! Keeps a mirror of each static pod on the API server.
+//!
+//! ```text
+//!  workers ─want──►  ┌─────────┐ ──POST, DELETE──► ApiClient
+//!  housekeeping ─keep►│ mirrors │
+//!  watches ─────────►└─────────┘
+//! ```
+//!
+//! Who wants a mirror says so and goes on; one task holds what is wanted against what the watch
+//! shows and does one thing at a time for each name, those of different names side by side. A mirror
+//! is made only after the watch has shown that its predecessor is gone. Behaviour: spec 02a §5,
+//! 10 §4.4, §7; [`decide`] says what is due.
+
+mod decide;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use serde::Deserialize;
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use self::decide::{Memory, Owner, Refusal, Shown, Step, Wish, after_create, hash_of, mirror_of, next};
+use super::{
+    Snapshot, Store,
+    api::{ApiClient, ApiError, Call, Resource, parse},
+    backoff,
+};
+use berth_metrics::ApiWriteMetrics;
+use berth_ports::{Event, EventSink, MirrorFate, MirrorPods};
+use berth_types::{Pod, PodFullName, api};
+
+/// Deadline of a write.
+const DEADLINE: Duration = Duration::from_secs(35);
+/// Until a refused mirror is tried again although nothing changed.
+const REFUSED: Duration = Duration::from_secs(3600);
+/// Shortest time between two mirrors of one name, whatever the watch shows.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How often what the watch shows is looked at again while it is behind.
+const LOOK: Duration = Duration::from_secs(5);
+/// Longest wait where the name is taken or the namespace is missing.
+const LATER: Duration = Duration::from_secs(60);
+
+/// What the writer of mirrors works with.
+pub struct MirrorDeps {
+    /// Name of this node.
+    pub node: String,
+    /// The way to the server.
+    pub api: Arc<dyn ApiClient>,
+    /// The pods of this node, as the watch shows them.
+    pub pods: Store<Pod>,
+    /// The own node, as the watch shows it: it owns the mirrors.
+    pub nodes: Store<api::Node>,
+    /// Takes `APIWriteRefused`.
+    pub events: Arc<dyn EventSink>,
+    /// Counts.
+    pub metrics: ApiWriteMetrics,
+}
+
+#[derive(Default)]
+struct Wishes {
+    wanted: HashMap<PodFullName, Arc<Pod>>,
+    /// `None` until every source has told its pods.
+    kept: Option<HashMap<PodFullName, MirrorFate>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    wishes: Mutex<Wishes>,
+    more: Notify,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Wishes> {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes wishes; see the module's documentation.
+pub struct Mirrors(Arc<Shared>);
+
+impl MirrorPods for Mirrors {
+    fn want(&self, pod: &Arc<Pod>) {
+        let mut wishes = self.0.lock();
+        let before = wishes.wanted.insert(pod.full_name(), pod.clone());
+        if before.is_none_or(|before| before.uid() != pod.uid()) {
+            self.0.more.notify_one();
+        }
+    }
+
+    fn keep(&self, names: HashMap<PodFullName, MirrorFate>) {
+        let mut wishes = self.0.lock();
+        if wishes.kept.as_ref() == Some(&names) {
+            return;
+        }
+        wishes.wanted.retain(|name, pod| names.get(name) == Some(&MirrorFate::Desired(pod.uid().clone())));
+        wishes.kept = Some(names);
+        self.0.more.notify_one();
+    }
+}
+
+/// One name.
+#[derive(Default)]
+struct Track {
+    memory: Memory,
+    in_flight: bool,
+    failures: u32,
+    not_before: Option<Instant>,
+    refused_until: Option<Instant>,
+    created_at: Option<Instant>,
+    look_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Create { hash: String, owner: String },
+    Delete { uid: String },
+}
+
+struct Landing {
+    name: PodFullName,
+    asked: Asked,
+    answer: Result<Bytes, ApiError>,
+}
+
+/// Writes mirrors.
+pub struct MirrorWriter {
+    deps: MirrorDeps,
+    shared: Arc<Shared>,
+    tracks: HashMap<PodFullName, Track>,
+    flights: FuturesUnordered<BoxFuture<'static, Landing>>,
+}
+
+/// Who takes wishes, and the task's body that fulfils them.
+pub fn mirrors(deps: MirrorDeps) -> (Mirrors, MirrorWriter) {
+    let shared = Arc::<Shared>::default();
+    let writer =
+        MirrorWriter { deps, shared: shared.clone(), tracks: HashMap::new(), flights: FuturesUnordered::new() };
+    (Mirrors(shared), writer)
+}
+
+impl MirrorWriter {
+    /// Writes until stopped; mirrors stay then.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let (mut pods, mut nodes) = (self.deps.pods.clone(), self.deps.nodes.clone());
+        let shared = self.shared.clone();
+        loop {
+            self.launch();
+            let wake = self.wakes_at();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                Some(landing) = self.flights.next(), if !self.flights.is_empty() => self.landed(landing),
+                () = shared.more.notified() => {}
+                () = pods.changed() => {}
+                () = nodes.changed() => {}
+                () = super::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    /// Starts what is due.
+    fn launch(&mut self) {
+        let snapshot = self.deps.pods.snapshot();
+        if !snapshot.synced {
+            return;
+        }
+        let (owner, now) = (self.owner(), Instant::now());
+        let shared = self.shared.clone();
+        let wishes = shared.lock();
+        let names = names(&wishes, &snapshot);
+        self.tracks.retain(|name, track| names.contains(name) || track.in_flight);
+        for name in names {
+            let track = self.tracks.entry(name.clone()).or_default();
+            if track.refused_until.is_some_and(|at| at <= now) {
+                (track.memory.refused, track.refused_until) = (None, None);
+            }
+            if track.in_flight || track.not_before.is_some_and(|at| at > now) {
+                continue;
+            }
+            (track.not_before, track.look_at) = (None, None);
+            let shown = snapshot.get(&name.namespace, &name.name);
+            let wish = wish(&wishes, &name);
+            let step = next(wish, shown.map(|pod| Shown::of(pod)), &snapshot.version, owner.as_ref(), &track.memory);
+            let (call, asked) = match (step, wish, &owner) {
+                (Step::Delete(uid), ..) => {
+                    let call = Call::delete_now(Resource::PODS, &name.namespace, &name.name, &uid);
+                    (call, Asked::Delete { uid })
+                }
+                (Step::Await, ..) => {
+                    track.look_at = Some(now + LOOK); // a full set that changes nothing wakes nobody
+                    continue;
+                }
+                (Step::Create, ..) if track.created_at.is_some_and(|at| now < at + AGAIN) => {
+                    track.not_before = track.created_at.map(|at| at + AGAIN);
+                    continue;
+                }
+                (Step::Create, Wish::Mirror(pod), Some(owner)) => match create(pod, owner) {
+                    Some(made) => made,
+                    None => continue,
+                },
+                _ => continue,
+            };
+            track.in_flight = true;
+            let api = self.deps.api.clone();
+            self.flights.push(Box::pin(async move {
+                let answer = match tokio::time::timeout(DEADLINE, api.call(call.within(DEADLINE))).await {
+                    Ok(answer) => answer,
+                    Err(_) => Err(ApiError::Timeout(DEADLINE)),
+                };
+                Landing { name, asked, answer }
+            }));
+        }
+    }
+
+    fn wakes_at(&self) -> Option<Instant> {
+        let idle = self.tracks.values().filter(|track| !track.in_flight);
+        idle.flat_map(|track| [track.not_before, track.refused_until, track.look_at]).flatten().min()
+    }
+
+    /// The node that owns mirrors; none while its object is missing or on its way out.
+    fn owner(&self) -> Option<Owner> {
+        let node = self.deps.nodes.get("", &self.deps.node)?;
+        let meta = &node.metadata;
+        let uid = meta.uid.clone().filter(|_| meta.deletion_timestamp.is_none())?;
+        Some(Owner { name: self.deps.node.clone(), uid })
+    }
+
+    fn landed(&mut self, landing: Landing) {
+        let Landing { name, asked, answer } = landing;
+        let Some(track) = self.tracks.get_mut(&name) else { return };
+        track.in_flight = false;
+        match (asked, answer) {
+            (Asked::Create { .. }, Ok(body)) => {
+                info!(pod = %object(&name), "Created a mirror pod for static pod");
+                track.succeeded();
+                track.created_at = Some(Instant::now());
+                track.memory.created = parse::<Made>(&body).ok().map(|made| made.metadata.resource_version);
+            }
+            (Asked::Delete { uid }, answer) => match answer {
+                Err(error) if !(matches!(error.code(), 404 | 409)) => {
+                    let wait = track.failed(error.retry_after());
+                    warn!(pod = %object(&name), err = %error, retryIn = ?wait, "Failed deleting a mirror pod");
+                }
+                _ => {
+                    info!(pod = %object(&name), podUID = %uid, "Deleted mirror pod");
+                    track.succeeded();
+                    track.memory.deleted = Some(uid);
+                }
+            },
+            (Asked::Create { hash, owner }, Err(error)) => {
+                let wait = match after_create(&error) {
+                    Refusal::OfNode => track.refused(hash, Some(owner)),
+                    Refusal::OfManifest => track.refused(hash, None),
+                    Refusal::Later => track.failed(Some((backoff(track.failures + 1) * 6).min(LATER))),
+                    Refusal::Retry(wait) => track.failed(wait),
+                };
+                error!(pod = %object(&name), err = %error, retryIn = ?wait, "Failed creating a mirror pod");
+                if track.memory.refused.is_some() {
+                    self.deps.metrics.refused("pods", "create", error.reason());
+                    let text = format!("create pods {}: {error}", object(&name));
+                    self.deps.events.record(Event::node_warning("APIWriteRefused", text));
+                }
+            }
+        }
+    }
+}
+
+impl Track {
+    fn succeeded(&mut self) {
+        (self.failures, self.not_before) = (0, None);
+        (self.memory.refused, self.refused_until) = (None, None);
+    }
+
+    fn failed(&mut self, wait: Option<Duration>) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let wait = wait.unwrap_or_else(|| backoff(self.failures));
+        self.not_before = Some(Instant::now() + wait);
+        wait
+    }
+
+    fn refused(&mut self, hash: String, owner: Option<String>) -> Duration {
+        self.memory.refused = Some((hash, owner));
+        self.refused_until = Some(Instant::now() + REFUSED);
+        REFUSED
+    }
+}
+
+/// Part of the answer to a POST.
+#[derive(Deserialize)]
+struct Made {
+    metadata: MadeMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MadeMeta {
+    resource_version: String,
+}
+
+fn create(pod: &Pod, owner: &Owner) -> Option<(Call, Asked)> {
+    // What was read from JSON can be written as JSON.
+    let body = serde_json::to_vec(&mirror_of(pod, owner)).ok()?;
+    let call = Call::create(Resource::PODS, pod.namespace(), body);
+    Some((call, Asked::Create { hash: hash_of(pod).to_owned(), owner: owner.uid.clone() }))
+}
+
+/// Names that have a mirror or shall have one.
+fn names(wishes: &Wishes, snapshot: &Snapshot<Pod>) -> HashSet<PodFullName> {
+    let mirrors = snapshot.objects.iter().filter(|(_, pod)| Shown::of(pod).hash.is_some());
+    let mirrors = mirrors
+        .map(|((namespace, name), _)| PodFullName { name: name.as_str().into(), namespace: namespace.as_str().into() });
+    wishes.wanted.keys().cloned().chain(mirrors).collect()
+}
+
+fn wish<'a>(wishes: &'a Wishes, name: &PodFullName) -> Wish<'a> {
+    match (wishes.wanted.get(name), &wishes.kept) {
+        (Some(pod), _) => Wish::Mirror(pod),
+        (None, Some(kept)) if !kept.contains_key(name) => Wish::Remove,
+        (None, _) => Wish::Leave,
+    }
+}
+
+fn object(name: &PodFullName) -> String {
+    format!("{}/{}", name.namespace, name.name)
+}

@@ -1,0 +1,170 @@
+//! Strategies `Cache` and `Get`: objects are read when they are needed. Spec 02b §11, spec 10 §4.6.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use super::{
+    held::Held,
+    kinds::ObjectKind,
+    users::{Key, Users},
+};
+use crate::{
+    api::{ApiClient, ApiError, Call, Typed},
+    reflector::QuickRetry,
+};
+use berth_ports::ObjectError;
+use berth_types::PodUid;
+
+/// How long one read may take.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+
+/// Reads an object now; `cached` lets the server answer from what it has at hand.
+///
+/// # Errors
+/// The server said no, or nothing.
+async fn read<T: ObjectKind>(
+    api: &Arc<dyn ApiClient>,
+    (namespace, name): (&str, &str),
+    cached: bool,
+) -> Result<Held<T>, ApiError> {
+    let began = Instant::now();
+    let mut quick = QuickRetry::default();
+    loop {
+        let call = Call::get(T::RESOURCE, namespace, name).within(READ_LIMIT);
+        let call = if cached { call.query("resourceVersion", "0") } else { call };
+        match api.ask::<T>(call).await {
+            // The authorizer may not have heard of the pod yet.
+            Err(error) if error.is_forbidden() => match quick.pause(began.elapsed()) {
+                Some(pause) => sleep(pause).await,
+                None => return Err(error),
+            },
+            other => return other.map(Into::into),
+        }
+    }
+}
+
+fn told(error: &ApiError, kind: &'static str, name: &str) -> ObjectError {
+    if error.is_not_found() {
+        ObjectError::NotFound { kind, name: name.to_owned() }
+    } else {
+        ObjectError::Other(error.to_string())
+    }
+}
+
+/// Strategy `Get`: the server is asked each time.
+///
+/// # Errors
+/// As the server says.
+pub async fn get<T: ObjectKind>(
+    api: &Arc<dyn ApiClient>,
+    namespace: &str,
+    name: &str,
+) -> Result<Arc<Held<T>>, ObjectError> {
+    let read = read::<T>(api, (namespace, name), false).await;
+    read.map(Arc::new).map_err(|error| told(&error, T::RESOURCE.plural, name))
+}
+
+/// Strategy `Cache`: what was read serves for a while.
+pub struct Cached<T> {
+    api: Arc<dyn ApiClient>,
+    /// For how long it serves.
+    ttl: watch::Receiver<Duration>,
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    users: Users,
+    entries: HashMap<Key, Entry<T>>,
+}
+
+struct Entry<T> {
+    object: Option<Arc<Held<T>>>,
+    /// When it was read last, and well; `None` where it is to be read anew.
+    fresh: Option<Instant>,
+    /// Whether it was read at all since somebody began to refer to it.
+    was_read: bool,
+}
+
+impl<T: ObjectKind> Cached<T> {
+    /// Nothing is used yet.
+    pub fn new(api: Arc<dyn ApiClient>, ttl: watch::Receiver<Duration>) -> Self {
+        let state = State { users: Users::default(), entries: HashMap::new() };
+        Self { api, ttl, state: Mutex::new(state) }
+    }
+
+    /// The pod uses these, and no others; what it did not use before is read anew.
+    pub fn register(&self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) {
+        let mut state = self.locked();
+        let change = state.users.register(pod, namespace, names);
+        for key in change.added {
+            let entry = state.entries.entry(key).or_insert(Entry { object: None, fresh: None, was_read: false });
+            (entry.fresh, entry.was_read) = (None, false);
+        }
+        change.unused.iter().for_each(|key| drop(state.entries.remove(key)));
+    }
+
+    /// The pod is gone.
+    pub fn unregister(&self, pod: &PodUid) {
+        let mut state = self.locked();
+        for key in state.users.unregister(pod) {
+            state.entries.remove(&key);
+        }
+    }
+
+    /// The object, not much older than it may be; what was known is served where the server is not
+    /// there to ask.
+    ///
+    /// # Errors
+    /// It is not registered, does not exist, or was never read.
+    pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<Held<T>>, ObjectError> {
+        let key = Key::new(namespace, name);
+        let cached = {
+            let state = self.locked();
+            let Some(entry) = state.entries.get(&key) else {
+                return Err(ObjectError::Other(format!("object {namespace:?}/{name:?} not registered")));
+            };
+            let is_fresh = entry.fresh.is_some_and(|at| at.elapsed() < *self.ttl.borrow());
+            match &entry.object {
+                Some(object) if is_fresh || (entry.was_read && object.is_immutable()) => return Ok(object.clone()),
+                _ => entry.was_read,
+            }
+        };
+        let read = read::<T>(&self.api, (namespace, name), cached).await;
+        let mut state = self.locked();
+        let mut gone = Entry { object: None, fresh: None, was_read: false };
+        // The last user may have left meanwhile: then nothing is kept.
+        let entry = state.entries.get_mut(&key).unwrap_or(&mut gone);
+        match read {
+            Ok(object) => Ok(entry.take(Arc::new(object))),
+            Err(error) if error.is_not_found() => {
+                (entry.object, entry.fresh) = (None, None);
+                Err(told(&error, T::RESOURCE.plural, name))
+            }
+            Err(error) => entry.object.clone().ok_or_else(|| told(&error, T::RESOURCE.plural, name)),
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Entry<T> {
+    /// Takes what was read, unless it is older than what is known.
+    fn take(&mut self, object: Arc<Held<T>>) -> Arc<Held<T>> {
+        let kept = match self.object.take().filter(|known| object.is_older(known)) {
+            Some(known) => known,
+            None => object,
+        };
+        (self.fresh, self.was_read) = (Some(Instant::now()), true);
+        self.object.insert(kept).clone()
+    }
+}

@@ -1,0 +1,115 @@
+//! Which pods are to look again because an object they use has changed. Spec 10a §19: within a
+//! second, and not all at once.
+//!
+//! A set, not a queue: a pod that is told twice before anybody listened looks once.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use berth_types::PodUid;
+
+/// Pods of one object are told over so long.
+const SPREAD: Duration = Duration::from_millis(800);
+/// But no further apart than this.
+const GAP: Duration = Duration::from_millis(20);
+
+/// Where changes are told.
+#[derive(Clone, Debug, Default)]
+pub struct Teller(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    pods: Mutex<BTreeSet<PodUid>>,
+    more: Notify,
+}
+
+impl Teller {
+    /// These pods should look again.
+    pub fn tell(&self, pods: impl IntoIterator<Item = PodUid>) {
+        self.0.pods.lock().unwrap_or_else(PoisonError::into_inner).extend(pods);
+        self.0.more.notify_one();
+    }
+
+    /// Who listens; there is one.
+    pub fn listen(&self) -> ChangedPods {
+        ChangedPods { shared: self.0.clone(), due: VecDeque::new() }
+    }
+}
+
+/// Tells pods that should look again.
+#[derive(Debug)]
+pub struct ChangedPods {
+    shared: Arc<Shared>,
+    /// In the order of their times.
+    due: VecDeque<(Instant, PodUid)>,
+}
+
+impl ChangedPods {
+    /// The next pod, when it is its time. Safe to drop while waiting.
+    pub async fn next(&mut self) -> PodUid {
+        loop {
+            self.take_in();
+            let due = self.due.front().map(|(at, _)| *at);
+            match due {
+                Some(at) if at <= Instant::now() => {
+                    if let Some((_, pod)) = self.due.pop_front() {
+                        return pod;
+                    }
+                }
+                Some(at) => tokio::select! {
+                    () = sleep_until(at) => {}
+                    () = self.shared.more.notified() => {}
+                },
+                None => self.shared.more.notified().await,
+            }
+        }
+    }
+
+    fn take_in(&mut self) {
+        let told = std::mem::take(&mut *self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner));
+        let waiting: BTreeSet<&PodUid> = self.due.iter().map(|(_, pod)| pod).collect();
+        let new: Vec<PodUid> = told.into_iter().filter(|pod| !waiting.contains(pod)).collect();
+        let gap = SPREAD.checked_div(u32::try_from(new.len()).unwrap_or(u32::MAX)).unwrap_or(GAP).min(GAP);
+        let mut at = self.due.back().map_or_else(Instant::now, |(last, _)| *last + gap);
+        for pod in new {
+            self.due.push_back((at, pod));
+            at += gap;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_are_told_within_a_second_and_once() {
+        // AC-10a-36
+        let teller = Teller::default();
+        let mut changed = teller.listen();
+        let pods = |range: std::ops::Range<u32>| range.map(|n| PodUid::from(format!("{n:02}")));
+        teller.tell(pods(0..50));
+        teller.tell(pods(10..20));
+        let began = Instant::now();
+        assert_eq!(changed.next().await.as_str(), "00");
+        assert_eq!(began.elapsed(), Duration::ZERO, "the first at once");
+        teller.tell(pods(40..60));
+        let mut seen = BTreeSet::new();
+        for _ in 1..60 {
+            seen.insert(changed.next().await);
+        }
+        assert_eq!(seen.len(), 59, "each once");
+        assert!(began.elapsed() > SPREAD && began.elapsed() < Duration::from_millis(1100), "{:?}", began.elapsed());
+        assert!(tokio::time::timeout(Duration::from_secs(60), changed.next()).await.is_err(), "no more");
+        teller.tell(pods(3..4));
+        assert_eq!(changed.next().await.as_str(), "03");
+    }
+}

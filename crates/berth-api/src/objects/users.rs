@@ -1,0 +1,136 @@
+//! Which pods use which objects. Pure. Spec 02b §11: references are counted per pod UID, and who
+//! registers again changes only the difference.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use berth_types::PodUid;
+
+/// Namespace and name: one text, which all who hold it share.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// Of that object.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self(format!("{namespace}/{name}").into())
+    }
+
+    /// Where it is.
+    pub fn namespace(&self) -> &str {
+        self.parts().0
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (&str, &str) {
+        // No namespace has a slash in it.
+        self.0.split_once('/').unwrap_or_default()
+    }
+}
+
+/// Who uses what.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Users {
+    /// In order.
+    pods: HashMap<PodUid, Box<[Key]>>,
+    objects: HashMap<Key, Vec<PodUid>>,
+}
+
+/// What a registration changed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Change {
+    /// Objects that this pod did not use before, used by others or not.
+    pub added: Vec<Key>,
+    /// Objects that nobody uses any more.
+    pub unused: Vec<Key>,
+}
+
+impl Users {
+    /// The pod uses these, and no others.
+    pub fn register(&mut self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) -> Change {
+        let wanted: Box<[Key]> = names.iter().map(|name| self.known(Key::new(namespace, name))).collect();
+        let before = match wanted.is_empty() {
+            true => self.pods.remove(pod),
+            false => self.pods.insert(pod.clone(), wanted.clone()),
+        };
+        let before = before.unwrap_or_default();
+        let added: Vec<Key> = wanted.iter().filter(|key| before.binary_search(key).is_err()).cloned().collect();
+        for key in &added {
+            self.objects.entry(key.clone()).or_insert_with(|| Vec::with_capacity(1)).push(pod.clone());
+        }
+        let left = before.iter().filter(|key| wanted.binary_search(key).is_err());
+        let unused = left.filter(|key| self.leave(key, pod)).cloned().collect();
+        Change { added, unused }
+    }
+
+    /// The pod is gone; tells what nobody uses any more.
+    pub fn unregister(&mut self, pod: &PodUid) -> Vec<Key> {
+        self.register(pod, "", BTreeSet::new()).unused
+    }
+
+    /// Who uses that object.
+    pub fn of(&self, key: &Key) -> impl Iterator<Item = &PodUid> {
+        self.objects.get(key).into_iter().flatten()
+    }
+
+    /// The same key as others have, if others have it.
+    fn known(&self, key: Key) -> Key {
+        self.objects.get_key_value(&key).map_or(key, |(known, _)| known.clone())
+    }
+
+    /// Whether the pod was the last user.
+    fn leave(&mut self, key: &Key, pod: &PodUid) -> bool {
+        let Some(users) = self.objects.get_mut(key) else { return false };
+        users.retain(|user| user != pod);
+        let is_last = users.is_empty();
+        if is_last {
+            self.objects.remove(key);
+        }
+        is_last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_go_with_their_last_user() {
+        let mut users = Users::default();
+        let mut register = |pod: &str, names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            let change = users.register(&pod.into(), "ns", names);
+            let list = |keys: Vec<Key>| keys.iter().map(Key::name).collect::<Vec<_>>().join(" ");
+            (list(change.added), list(change.unused))
+        };
+        for (pod, names, added, unused) in [
+            ("u", &["a", "b"][..], "a b", ""),
+            ("u", &["a", "b"], "", ""),
+            ("v", &["b", "c"], "b c", ""),
+            ("u", &["a", "d"], "d", ""),
+            ("v", &["c"], "", "b"),
+            ("u", &[], "", "a d"),
+            ("v", &["c"], "", ""),
+        ] {
+            assert_eq!(register(pod, names), (added.to_owned(), unused.to_owned()), "{pod} {names:?}");
+        }
+        assert_eq!(users.of(&Key::new("ns", "c")).map(PodUid::as_str).collect::<Vec<_>>(), ["v"]);
+        assert_eq!(users.unregister(&"v".into()), [Key::new("ns", "c")]);
+        assert_eq!(users, Users::default(), "nothing is kept of who is gone");
+    }
+
+    #[test]
+    fn a_key_is_kept_once() {
+        let mut users = Users::default();
+        let mut register = |pod: &str| users.register(&pod.into(), "ns", ["a".to_owned()].into()).added;
+        let (first, second) = (register("u"), register("v"));
+        assert!(Arc::ptr_eq(&first[0].0, &second[0].0));
+        assert_eq!((first[0].namespace(), first[0].name()), ("ns", "a"));
+    }
+}

@@ -1,0 +1,110 @@
+//! Owns what is known now, and writes it when it has changed.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use sha2::{Digest, Sha256};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+use super::{
+    known::{Known, Learned},
+    seal::Sealer,
+};
+use berth_sys::atomic_file;
+
+/// How long changes are collected before they are written.
+pub const COLLECT: Duration = Duration::from_secs(5);
+/// Readable by us.
+const MODE: u32 = 0o600;
+
+/// The task.
+pub struct Keeper {
+    known: Known,
+    sealer: Arc<Sealer>,
+    file: PathBuf,
+    learned: mpsc::Receiver<Learned>,
+    /// When it is to be written.
+    due: Option<Instant>,
+    /// Of what was written last.
+    digest: Option<[u8; 32]>,
+    complaint: Option<String>,
+}
+
+impl Keeper {
+    /// Begins with what was known.
+    pub fn new(known: Known, sealer: Sealer, file: PathBuf, learned: mpsc::Receiver<Learned>) -> Self {
+        Self { known, sealer: Arc::new(sealer), file, learned, due: None, digest: None, complaint: None }
+    }
+
+    /// Works until stopped; then writes what is not written yet.
+    pub async fn run(mut self, stop: CancellationToken) {
+        loop {
+            let due = self.due;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = at(due) => self.write().await,
+                learned = self.learned.recv() => match learned {
+                    Some(learned) => self.learn(learned),
+                    None => break,
+                },
+            }
+        }
+        while let Ok(learned) = self.learned.try_recv() {
+            self.learn(learned);
+        }
+        if self.due.is_some() {
+            self.write().await;
+        }
+    }
+
+    fn learn(&mut self, learned: Learned) {
+        if self.known.learn(learned) && self.due.is_none() {
+            self.due = Some(Instant::now() + COLLECT);
+        }
+    }
+
+    async fn write(&mut self) {
+        self.due = None;
+        let (known, sealer, file, last) = (self.known.clone(), self.sealer.clone(), self.file.clone(), self.digest);
+        let written = tokio::task::spawn_blocking(move || {
+            let plain = known.encode().map_err(|e| e.to_string())?;
+            let digest: [u8; 32] = Sha256::digest(&plain).into();
+            if last != Some(digest) {
+                let sealed = sealer.seal(&plain).map_err(|e| e.to_string())?;
+                if let Some(directory) = file.parent() {
+                    std::fs::create_dir_all(directory).map_err(|e| e.to_string())?;
+                }
+                atomic_file::replace(&file, &sealed, MODE).map_err(|e| format!("{}: {e}", file.display()))?;
+            }
+            Ok(digest)
+        });
+        let complaint = match written.await.map_err(|e| e.to_string()).flatten() {
+            Ok(digest) => {
+                self.digest = Some(digest);
+                None
+            }
+            Err(error) => {
+                self.due = Some(Instant::now() + COLLECT);
+                Some(error)
+            }
+        };
+        if complaint != self.complaint
+            && let Some(error) = &complaint
+        {
+            error!(err = error, "Cannot keep the last-known pods");
+        }
+        self.complaint = complaint;
+    }
+}
+
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,266 @@
+//! What is known of pods and of what they need: how it grows, what is forgotten, and how it is written
+//! down. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::objects::named;
+use berth_types::{Pod, api};
+
+/// How it is written down.
+const VERSION: u32 = 1;
+
+/// It cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum KnownError {
+    /// It is something else.
+    #[error("it cannot be read: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// Another release wrote it.
+    #[error("it is of version {0}, this release knows {VERSION}")]
+    Version(u32),
+}
+
+/// Which data of an object.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Kind {
+    /// `data` of a ConfigMap.
+    ConfigMap,
+    /// `data` and `binaryData` of a ConfigMap.
+    ConfigMapFiles,
+    /// `data` of a Secret.
+    Secret,
+    /// What images are pulled with.
+    PullSecret,
+}
+
+impl Kind {
+    fn is_secret(self) -> bool {
+        matches!(self, Self::Secret | Self::PullSecret)
+    }
+}
+
+/// An object's data.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Key {
+    /// Which data.
+    pub kind: Kind,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+}
+
+/// Data by key.
+pub type Data = BTreeMap<String, Vec<u8>>;
+
+/// One thing that was learned.
+#[derive(Clone, Debug)]
+pub enum Learned {
+    /// A full set of pods.
+    Pods(Vec<Arc<Pod>>),
+    /// An object's data.
+    Object(Key, Arc<Data>),
+    /// The services a namespace's pods see.
+    Services(String, Vec<Arc<api::Service>>),
+    /// What a runtime class stands for.
+    Handler(String, String),
+}
+
+/// What is known.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Known {
+    /// The pods.
+    pub pods: Vec<Arc<api::Pod>>,
+    /// Data of objects.
+    pub objects: BTreeMap<Key, Arc<Data>>,
+    /// Services by namespace.
+    pub services: BTreeMap<String, Vec<Arc<api::Service>>>,
+    /// Handlers by runtime class.
+    pub handlers: BTreeMap<String, String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    pods: Vec<Arc<api::Pod>>,
+    /// A list: keys of JSON are texts.
+    objects: Vec<(Key, Arc<Data>)>,
+    services: BTreeMap<String, Vec<Arc<api::Service>>>,
+    handlers: BTreeMap<String, String>,
+}
+
+impl Known {
+    /// Takes it in; says whether it may be news.
+    pub fn learn(&mut self, learned: Learned) -> bool {
+        match learned {
+            Learned::Pods(pods) => {
+                let pods: Vec<Arc<api::Pod>> = pods.iter().filter(|pod| !pod.is_mirror()).map(trimmed).collect();
+                let is_new = self.pods != pods;
+                self.pods = pods;
+                self.forget();
+                is_new
+            }
+            Learned::Object(key, data) => replaced(&mut self.objects, key, data),
+            Learned::Services(namespace, services) => replaced(&mut self.services, namespace, services),
+            Learned::Handler(class, handler) => replaced(&mut self.handlers, class, handler),
+        }
+    }
+
+    /// Forgets what no pod names.
+    fn forget(&mut self) {
+        let (mut used, mut namespaces, mut classes) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for pod in self.pods.iter().filter_map(|pod| Pod::new((**pod).clone()).ok()) {
+            let names = named(&pod);
+            let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+            used.extend(names.config_maps.into_iter().map(|name| (false, namespace.clone(), name)));
+            used.extend(names.secrets.into_iter().map(|name| (true, namespace.clone(), name)));
+            classes.extend(pod.spec().runtime_class_name.clone());
+            namespaces.insert(namespace);
+        }
+        self.objects.retain(|key, _| used.contains(&(key.kind.is_secret(), key.namespace.clone(), key.name.clone())));
+        self.services.retain(|namespace, _| namespaces.contains(namespace));
+        self.handlers.retain(|class, _| classes.contains(class));
+    }
+
+    /// As it is written down.
+    ///
+    /// # Errors
+    /// Something cannot be written as JSON.
+    pub fn encode(&self) -> Result<Vec<u8>, KnownError> {
+        let document = Document {
+            version: VERSION,
+            pods: self.pods.clone(),
+            objects: self.objects.iter().map(|(key, data)| (key.clone(), data.clone())).collect(),
+            services: self.services.clone(),
+            handlers: self.handlers.clone(),
+        };
+        Ok(serde_json::to_vec(&document)?)
+    }
+
+    /// As it was written down.
+    ///
+    /// # Errors
+    /// It is something else, or of another version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, KnownError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let Versioned { version } = serde_json::from_slice(bytes)?;
+        if version != VERSION {
+            return Err(KnownError::Version(version));
+        }
+        let Document { pods, objects, services, handlers, .. } = serde_json::from_slice(bytes)?;
+        Ok(Self { pods, objects: objects.into_iter().collect(), services, handlers })
+    }
+}
+
+fn replaced<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: V) -> bool {
+    if map.get(&key) == Some(&value) {
+        return false;
+    }
+    map.insert(key, value);
+    true
+}
+
+/// Without what changes all the time and starts nothing. The phase stays: what has come to its end must not
+/// begin again.
+fn trimmed(pod: &Arc<Pod>) -> Arc<api::Pod> {
+    let mut pod = pod.to_object();
+    pod.metadata.managed_fields = None;
+    pod.metadata.resource_version = None;
+    pod.status = pod.status.map(|status| api::PodStatus {
+        phase: status.phase,
+        reason: status.reason,
+        start_time: status.start_time,
+        qos_class: status.qos_class,
+        ..api::PodStatus::default()
+    });
+    Arc::new(pod)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, more: &serde_json::Value) -> Arc<Pod> {
+        let mut object = json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "7"},
+            "spec": {"containers": [{"name": "c", "image": "i", "envFrom": [{"configMapRef": {"name": "cm"}}]}],
+                "imagePullSecrets": [{"name": "pull"}], "runtimeClassName": "fast"},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            object[key.as_str()] = value.clone();
+        }
+        Arc::new(serde_json::from_value(object).expect("a pod"))
+    }
+
+    fn key(kind: Kind, name: &str) -> Key {
+        Key { kind, namespace: "ns".to_owned(), name: name.to_owned() }
+    }
+
+    fn data(text: &str) -> Arc<Data> {
+        Arc::new([("k".to_owned(), text.as_bytes().to_vec())].into())
+    }
+
+    #[test]
+    fn what_no_pod_names_is_forgotten() {
+        let mut known = Known::default();
+        assert!(known.learn(Learned::Pods(vec![pod("a", &json!({}))])));
+        for (kind, name) in
+            [(Kind::ConfigMap, "cm"), (Kind::PullSecret, "pull"), (Kind::Secret, "cm"), (Kind::PullSecret, "x")]
+        {
+            assert!(known.learn(Learned::Object(key(kind, name), data("v"))));
+        }
+        assert!(known.learn(Learned::Handler("fast".to_owned(), "h".to_owned())));
+        assert!(known.learn(Learned::Services("ns".to_owned(), Vec::new())));
+        assert!(known.learn(Learned::Services("other".to_owned(), Vec::new())));
+        assert!(!known.learn(Learned::Object(key(Kind::ConfigMap, "cm"), data("v"))), "no news");
+        assert!(known.learn(Learned::Object(key(Kind::ConfigMap, "cm"), data("w"))));
+        known.learn(Learned::Pods(vec![pod("a", &json!({}))]));
+        let kept: Vec<&Key> = known.objects.keys().collect();
+        assert_eq!(kept, [&key(Kind::ConfigMap, "cm"), &key(Kind::PullSecret, "pull")]);
+        assert_eq!((known.services.len(), known.handlers.len()), (1, 1));
+        known.learn(Learned::Pods(Vec::new()));
+        assert_eq!(known, Known::default());
+    }
+
+    #[test]
+    fn only_what_starts_pods_is_news() {
+        let mut known = Known::default();
+        known.learn(Learned::Pods(vec![pod("a", &json!({}))]));
+        let conditions = json!({"status": {"phase": "Running", "podIP": "10.0.0.1"}});
+        assert!(!known.learn(Learned::Pods(vec![pod("a", &conditions)])));
+        assert!(known.learn(Learned::Pods(vec![pod("a", &json!({"status": {"phase": "Succeeded"}}))])));
+        let mirror = json!({"metadata": {"name": "m", "namespace": "ns", "uid": "m", "annotations": {"kubernetes.io/config.mirror": "h"}}});
+        assert!(
+            !known.learn(Learned::Pods(vec![pod("a", &json!({"status": {"phase": "Succeeded"}})), pod("m", &mirror)]))
+        );
+    }
+
+    #[test]
+    fn what_is_written_down_is_read_again() {
+        let mut known = Known::default();
+        known.learn(Learned::Pods(vec![pod("a", &json!({})), pod("b", &json!({}))]));
+        known
+            .learn(Learned::Object(key(Kind::ConfigMapFiles, "cm"), Arc::new([("b".to_owned(), vec![0, 255])].into())));
+        known.learn(Learned::Services("ns".to_owned(), vec![Arc::default()]));
+        assert_eq!(Known::decode(&known.encode().expect("written")).expect("read"), known);
+        for (bytes, expected) in [
+            (&b"{\"version\": 2}"[..], "it is of version 2, this release knows 1"),
+            (b"{}", "it cannot be read: missing field `version`"),
+            (b"{\"version\": 1}", "it cannot be read: missing field `pods`"),
+        ] {
+            let told = Known::decode(bytes).expect_err(expected).to_string();
+            assert!(told.starts_with(expected), "{told}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Objects that pods refer to, remembered: what the API server said is learned, and told again while the
+//! last-known pods run and it cannot be asked.
+
+use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::time::timeout;
+
+use super::{
+    Offline,
+    known::{Data, Key, Kind, Learned},
+};
+use berth_ports::{CertificateAsk, Credential, ObjectError, ObjectSource, PullSecret, TokenAsk};
+use berth_types::{Pod, PodUid, api};
+
+/// How long the API server is waited for while the last-known pods run, where what it would say is remembered:
+/// it was waited for before they were taken, and each object would take as long again.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What is remembered of a pull secret besides its document.
+const UID: &str = "uid";
+const KIND: &str = "type";
+const DOCUMENT: &str = "document";
+
+/// Around the source that asks the API server.
+pub struct OfflineObjects {
+    inner: Arc<dyn ObjectSource>,
+    offline: Arc<Offline>,
+}
+
+impl OfflineObjects {
+    /// Learns what `inner` reads.
+    pub fn new(inner: Arc<dyn ObjectSource>, offline: Arc<Offline>) -> Self {
+        Self { inner, offline }
+    }
+
+    /// What the API server says; it is not waited for long where that is remembered and the last-known pods run.
+    async fn said<T>(
+        &self,
+        is_remembered: bool,
+        asking: impl Future<Output = Result<T, ObjectError>> + Send,
+    ) -> Result<T, ObjectError> {
+        if !is_remembered || !self.offline.is_recalling() {
+            return asking.await;
+        }
+        let mut asking = pin!(asking);
+        match timeout(PATIENCE, &mut asking).await {
+            Ok(said) => said,
+            // It has come back meanwhile: what it says counts.
+            Err(_) if !self.offline.is_recalling() => asking.await,
+            Err(_) => Err(ObjectError::Other(format!("the API server did not answer within {PATIENCE:?}"))),
+        }
+    }
+
+    /// What was read, learned; or what is remembered, where it could not be read.
+    async fn kept(
+        &self,
+        key: Key,
+        asking: impl Future<Output = Result<Arc<Data>, ObjectError>> + Send,
+    ) -> Result<Arc<Data>, ObjectError> {
+        let remembered = self.offline.last.objects.get(&key);
+        match self.said(remembered.is_some(), asking).await {
+            Ok(data) => {
+                self.offline.learn(Learned::Object(key, data.clone()));
+                Ok(data)
+            }
+            Err(error) if self.may_recall(&error) => remembered.cloned().ok_or(error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whoever says that an object is not there has been asked.
+    fn may_recall(&self, error: &ObjectError) -> bool {
+        self.offline.is_recalling() && !matches!(error, ObjectError::NotFound { .. })
+    }
+}
+
+#[async_trait]
+impl ObjectSource for OfflineObjects {
+    async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, String>>, ObjectError> {
+        let asking = async {
+            let data = self.inner.config_map(namespace, name).await?;
+            Ok(Arc::new(data.iter().map(|(key, value)| (key.clone(), value.clone().into_bytes())).collect()))
+        };
+        let kept = self.kept(key(Kind::ConfigMap, namespace, name), asking).await?;
+        Ok(Arc::new(kept.iter().map(|(key, value)| (key.clone(), text(value))).collect()))
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Data>, ObjectError> {
+        self.kept(key(Kind::Secret, namespace, name), self.inner.secret(namespace, name)).await
+    }
+
+    fn services(&self, namespace: &str) -> Option<Vec<Arc<api::Service>>> {
+        match self.inner.services(namespace) {
+            Some(services) => {
+                self.offline.learn(Learned::Services(namespace.to_owned(), services.clone()));
+                Some(services)
+            }
+            // A pod of a namespace that was never asked about starts without any, rather than never.
+            None if self.offline.is_recalling() => {
+                Some(self.offline.last.services.get(namespace).cloned().unwrap_or_default())
+            }
+            None => None,
+        }
+    }
+
+    async fn runtime_handler(&self, class: Option<&str>) -> Result<String, ObjectError> {
+        let is_remembered = class.is_some_and(|class| self.offline.last.handlers.contains_key(class));
+        let read = self.said(is_remembered, self.inner.runtime_handler(class)).await;
+        match (read, class) {
+            (Ok(handler), Some(class)) => {
+                self.offline.learn(Learned::Handler(class.to_owned(), handler.clone()));
+                Ok(handler)
+            }
+            (Err(error), Some(class)) if self.may_recall(&error) => {
+                self.offline.last.handlers.get(class).cloned().ok_or(error)
+            }
+            (read, _) => read,
+        }
+    }
+
+    /// Without them an image that was pulled with one would be asked for again, and could not be had.
+    async fn pull_secrets(&self, pod: &Pod) -> (Vec<PullSecret>, Vec<String>) {
+        let names = pod.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.clone());
+        let names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
+        let remembered = |name: &String| {
+            let data = self.offline.last.objects.get(&key(Kind::PullSecret, pod.namespace(), name))?;
+            Some(recalled(pod.namespace(), name, data))
+        };
+        let is_remembered = names.iter().any(|name| remembered(name).is_some());
+        let asking = async { Ok(self.inner.pull_secrets(pod).await) };
+        let (mut found, mut missing) =
+            self.said(is_remembered, asking).await.unwrap_or_else(|_| (Vec::new(), names.clone()));
+        for secret in &found {
+            let (namespace, name, _) = &secret.coordinates;
+            self.offline.learn(Learned::Object(key(Kind::PullSecret, namespace, name), learned(secret)));
+        }
+        if self.offline.is_recalling() {
+            found.extend(missing.iter().filter_map(remembered));
+            missing.retain(|name| remembered(name).is_none());
+        }
+        (found, missing)
+    }
+
+    async fn config_map_files(&self, namespace: &str, name: &str) -> Result<Arc<Data>, ObjectError> {
+        let asking = self.inner.config_map_files(namespace, name);
+        self.kept(key(Kind::ConfigMapFiles, namespace, name), asking).await
+    }
+
+    fn register(&self, pod: &Pod) {
+        self.inner.register(pod);
+    }
+
+    fn unregister(&self, pod: &PodUid) {
+        self.inner.unregister(pod);
+    }
+
+    fn adopt_token(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+        self.inner.adopt_token(pod, ask, held);
+    }
+
+    /// Tokens are not kept: an empty one stands in, which nobody takes, as nobody is there to take one. The
+    /// next sync after the server's return brings a good one.
+    async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
+        match self.inner.token(pod, ask).await {
+            Err(error) if self.may_recall(&error) => Ok(String::new()),
+            token => token,
+        }
+    }
+
+    /// Nor are these.
+    async fn pod_certificate(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+        self.inner.pod_certificate(pod, ask).await
+    }
+
+    /// Certificates are not kept: a volume that shows them goes on showing them.
+    async fn trust_bundle(&self, pod: &Pod, ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
+        self.inner.trust_bundle(pod, ask).await
+    }
+}
+
+fn key(kind: Kind, namespace: &str, name: &str) -> Key {
+    Key { kind, namespace: namespace.to_owned(), name: name.to_owned() }
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).into_owned()
+}
+
+/// A pull secret as it is remembered.
+fn learned(secret: &PullSecret) -> Arc<Data> {
+    let parts = [
+        (UID, secret.coordinates.2.clone().into_bytes()),
+        (KIND, secret.kind.clone().into_bytes()),
+        (DOCUMENT, secret.data.clone()),
+    ];
+    Arc::new(parts.into_iter().map(|(part, value)| (part.to_owned(), value)).collect())
+}
+
+/// A pull secret that is remembered.
+fn recalled(namespace: &str, name: &str, data: &Data) -> PullSecret {
+    let part = |part: &str| data.get(part).cloned().unwrap_or_default();
+    PullSecret {
+        coordinates: (namespace.to_owned(), name.to_owned(), text(&part(UID))),
+        kind: text(&part(KIND)),
+        data: part(DOCUMENT),
+    }
+}

@@ -1,0 +1,257 @@
+//! Sees to one certificate of one pod, from the first request to the pod's end. Behaviour: spec 07 §9.4.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::{certificates::v1beta1::PodCertificateRequest, core::v1::ServiceAccount};
+use serde::Deserialize;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::spawn_blocking,
+    time::sleep,
+};
+use tracing::{info, warn};
+
+use super::{
+    CertificateDeps,
+    decide::{Issued, Verdict, Warning, Whose, Why, judge, object},
+    keys::{self, KeyError, Made},
+};
+use crate::{
+    api::{ApiError, Call, Resource, Typed},
+    store::Store,
+};
+use berth_ports::{CertificateAsk, Credential, Event};
+use berth_types::PodRef;
+
+/// How long one request may take.
+const CALL: Duration = Duration::from_secs(10);
+/// First and longest pause between attempts to ask.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+/// Renewals and second requests are spread over so many seconds.
+const SPREAD: i64 = 300;
+/// A request that is nowhere to be seen for that long was deleted.
+const ABANDONED: SignedDuration = SignedDuration::from_mins(10);
+/// Wall time may jump: it is looked at again at least so often.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// A key and its certificate. The key is here, in the pod's volume, and nowhere else.
+pub struct Held {
+    pub credential: Arc<Credential>,
+    pub issued: Issued,
+}
+
+/// What there is of a certificate.
+pub enum Shown {
+    /// None was issued yet.
+    Waiting,
+    /// There is one.
+    Held(Arc<Held>),
+    /// There will be none.
+    Denied(Why),
+    /// There will be none.
+    Failed(Why),
+}
+
+/// Sees to one certificate.
+pub(super) struct Keeper {
+    pub deps: Arc<CertificateDeps>,
+    /// Keys being made.
+    pub making: Arc<Semaphore>,
+    pub requests: Store<PodCertificateRequest>,
+    pub pod: PodRef,
+    pub account: String,
+    pub ask: CertificateAsk,
+    pub shown: watch::Sender<Shown>,
+}
+
+/// What was asked for.
+struct Asked {
+    key: String,
+    /// The object.
+    name: String,
+}
+
+/// What came of a request.
+enum End {
+    Held(Held),
+    Refused(Shown, &'static str, String),
+}
+
+#[derive(Deserialize)]
+struct Created {
+    metadata: CreatedMetadata,
+}
+
+#[derive(Deserialize)]
+struct CreatedMetadata {
+    name: String,
+}
+
+impl Keeper {
+    /// Asks, and asks again in time, until it is dropped or refused for good.
+    pub async fn run(self) {
+        let mut watched: Option<(Arc<Held>, Vec<Warning>)> = None;
+        loop {
+            let end = tokio::select! {
+                end = self.obtain() => end,
+                () = self.age(&mut watched) => continue,
+            };
+            match end {
+                End::Held(held) => {
+                    let refresh = later(held.issued.begin_refresh, spread());
+                    let held = Arc::new(held);
+                    self.show(Shown::Held(held.clone()));
+                    watched = Some((held, Warning::ALL.to_vec()));
+                    tokio::select! {
+                        () = self.until(refresh) => {}
+                        () = self.age(&mut watched) => {}
+                    }
+                }
+                End::Refused(shown, reason, message) => {
+                    self.deps.events.record(Event::warning(&self.pod, reason, message));
+                    self.show(shown);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn show(&self, shown: Shown) {
+        self.shown.send_replace(shown);
+        self.deps.teller.tell([self.pod.uid.clone()]);
+    }
+
+    /// Asks until it has come to something.
+    async fn obtain(&self) -> End {
+        loop {
+            let asked = match self.request().await {
+                Ok(asked) => asked,
+                Err(error) => {
+                    let why = Why { reason: "UnknownKeyType".to_owned(), message: error.to_string() };
+                    return self.refused(Verdict::Failed(why), "");
+                }
+            };
+            let verdict = self.verdict(&asked.name).await;
+            match verdict {
+                Some(Verdict::Issued(issued)) => {
+                    info!(pod = %self.pod.object_name(), podUID = %self.pod.uid, signerName = %self.ask.projection.signer_name,
+                        notAfter = %issued.not_after, "A certificate for a pod was issued");
+                    let credential = Arc::new(Credential { key: asked.key, chain: issued.chain.clone() });
+                    return End::Held(Held { credential, issued });
+                }
+                Some(refused) => return self.refused(refused, &asked.name),
+                None => warn!(pod = %self.pod.object_name(), podUID = %self.pod.uid, name = asked.name,
+                    "A request for a pod's certificate is gone, asking again"),
+            }
+        }
+    }
+
+    fn refused(&self, verdict: Verdict, name: &str) -> End {
+        let told = |what: &str, why: &Why| {
+            let (namespace, reason, message) = (&self.pod.namespace, &why.reason, &why.message);
+            format!("PodCertificateRequest {namespace}/{name} {what}, reason={reason:?}, message={message:?}")
+        };
+        match verdict {
+            Verdict::Denied(why) => End::Refused(Shown::Denied(why.clone()), "Denied", told("was denied", &why)),
+            Verdict::Failed(why) => End::Refused(Shown::Failed(why.clone()), "Failed", told("failed", &why)),
+            Verdict::Waiting | Verdict::Issued(_) => End::Refused(Shown::Waiting, "Failed", String::new()),
+        }
+    }
+
+    /// Makes a key and asks for its certificate, again and again while nobody takes the request.
+    async fn request(&self) -> Result<Asked, KeyError> {
+        let Made { key, stub } = self.made().await?;
+        let mut pause = PAUSE.0;
+        loop {
+            match self.create(&stub).await {
+                Ok(name) => return Ok(Asked { key, name }),
+                Err(error) => {
+                    warn!(pod = %self.pod.object_name(), podUID = %self.pod.uid, err = %error,
+                        "Cannot ask for a pod's certificate");
+                    sleep(error.retry_after().unwrap_or(pause)).await;
+                    pause = pause.saturating_mul(2).min(PAUSE.1);
+                }
+            }
+        }
+    }
+
+    /// One at a time: some take a processor for seconds, and nobody can stop them.
+    async fn made(&self) -> Result<Made, KeyError> {
+        let kind = self.ask.projection.key_type.clone();
+        let failed = |cause: String| KeyError::Failed(self.ask.projection.key_type.clone(), cause);
+        let turn = self.making.clone().acquire_owned().await.map_err(|error| failed(error.to_string()))?;
+        let making = spawn_blocking(move || {
+            let _turn = turn;
+            keys::make(&kind)
+        });
+        making.await.map_err(|error| failed(error.to_string()))?
+    }
+
+    async fn create(&self, stub: &[u8]) -> Result<String, ApiError> {
+        let (api, namespace) = (&self.deps.api, &self.pod.namespace);
+        let account: ServiceAccount =
+            api.ask(Call::get(Resource::SERVICE_ACCOUNTS, namespace, &self.account).within(CALL)).await?;
+        let mut node = self.deps.node_uid.clone();
+        let known = node.wait_for(|uid| !uid.is_empty()).await.map(|uid| uid.clone());
+        let node = known.map_err(|_| ApiError::Unreachable("the agent stops".to_owned()))?;
+        let account_uid = account.metadata.uid.unwrap_or_default();
+        let whose = Whose { pod: &self.pod, account: (&self.account, &account_uid), node: (&self.deps.node, &node) };
+        let object = object(&whose, &self.ask, stub).to_string();
+        let created: Created =
+            api.ask(Call::create(Resource::POD_CERTIFICATES, namespace, object).within(CALL)).await?;
+        Ok(created.metadata.name)
+    }
+
+    /// What the request of that name comes to; `None` where it is gone.
+    async fn verdict(&self, name: &str) -> Option<Verdict> {
+        let abandoned = later(self.deps.clock.now(), ABANDONED.saturating_add(spread()));
+        let mut requests = self.requests.clone();
+        loop {
+            let snapshot = requests.snapshot();
+            match snapshot.get(&self.pod.namespace, name) {
+                Some(request) => match judge(request.status.as_ref()) {
+                    Verdict::Waiting => {}
+                    decided => return Some(decided),
+                },
+                None if snapshot.synced && self.deps.clock.now() >= abandoned => return None,
+                None => {}
+            }
+            drop(snapshot);
+            tokio::select! {
+                () = requests.changed() => {}
+                () = sleep(LOOK) => {}
+            }
+        }
+    }
+
+    /// Tells what is to be told of a certificate that grows old, each once. Returns never.
+    async fn age(&self, watched: &mut Option<(Arc<Held>, Vec<Warning>)>) {
+        if let Some((held, left)) = watched {
+            while let Some(next) = left.iter().min_by_key(|warning| warning.from(&held.issued)).copied() {
+                self.until(next.from(&held.issued)).await;
+                left.retain(|warning| *warning != next);
+                let (reason, message) = next.event();
+                self.deps.events.record(Event::warning(&self.pod, reason, message));
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn until(&self, at: Timestamp) {
+        loop {
+            match Duration::try_from(at.duration_since(self.deps.clock.now())) {
+                Ok(left) if !left.is_zero() => sleep(left.min(LOOK)).await,
+                _ => return,
+            }
+        }
+    }
+}
+
+fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
+    at.saturating_add(by).unwrap_or(Timestamp::MAX)
+}
+
+fn spread() -> SignedDuration {
+    SignedDuration::from_secs(rand::random_range(0..SPREAD))
+}

@@ -1,0 +1,176 @@
+//! Certificates of pods: keys are made here, certificates for them are asked for and renewed in time. Behaviour: spec
+//! 07 §9.4.
+//!
+//! ```text
+//!  a projection ─► PodCertificates ─► a keeper each ─► key ─► PodCertificateRequest ─► the signer
+//!        ▲                              │   ▲                                            │
+//!        └── key and chain, errors ◄────┘   └────── requests of this node, followed ◄────┘
+//! ```
+//!
+//! In: the projections of pods that are set up. Out: a key and the chain for it, and who should look again. A task
+//! owns each certificate: it ends with its pod, and the key with it. Keys are in memory and in the pod's volume only, so
+//! that an agent that starts asks anew; volumes go on showing what they show meanwhile. `decide.rs` says what is asked
+//! and what answers mean, `keys.rs` makes keys, `keeper.rs` does it.
+
+mod decide;
+mod keeper;
+mod keys;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{Instant, timeout_at},
+};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
+
+use super::{
+    api::{ApiClient, Resource},
+    objects::Teller,
+    reflector::{ReflectorDeps, Selection, reflect},
+    store::Store,
+};
+use berth_metrics::ReflectorMetrics;
+use berth_ports::{CertificateAsk, Clock, Credential, EventSink, ObjectError};
+use berth_types::{Pod, PodUid};
+use keeper::{Keeper, Shown};
+
+/// How long the first who asks waits for the signer: most answer at once, and a pod that waits tells no failure.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What certificates need of others.
+pub struct CertificateDeps {
+    /// The API server.
+    pub api: Arc<dyn ApiClient>,
+    /// What is counted of reflectors.
+    pub metrics: ReflectorMetrics,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Where refusals and old age are told.
+    pub events: Arc<dyn EventSink>,
+    /// The node's name.
+    pub node: String,
+    /// The UID of its object; empty before that is known.
+    pub node_uid: watch::Receiver<String>,
+    /// Who is to look again.
+    pub teller: Teller,
+    /// Where tasks are counted.
+    pub tasks: TaskTracker,
+    /// Ends them.
+    pub stop: CancellationToken,
+}
+
+/// Which certificate: the pod, the volume, the source in it.
+type Key = (PodUid, String, usize);
+
+struct Entry {
+    signer: String,
+    shown: watch::Receiver<Shown>,
+    since: Instant,
+    /// The keeper goes with it.
+    _keeper: DropGuard,
+}
+
+/// The certificates of all pods.
+pub struct PodCertificates {
+    deps: Arc<CertificateDeps>,
+    entries: Mutex<HashMap<Key, Entry>>,
+    /// Requests of this node, from the first on.
+    requests: OnceLock<Store<PodCertificateRequest>>,
+    making: Arc<Semaphore>,
+}
+
+impl PodCertificates {
+    /// None yet.
+    pub fn new(deps: CertificateDeps) -> Self {
+        let (deps, making) = (Arc::new(deps), Arc::new(Semaphore::new(1)));
+        Self { deps, entries: Mutex::default(), requests: OnceLock::new(), making }
+    }
+
+    /// The key and certificate that a projection is to show now. The first ask begins to see to it.
+    ///
+    /// # Errors
+    /// None was issued yet, or none will be, in the reference's words.
+    pub async fn of(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
+        let (mut shown, since) = {
+            let mut entries = self.locked();
+            let key = (pod.uid().clone(), ask.volume.clone(), ask.source);
+            let entry = entries.entry(key).or_insert_with(|| self.begin(pod, ask));
+            (entry.shown.clone(), entry.since)
+        };
+        let decided = shown.wait_for(|shown| !matches!(shown, Shown::Waiting));
+        drop(timeout_at(since + PATIENCE, decided).await);
+        let text = match &*shown.borrow() {
+            Shown::Held(held) => return Ok(held.credential.clone()),
+            Shown::Waiting => "credential bundle is not issued yet".to_owned(),
+            Shown::Denied(why) => permanently("denied", why),
+            Shown::Failed(why) => permanently("failed", why),
+        };
+        Err(ObjectError::Other(text))
+    }
+
+    /// The pod is gone, and so are its keys.
+    pub fn forget(&self, pod: &PodUid) {
+        self.locked().retain(|(of, ..), _| of != pod);
+    }
+
+    /// How many certificates there are, by signer and state.
+    pub fn states(&self) -> Vec<(String, &'static str, i64)> {
+        let (entries, now) = (self.locked(), self.deps.clock.now());
+        let state = |entry: &Entry| match &*entry.shown.borrow() {
+            Shown::Waiting => "not_yet_issued",
+            Shown::Denied(_) => "denied",
+            Shown::Failed(_) => "failed",
+            Shown::Held(held) => decide::state(&held.issued, now),
+        };
+        decide::counted(entries.values().map(|entry| (entry.signer.as_str(), state(entry))))
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, pod: &Pod, ask: &CertificateAsk) -> Entry {
+        let stop = self.deps.stop.child_token();
+        let (show, shown) = watch::channel(Shown::Waiting);
+        let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
+        let keeper = Keeper {
+            deps: self.deps.clone(),
+            making: self.making.clone(),
+            requests: self.requests.get_or_init(|| self.follow()).clone(),
+            pod: pod.id().clone(),
+            account: account.unwrap_or_else(|| "default".to_owned()),
+            ask: ask.clone(),
+            shown: show,
+        };
+        let ends = stop.clone();
+        self.deps.tasks.spawn(async move {
+            ends.run_until_cancelled(keeper.run()).await;
+        });
+        let signer = ask.projection.signer_name.clone();
+        Entry { signer, shown, since: Instant::now(), _keeper: stop.drop_guard() }
+    }
+
+    fn follow(&self) -> Store<PodCertificateRequest> {
+        let own = Selection::matching(Resource::POD_CERTIFICATES, &format!("spec.nodeName={}", self.deps.node));
+        let deps = ReflectorDeps::new(self.deps.metrics.clone(), self.deps.stop.clone());
+        let (store, following) = reflect(self.deps.api.clone(), own, deps);
+        self.deps.tasks.spawn(following);
+        store
+    }
+}
+
+fn permanently(what: &str, why: &decide::Why) -> String {
+    let decide::Why { reason, message } = why;
+    format!("PodCertificateRequest was permanently {what}: reason={reason:?} message={message:?}")
+}

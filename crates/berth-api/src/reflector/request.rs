@@ -1,0 +1,160 @@
+//! What is followed, and how it is asked for. Pure. Spec 10 §3.1.
+
+use std::{ops::RangeInclusive, time::Duration};
+
+use super::step::{Ask, Patience};
+use crate::api::{Call, Resource, Verb};
+
+/// Objects per page of a list.
+const PAGE: &str = "500";
+/// For how long a watch is asked for, in seconds.
+const MANY_SECONDS: RangeInclusive<u32> = 300..=600;
+/// The same for single objects, of which there are many.
+const ONE_SECONDS: RangeInclusive<u32> = 1800..=3600;
+/// Until a watch begins: the server waits at most 3 s for a version that has not come.
+const BEGIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// What is followed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Selection {
+    resource: Resource,
+    namespace: String,
+    fields: String,
+    patience: Patience,
+    seconds: RangeInclusive<u32>,
+}
+
+impl Selection {
+    /// All objects of a resource, in all namespaces.
+    pub fn all(resource: Resource) -> Self {
+        Self::matching(resource, "")
+    }
+
+    /// Those that a field selector takes, e.g. `spec.nodeName=n`.
+    pub fn matching(resource: Resource, fields: &str) -> Self {
+        Self {
+            resource,
+            namespace: String::new(),
+            fields: fields.to_owned(),
+            patience: Patience::Ordinary,
+            seconds: MANY_SECONDS,
+        }
+    }
+
+    /// One ConfigMap or Secret that a pod refers to: the only way in which a node may follow it.
+    pub fn one(resource: Resource, namespace: &str, name: &str) -> Self {
+        Self {
+            resource,
+            namespace: namespace.to_owned(),
+            fields: format!("metadata.name={name}"),
+            patience: Patience::Quick,
+            seconds: ONE_SECONDS,
+        }
+    }
+
+    /// What is followed.
+    pub fn resource(&self) -> Resource {
+        self.resource
+    }
+
+    /// How soon a refusal is tried again.
+    pub fn patience(&self) -> Patience {
+        self.patience
+    }
+
+    /// The call, and for how long it is asked for (a list: for no time); `chance` is in 0..1.
+    pub fn call(&self, ask: &Ask, chance: f64) -> (Call, Duration) {
+        let seconds = spread(&self.seconds, chance);
+        let watch = |call: Call| {
+            let call = call.query("allowWatchBookmarks", "true").query("timeoutSeconds", seconds.to_string());
+            (call.query("watch", "true").within(BEGIN_LIMIT), Duration::from_secs(u64::from(seconds)))
+        };
+        match ask {
+            Ask::Stream(version) => {
+                let call = self.plain(Verb::Watch).query("resourceVersionMatch", "NotOlderThan");
+                watch(with_version(call.query("sendInitialEvents", "true"), version))
+            }
+            Ask::Watch(version) => watch(with_version(self.plain(Verb::Watch), version)),
+            Ask::List(version) => {
+                let call = with_version(self.plain(Verb::List), version);
+                let whole = !matches!(version.as_str(), "" | "0");
+                (if whole { call } else { call.query("limit", PAGE) }, Duration::ZERO)
+            }
+        }
+    }
+
+    /// The page of a list that begins there; the version is in the token.
+    pub fn next_page(&self, token: &str) -> Call {
+        self.plain(Verb::List).query("limit", PAGE).query("continue", token)
+    }
+
+    fn plain(&self, verb: Verb) -> Call {
+        let call = Call::new(verb, self.resource, &self.namespace, "");
+        if self.fields.is_empty() { call } else { call.query("fieldSelector", self.fields.as_str()) }
+    }
+}
+
+fn with_version(call: Call, version: &str) -> Call {
+    if version.is_empty() { call } else { call.query("resourceVersion", version) }
+}
+
+fn spread(range: &RangeInclusive<u32>, chance: f64) -> u32 {
+    let width = range.end() - range.start();
+    range.start() + ((f64::from(width) + 1.0) * chance.clamp(0.0, 1.0)) as u32 % (width + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The query as it goes over the wire, but not encoded.
+    fn query(selection: &Selection, ask: Ask) -> String {
+        shown(selection.call(&ask, 0.0).0)
+    }
+
+    fn shown(call: Call) -> String {
+        let mut query = call.query;
+        query.sort();
+        query.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&")
+    }
+
+    #[test]
+    fn requests_are_those_of_the_reference() {
+        let pods = Selection::matching(Resource::PODS, "spec.nodeName=n");
+        for (ask, expected) in [
+            (
+                Ask::Stream(String::new()),
+                "allowWatchBookmarks=true&fieldSelector=spec.nodeName=n&resourceVersionMatch=NotOlderThan&\
+                 sendInitialEvents=true&timeoutSeconds=300&watch=true",
+            ),
+            (
+                Ask::Stream("500".into()),
+                "allowWatchBookmarks=true&fieldSelector=spec.nodeName=n&resourceVersion=500&\
+                 resourceVersionMatch=NotOlderThan&sendInitialEvents=true&timeoutSeconds=300&watch=true",
+            ),
+            // AC-10-8
+            (Ask::List("0".into()), "fieldSelector=spec.nodeName=n&limit=500&resourceVersion=0"),
+            (Ask::List(String::new()), "fieldSelector=spec.nodeName=n&limit=500"),
+            (Ask::List("7".into()), "fieldSelector=spec.nodeName=n&resourceVersion=7"),
+            (
+                Ask::Watch("7".into()),
+                "allowWatchBookmarks=true&fieldSelector=spec.nodeName=n&resourceVersion=7&timeoutSeconds=300&watch=true",
+            ),
+        ] {
+            assert_eq!(query(&pods, ask), expected);
+        }
+        assert_eq!(shown(pods.next_page("abc")), "continue=abc&fieldSelector=spec.nodeName=n&limit=500");
+    }
+
+    #[test]
+    fn single_objects_are_watched_longer() {
+        let one = Selection::one(Resource::SECRETS, "ns", "s");
+        let (call, lasts) = one.call(&Ask::Stream(String::new()), 0.5);
+        assert_eq!((call.path().as_str(), lasts.as_secs()), ("/api/v1/namespaces/ns/secrets", 2700));
+        assert!(call.query.contains(&("fieldSelector", "metadata.name=s".to_owned())));
+        for chance in [0.0, 0.3, 0.999_999, 1.0] {
+            let (_, lasts) = Selection::all(Resource::PODS).call(&Ask::Watch("1".into()), chance);
+            assert!((300..=600).contains(&lasts.as_secs()), "{lasts:?}");
+        }
+    }
+}

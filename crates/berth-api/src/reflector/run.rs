@@ -1,0 +1,321 @@
+//! Asks what `step.rs` says and gives what comes to who follows. Spec 10 §3.2.
+//!
+//! There may be thousands of these, and nearly all of them wait for the next event: what only asking needs is in a
+//! box of its own, and goes with it.
+
+use std::{
+    future::{pending, poll_fn},
+    ops::ControlFlow,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout_at},
+};
+use tracing::{debug, warn};
+
+use super::{
+    event::{self, Event, Kept, Page},
+    follower::Follower,
+    step::{Ask, Machine, Moment, Next},
+};
+use crate::api::{ApiClient, ApiError, LIST_LIMIT, WatchStream};
+use berth_metrics::{Following, ReflectorMeter, ReflectorMetrics};
+
+/// What there is should be there after so long; if not, that is told.
+const SLOW: Duration = Duration::from_secs(10);
+/// So long after its end a watch is taken for dead.
+const OVERDUE: Duration = Duration::from_secs(60);
+/// A longer list is read where it holds up nobody, in bytes.
+const LONG: usize = 256 << 10;
+
+/// Asks for the objects of one follower.
+pub struct Reflector<F: Follower> {
+    api: Arc<dyn ApiClient>,
+    credentials_changed: watch::Receiver<u64>,
+    follower: F,
+    meter: ReflectorMeter,
+    machine: Machine,
+    started: Instant,
+}
+
+/// What came of asking.
+enum Asked<A> {
+    /// A watch has begun.
+    Watch(Watch<A>),
+    /// Something else is to be asked.
+    Again(Next),
+    /// Nothing more is to be known.
+    Done,
+}
+
+/// How a watch came to its end.
+enum End {
+    /// It failed, or the server said why it ends.
+    Failed(ApiError),
+    /// It ended, or was lost.
+    Over,
+    /// Nothing more is to be known.
+    Done,
+}
+
+/// One watch.
+struct Watch<A> {
+    stream: Box<dyn WatchStream>,
+    /// What there is, until all of it is there.
+    incoming: Option<Box<Incoming<A>>>,
+    began: Instant,
+    /// When it is taken for dead.
+    overdue: Instant,
+    silent: bool,
+}
+
+struct Incoming<A> {
+    objects: A,
+    bytes: usize,
+}
+
+impl<F: Follower> Reflector<F> {
+    /// Gives what it sees to `follower`.
+    pub fn new(api: Arc<dyn ApiClient>, follower: F, metrics: &ReflectorMetrics) -> Self {
+        let selection = follower.selection();
+        Self {
+            meter: metrics.follow(selection.resource().plural),
+            machine: Machine::new(selection.patience()),
+            started: Instant::now(),
+            credentials_changed: api.credentials_changed(),
+            api,
+            follower,
+        }
+    }
+
+    /// Returns once the follower has enough.
+    pub async fn run(&mut self) {
+        let mut next = self.machine.first();
+        loop {
+            let mut watch = match Box::pin(self.ask(next)).await {
+                Asked::Watch(watch) => watch,
+                Asked::Again(again) => {
+                    next = again;
+                    continue;
+                }
+                Asked::Done => return,
+            };
+            next = match self.follow(&mut watch).await {
+                End::Failed(error) => self.failed(&error),
+                End::Over => self.machine.ended(watch.began.elapsed(), watch.silent, self.moment()),
+                End::Done => return,
+            };
+        }
+    }
+
+    fn moment(&self) -> Moment {
+        Moment { now: self.started.elapsed(), chance: rand::random() }
+    }
+
+    fn resource(&self) -> &'static str {
+        self.follower.selection().resource().plural
+    }
+
+    /// Tells a failure and says what comes next.
+    fn failed(&mut self, error: &ApiError) -> Next {
+        let next = self.machine.failed(error.into(), self.moment());
+        let (resource, retry) = (self.resource(), next.pause);
+        if error.is_invalid() {
+            debug!(resource, err = %error, "The server begins no watch with what there is, listing instead");
+        } else if error.is_forbidden() && retry <= Duration::from_secs(1) {
+            debug!(resource, err = %error, ?retry, "Not yet allowed to watch");
+        } else {
+            warn!(resource, err = %error, ?retry, "Failed to watch");
+        }
+        next
+    }
+
+    /// Asks when it is time.
+    async fn ask(&mut self, next: Next) -> Asked<F::All> {
+        if let Some(reason) = next.why.relist() {
+            self.meter.relisted(reason);
+        }
+        if !next.pause.is_zero() {
+            self.meter.set(Following::Waiting);
+            tokio::select! {
+                () = sleep(next.pause) => {}
+                () = self.follower.nudged() => self.machine.nudged(),
+                () = changed(&mut self.credentials_changed) => self.machine.nudged(),
+            }
+        }
+        self.meter.set(if matches!(next.ask, Ask::Watch(_)) { Following::Watching } else { Following::Init });
+        match &next.ask {
+            Ask::List(_) => self.list(&next.ask).await,
+            ask => self.begin(ask).await,
+        }
+    }
+
+    async fn list(&mut self, ask: &Ask) -> Asked<F::All> {
+        let selection = self.follower.selection();
+        let (mut call, _) = selection.call(ask, 0.0);
+        let mut objects = F::All::default();
+        loop {
+            let page = match self.api.call(call).await {
+                Ok(text) => read::<F::Object>(text).await,
+                Err(error) => Err(error),
+            };
+            let page = match page {
+                Ok(page) => page,
+                Err(error) => return Asked::Again(self.failed(&error)),
+            };
+            self.meter.heard();
+            page.broken.iter().for_each(|(name, cause)| self.broken(name, cause));
+            for (key, object) in page.items {
+                self.follower.gather(&mut objects, key, Some(object));
+            }
+            if page.next.is_empty() {
+                let next = self.machine.listed(&page.version);
+                return match self.follower.replace(objects, &page.version) {
+                    ControlFlow::Continue(()) => Asked::Again(next),
+                    ControlFlow::Break(()) => Asked::Done,
+                };
+            }
+            call = selection.next_page(&page.next);
+        }
+    }
+
+    async fn begin(&mut self, ask: &Ask) -> Asked<F::All> {
+        let (call, lasts) = self.follower.selection().call(ask, rand::random());
+        let began = Instant::now();
+        match self.api.watch(call).await {
+            Ok(stream) => {
+                let begins = matches!(ask, Ask::Stream(_));
+                let incoming = begins.then(|| Box::new(Incoming { objects: F::All::default(), bytes: 0 }));
+                Asked::Watch(Watch { stream, incoming, began, overdue: began + lasts + OVERDUE, silent: true })
+            }
+            Err(error) => Asked::Again(self.failed(&error)),
+        }
+    }
+
+    /// Takes events until there are no more.
+    async fn follow(&mut self, watch: &mut Watch<F::All>) -> End {
+        loop {
+            let line = match self.line(watch).await {
+                Some(Ok(line)) => line,
+                Some(Err(error @ ApiError::Malformed(_))) => return End::Failed(error),
+                Some(Err(error)) => {
+                    debug!(resource = self.resource(), err = %error, "A watch was lost");
+                    return End::Over;
+                }
+                None => return End::Over,
+            };
+            if let ControlFlow::Break(end) = self.heard(watch, &line) {
+                return end;
+            }
+        }
+    }
+
+    /// The next line of a watch; says so if what there is takes long to come.
+    async fn line(&self, watch: &mut Watch<F::All>) -> Option<Result<Bytes, ApiError>> {
+        let mut may_be_slow = watch.incoming.is_some();
+        loop {
+            let until = if may_be_slow { watch.began + SLOW } else { watch.overdue };
+            let stream = &mut watch.stream;
+            match timeout_at(until, poll_fn(|context| stream.poll_next(context))).await {
+                Ok(line) => return line,
+                Err(_) if !may_be_slow => return None,
+                Err(_) => may_be_slow = false,
+            }
+            if watch.silent {
+                let (resource, waited) = (self.resource(), watch.began.elapsed());
+                warn!(resource, ?waited, "Still waiting for what there is");
+            }
+        }
+    }
+
+    fn heard(&mut self, watch: &mut Watch<F::All>, line: &[u8]) -> ControlFlow<End> {
+        self.meter.heard();
+        match event::event::<F::Object>(line) {
+            Ok((event, version)) => {
+                self.take(watch, event, &version, line.len())?;
+                // From what has no version nobody can go on: it is no reason to ask again at once.
+                watch.silent &= version.is_empty();
+                ControlFlow::Continue(())
+            }
+            // What came before it is kept, and the rest is asked for again.
+            Err(error) => {
+                warn!(resource = self.resource(), err = %error, "A watch broke off");
+                ControlFlow::Break(End::Over)
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        watch: &mut Watch<F::All>,
+        event: Event<F::Object>,
+        version: &str,
+        bytes: usize,
+    ) -> ControlFlow<End> {
+        match (event, &mut watch.incoming) {
+            (Event::Put(key, object), Some(incoming)) => {
+                incoming.bytes = incoming.bytes.saturating_add(bytes);
+                if incoming.bytes > LIST_LIMIT {
+                    let text = format!("more than {LIST_LIMIT} bytes of objects");
+                    return ControlFlow::Break(End::Failed(ApiError::Malformed(text)));
+                }
+                self.follower.gather(&mut incoming.objects, key, Some(object));
+            }
+            (Event::Gone(key), Some(incoming)) => self.follower.gather(&mut incoming.objects, key, None),
+            (Event::Bookmark(true), incoming @ Some(_)) => {
+                let objects = incoming.take().map(|incoming| incoming.objects).unwrap_or_default();
+                self.machine.streamed(version);
+                self.meter.set(Following::Watching);
+                return enough(self.follower.replace(objects, version));
+            }
+            (Event::Put(key, object), None) => {
+                self.machine.moved(version);
+                return enough(self.follower.change(key, Some(object), self.machine.version()));
+            }
+            (Event::Gone(key), None) => {
+                self.machine.moved(version);
+                return enough(self.follower.change(key, None, self.machine.version()));
+            }
+            (Event::Bookmark(_), _) => self.machine.moved(version),
+            (Event::Broken(name, cause), _) => {
+                self.broken(&name, &cause);
+                self.machine.moved(version);
+            }
+            (Event::Unknown(kind), _) => {
+                warn!(resource = self.resource(), kind, "Skipped an event of unknown type");
+            }
+            (Event::Error(error), _) => return ControlFlow::Break(End::Failed(error)),
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn broken(&self, name: &str, cause: &str) {
+        warn!(resource = self.resource(), name, err = cause, "Skipped an object that cannot be read");
+    }
+}
+
+/// Waits for a change; for ever once nobody can make one.
+async fn changed(receiver: &mut watch::Receiver<u64>) {
+    if receiver.changed().await.is_err() {
+        pending::<()>().await;
+    }
+}
+
+fn enough(goes_on: ControlFlow<()>) -> ControlFlow<End> {
+    match goes_on {
+        ControlFlow::Continue(()) => ControlFlow::Continue(()),
+        ControlFlow::Break(()) => ControlFlow::Break(End::Done),
+    }
+}
+
+async fn read<T: Kept>(text: Bytes) -> Result<Page<T>, ApiError> {
+    if text.len() < LONG {
+        return event::page(&text);
+    }
+    let reading = tokio::task::spawn_blocking(move || event::page(&text));
+    reading.await.unwrap_or_else(|e| Err(ApiError::Malformed(format!("reading a list failed: {e}"))))
+}

@@ -1,0 +1,447 @@
+//! What a reflector asks next, by what came of the last. Pure. Spec 10 §3.2, §7 row "watches".
+//!
+//! ```text
+//!        ┌──────── any failure, after a pause ────────┐
+//!        ▼                                            │
+//!   Streaming ── marker ──────────────► Watching ─────┤
+//!        │ refused                        ▲   │ ended: again at once
+//!        └────────► Listing ── listed ────┘◄──┘
+//! ```
+//!
+//! The version last seen goes along everywhere, so that nothing ever goes back in time; only a
+//! server that does not know it makes us forget it. Time is what has passed since the start.
+
+use std::time::Duration;
+
+use super::backoff::{Backoff, QuickRetry};
+use crate::api::ApiError;
+
+/// A watch that ended sooner, and without an event, failed.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// What is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ask {
+    /// A watch that begins with what there is, at least as new as that version (if any).
+    Stream(String),
+    /// All there is, at least as new as that version: `"0"` for whatever the server has at hand,
+    /// empty for the newest.
+    List(String),
+    /// What changes after that version.
+    Watch(String),
+}
+
+/// Why it is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// Nothing is known yet.
+    Start,
+    /// The last watch ended as it should, or is to be tried again where it was.
+    Resume,
+    /// The server refuses to begin a watch with what there is.
+    Fallback,
+    /// The server does not know the version any more, or not yet.
+    Version,
+    /// It ended before everything was there.
+    Cut,
+    /// It ended at once.
+    Short,
+    /// It failed.
+    Failed,
+}
+
+impl Why {
+    /// The metric's label; `None` where nothing is read anew.
+    pub fn relist(self) -> Option<&'static str> {
+        match self {
+            Self::Start | Self::Resume => None,
+            Self::Fallback => Some("fallback"),
+            Self::Version => Some("version"),
+            Self::Cut => Some("cut"),
+            Self::Short => Some("short_watch"),
+            Self::Failed => Some("failed"),
+        }
+    }
+}
+
+/// What is done next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Next {
+    /// After how long.
+    pub pause: Duration,
+    /// What is asked then.
+    pub ask: Ask,
+    /// Why.
+    pub why: Why,
+}
+
+/// What a failure means for the next step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Later, please.
+    Throttled,
+    /// There was nobody to answer, or the answer got lost.
+    Unreachable,
+    /// Nobody knows who asks: a certificate has run out. A list would be refused like the watch.
+    Unauthenticated,
+    /// The version is not known any more, or not yet.
+    Version,
+    /// Not allowed, or not yet.
+    Forbidden,
+    /// Anything else.
+    Other,
+}
+
+/// A failure, and how long the server asks to be left alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What it means.
+    pub fault: Fault,
+    /// `Retry-After`.
+    pub retry_after: Option<Duration>,
+}
+
+impl From<&ApiError> for Failure {
+    fn from(error: &ApiError) -> Self {
+        let fault = match error {
+            ApiError::Unreachable(_) | ApiError::Lost(_) | ApiError::Timeout(_) => Fault::Unreachable,
+            ApiError::Malformed(_) => Fault::Other,
+            ApiError::Refused(_) if error.is_throttled() => Fault::Throttled,
+            ApiError::Refused(_) if error.is_gone() || error.is_version_too_large() => Fault::Version,
+            ApiError::Refused(_) if error.is_forbidden() => Fault::Forbidden,
+            ApiError::Refused(status) if status.code == 401 => Fault::Unauthenticated,
+            ApiError::Refused(_) => Fault::Other,
+        };
+        Self { fault, retry_after: error.retry_after() }
+    }
+}
+
+/// When something happened: what has passed since the start, and a chance in 0..1 for the jitter.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Moment {
+    /// Since the start.
+    pub now: Duration,
+    /// Uniform in 0..1.
+    pub chance: f64,
+}
+
+/// How soon a refusal is tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// After the ordinary pause.
+    Ordinary,
+    /// Soon at first: the object is one that a pod refers to (spec 10 §6.1).
+    Quick,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Streaming,
+    Listing { newest: bool },
+    Watching,
+}
+
+/// Where a reflector stands.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    patience: Patience,
+    phase: Phase,
+    version: Option<String>,
+    /// How often in a row it was cut before everything was there.
+    cuts: u32,
+    backoff: Backoff,
+    quick: QuickRetry,
+}
+
+impl Machine {
+    /// At the start.
+    pub fn new(patience: Patience) -> Self {
+        Self {
+            patience,
+            phase: Phase::Streaming,
+            version: None,
+            cuts: 0,
+            backoff: Backoff::default(),
+            quick: QuickRetry::default(),
+        }
+    }
+
+    /// What is asked first.
+    pub fn first(&self) -> Next {
+        Next { pause: Duration::ZERO, ask: Ask::Stream(self.known()), why: Why::Start }
+    }
+
+    /// The version last seen; empty for none.
+    pub fn version(&self) -> &str {
+        self.version.as_deref().unwrap_or_default()
+    }
+
+    /// Whether everything is there, and changes are followed.
+    pub fn is_watching(&self) -> bool {
+        self.phase == Phase::Watching
+    }
+
+    /// An event or bookmark was seen. A watch that says something is one that works: the next failure is the first again,
+    /// or a pod that is bound after a bad minute would wait half a minute more (the reference forgets after two).
+    pub fn moved(&mut self, version: &str) {
+        if self.is_watching() {
+            self.backoff = Backoff::default();
+            self.reached(version);
+        }
+    }
+
+    fn reached(&mut self, version: &str) {
+        if !version.is_empty() {
+            self.version = Some(version.to_owned());
+        }
+    }
+
+    /// Somebody wants it now: refusals count as new again.
+    pub fn nudged(&mut self) {
+        self.quick = QuickRetry::default();
+    }
+
+    /// The marker ended what there is.
+    pub fn streamed(&mut self, version: &str) {
+        self.phase = Phase::Watching;
+        self.cuts = 0;
+        self.quick = QuickRetry::default();
+        self.reached(version);
+    }
+
+    /// The list was read.
+    pub fn listed(&mut self, version: &str) -> Next {
+        self.streamed(version);
+        self.at_once(Ask::Watch(self.known()), Why::Resume)
+    }
+
+    /// It did not begin, or an ERROR event ended it.
+    pub fn failed(&mut self, failure: Failure, at: Moment) -> Next {
+        if failure.fault == Fault::Forbidden
+            && self.patience == Patience::Quick
+            && let Some(pause) = self.quick.pause(at.now)
+        {
+            self.phase = Phase::Streaming;
+            return Next { pause, ask: Ask::Stream(self.known()), why: Why::Failed };
+        }
+        match (self.phase, failure.fault) {
+            (Phase::Watching, Fault::Throttled | Fault::Unreachable | Fault::Unauthenticated) => {
+                self.later(Ask::Watch(self.known()), Why::Resume, failure, at)
+            }
+            (Phase::Streaming, Fault::Version) if !self.version().is_empty() => {
+                self.version = Some(String::new());
+                self.at_once(Ask::Stream(String::new()), Why::Version)
+            }
+            (Phase::Streaming, Fault::Forbidden | Fault::Other) => self.list(Why::Fallback),
+            (Phase::Listing { newest: false }, Fault::Version) => {
+                self.phase = Phase::Listing { newest: true };
+                self.at_once(Ask::List(String::new()), Why::Version)
+            }
+            _ => self.again(Why::Failed, failure, at),
+        }
+    }
+
+    /// It ended after that long, with or without having said anything.
+    pub fn ended(&mut self, lasted: Duration, silent: bool, at: Moment) -> Next {
+        let none = Failure { fault: Fault::Other, retry_after: None };
+        match (self.phase, silent && lasted < SHORT) {
+            (Phase::Watching, false) => self.at_once(Ask::Watch(self.known()), Why::Resume),
+            (Phase::Watching, true) => self.again(Why::Short, none, at),
+            (_, true) => self.list(Why::Fallback),
+            (_, false) => {
+                self.cuts = self.cuts.saturating_add(1);
+                // One that is cut again and again is not asked in a loop.
+                if self.cuts == 1 {
+                    self.at_once(Ask::Stream(self.known()), Why::Cut)
+                } else {
+                    self.again(Why::Cut, none, at)
+                }
+            }
+        }
+    }
+
+    fn known(&self) -> String {
+        self.version().to_owned()
+    }
+
+    fn list(&mut self, why: Why) -> Next {
+        self.phase = Phase::Listing { newest: false };
+        // Nothing known yet: what the server has at hand will do. A version that was given up:
+        // only the newest is sure not to be older.
+        let version = self.version.clone().unwrap_or_else(|| "0".to_owned());
+        self.at_once(Ask::List(version), why)
+    }
+
+    fn again(&mut self, why: Why, failure: Failure, at: Moment) -> Next {
+        self.phase = Phase::Streaming;
+        self.later(Ask::Stream(self.known()), why, failure, at)
+    }
+
+    fn at_once(&self, ask: Ask, why: Why) -> Next {
+        Next { pause: Duration::ZERO, ask, why }
+    }
+
+    fn later(&mut self, ask: Ask, why: Why, failure: Failure, at: Moment) -> Next {
+        let pause = self.backoff.pause(at.now, at.chance);
+        Next { pause: pause.max(failure.retry_after.unwrap_or_default()), ask, why }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const AT: Moment = Moment { now: SECOND, chance: 0.0 };
+
+    fn fails(fault: Fault) -> Failure {
+        Failure { fault, retry_after: None }
+    }
+
+    fn watching(version: &str) -> Machine {
+        let mut machine = Machine::new(Patience::Ordinary);
+        machine.streamed(version);
+        machine
+    }
+
+    fn stream(version: &str) -> Ask {
+        Ask::Stream(version.to_owned())
+    }
+
+    fn list(version: &str) -> Ask {
+        Ask::List(version.to_owned())
+    }
+
+    fn watch(version: &str) -> Ask {
+        Ask::Watch(version.to_owned())
+    }
+
+    /// What is asked, after how many milliseconds.
+    fn shown(next: Next) -> (Ask, u128) {
+        (next.ask, next.pause.as_millis())
+    }
+
+    #[test]
+    fn a_watch_that_does_not_begin() {
+        for (name, fault, from_start, from_watching) in [
+            ("429", Fault::Throttled, (stream(""), 800), (watch("5"), 800)),
+            ("refused", Fault::Unreachable, (stream(""), 800), (watch("5"), 800)),
+            ("401", Fault::Unauthenticated, (stream(""), 800), (watch("5"), 800)),
+            // AC-10-8: the list begins with what the server has at hand.
+            ("422", Fault::Other, (list("0"), 0), (stream("5"), 800)),
+            ("403", Fault::Forbidden, (list("0"), 0), (stream("5"), 800)),
+            // AC-10-11: from where it was, never back in time.
+            ("410", Fault::Version, (stream(""), 800), (stream("5"), 800)),
+        ] {
+            let mut start = Machine::new(Patience::Ordinary);
+            assert_eq!(start.first().ask, stream(""));
+            assert_eq!(shown(start.failed(fails(fault), AT)), from_start, "{name}, at the start");
+            assert_eq!(shown(watching("5").failed(fails(fault), AT)), from_watching, "{name}, watching");
+        }
+    }
+
+    #[test]
+    fn a_version_that_the_server_does_not_know_is_forgotten() {
+        // AC-10-12
+        let mut machine = watching("500");
+        assert_eq!(shown(machine.failed(fails(Fault::Version), AT)), (stream("500"), 800));
+        assert_eq!(shown(machine.failed(fails(Fault::Version), AT)), (stream(""), 0));
+        assert_eq!(shown(machine.failed(fails(Fault::Version), AT)), (stream(""), 1600), "never in a loop");
+        assert_eq!(shown(machine.failed(fails(Fault::Other), AT)), (list(""), 0), "only the newest is not older");
+    }
+
+    #[test]
+    fn a_list_that_fails_is_asked_for_the_newest_once() {
+        let mut machine = watching("7");
+        machine.failed(fails(Fault::Other), AT);
+        assert_eq!(shown(machine.failed(fails(Fault::Other), AT)), (list("7"), 0));
+        assert_eq!(shown(machine.failed(fails(Fault::Version), AT)), (list(""), 0));
+        assert_eq!(shown(machine.failed(fails(Fault::Version), AT)), (stream("7"), 1600));
+        machine.failed(fails(Fault::Other), AT);
+        assert_eq!(shown(machine.listed("9")), (watch("9"), 0));
+    }
+
+    #[test]
+    fn the_server_is_left_alone_as_long_as_it_asks() {
+        // AC-10-13
+        let failure = Failure { fault: Fault::Throttled, retry_after: Some(2 * SECOND) };
+        assert_eq!(shown(watching("5").failed(failure, AT)), (watch("5"), 2000));
+    }
+
+    #[test]
+    fn ends() {
+        for (name, lasted, silent, expected) in [
+            // AC-10-14
+            ("after a while", 2 * SECOND, true, (watch("5"), 0)),
+            ("short, with events", SECOND / 2, false, (watch("5"), 0)),
+            // AC-10-15
+            ("very short", SECOND / 2, true, (stream("5"), 800)),
+        ] {
+            assert_eq!(shown(watching("5").ended(lasted, silent, AT)), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn very_short_watches_are_asked_ever_less_often() {
+        // AC-10-15
+        let mut machine = watching("5");
+        let mut pauses = Vec::new();
+        let mut now = SECOND;
+        for _ in 0..8 {
+            let next = machine.ended(SECOND / 2, true, Moment { now, chance: 0.0 });
+            assert_eq!((next.ask, next.why), (stream("5"), Why::Short));
+            now += next.pause;
+            pauses.push(next.pause.as_millis());
+            machine.streamed("5");
+        }
+        assert_eq!(pauses, [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
+        machine.moved("6");
+        let next = machine.ended(SECOND / 2, true, Moment { now, chance: 0.0 });
+        assert_eq!(shown(next), (stream("6"), 800), "one that said something worked");
+    }
+
+    #[test]
+    fn a_stream_that_is_cut_before_everything_was_there() {
+        // AC-10-9
+        let mut machine = Machine::new(Patience::Ordinary);
+        assert_eq!(shown(machine.ended(3 * SECOND, true, AT)), (stream(""), 0));
+        assert_eq!(shown(machine.ended(SECOND / 2, false, AT)), (stream(""), 800), "not in a loop");
+        assert_eq!(shown(machine.ended(SECOND / 2, true, AT)), (list("0"), 0));
+        machine.moved("3");
+        assert_eq!(machine.version(), "", "what was seen of a part is no version");
+    }
+
+    #[test]
+    fn who_may_not_read_yet_asks_soon() {
+        // AC-10-29
+        let mut machine = Machine::new(Patience::Quick);
+        for expected in [50, 100, 200] {
+            assert_eq!(shown(machine.failed(fails(Fault::Forbidden), AT)), (stream(""), expected));
+        }
+        let late = Moment { now: SECOND * 12, chance: 0.0 };
+        assert_eq!(shown(machine.failed(fails(Fault::Forbidden), late)), (list("0"), 0));
+        assert_eq!(shown(machine.failed(fails(Fault::Forbidden), late)), (stream(""), 800));
+        machine.nudged();
+        assert_eq!(shown(machine.failed(fails(Fault::Forbidden), late)), (stream(""), 50));
+    }
+
+    #[test]
+    fn errors_are_told_apart() {
+        use crate::testing::refused;
+        let of = |error: ApiError| Failure::from(&error).fault;
+        for (code, reason, fault) in [
+            (429, "TooManyRequests", Fault::Throttled),
+            (410, "Expired", Fault::Version),
+            (410, "Gone", Fault::Version),
+            (403, "Forbidden", Fault::Forbidden),
+            (401, "Unauthorized", Fault::Unauthenticated),
+            (422, "Invalid", Fault::Other),
+            (504, "Timeout", Fault::Other),
+        ] {
+            assert_eq!(of(refused(code, reason, "x")), fault, "{code}");
+        }
+        assert_eq!(of(ApiError::Unreachable("x".into())), Fault::Unreachable);
+        assert_eq!(of(ApiError::Timeout(SECOND)), Fault::Unreachable);
+        assert_eq!(of(ApiError::Malformed("x".into())), Fault::Other);
+    }
+}

@@ -1,0 +1,321 @@
+//! What is to be done next for one pod's status. Pure. Spec 02b §8.3, 10 §4.3, §5.3.
+
+use jiff::Timestamp;
+
+use super::server::ServerPod;
+use berth_status::{
+    Kept,
+    baseline::waits_for,
+    diff::is_same,
+    lookup::is_true,
+    merge::{Remains, merge},
+    patch::patch,
+};
+use berth_types::api;
+
+/// What is known of the pod's object on the server.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Sight<'a> {
+    /// The watch has not shown its first full set.
+    Unknown,
+    /// There is none under that name.
+    Absent,
+    /// This one.
+    Seen(ServerPod<'a>),
+}
+
+/// A status version, and the server's version that it was held against.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// Version of the status.
+    pub status: u64,
+    /// Resource version of the server's pod.
+    pub server: String,
+}
+
+/// What earlier steps came to, for one pod.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Memory {
+    /// Nothing more is to be written of this version against that one: it was written, is the same,
+    /// or was refused for good.
+    pub settled: Option<Held>,
+    /// The server said that there is no such pod, when the watch showed that version of it.
+    pub gone: Option<String>,
+    /// It was deleted.
+    pub deleted: bool,
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Change the status of the server's pod.
+    Patch {
+        /// The body.
+        body: Vec<u8>,
+        /// Which version that writes.
+        held: Held,
+    },
+    /// Delete the server's pod, if it still is the one of that UID.
+    Delete {
+        /// `metadata.uid`.
+        uid: String,
+    },
+    /// Nothing: the server has it.
+    Told(Held),
+    /// Nothing now.
+    Rest(Rest),
+}
+
+/// Why nothing is to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rest {
+    /// There is nothing to hold it against yet: no first full set, or a static pod without mirror; or what is
+    /// kept does not know yet what the mirror tells.
+    Waits,
+    /// The pod is gone, or another one has its name; it is never written again.
+    Gone,
+    /// Nothing new since it was settled.
+    Settled,
+}
+
+/// The next step for one pod.
+pub fn next(kept: &Kept, sight: Sight<'_>, memory: &Memory, now: Timestamp) -> Step {
+    let server = match sight {
+        Sight::Unknown => return Step::Rest(Rest::Waits),
+        Sight::Absent if kept.is_static => return Step::Rest(Rest::Waits),
+        Sight::Absent => return Step::Rest(Rest::Gone),
+        Sight::Seen(server) => server,
+    };
+    if kept.is_static && server.mirror_of != Some(kept.pod.uid.as_str()) {
+        return Step::Rest(Rest::Waits); // a mirror of its past, or a pod that took the name
+    }
+    if kept.is_static && server.status.is_some_and(|told| waits_for(&kept.status, told)) {
+        return Step::Rest(Rest::Waits); // what an earlier agent told of it is about to be followed
+    }
+    let is_other = !kept.is_static && server.uid != kept.pod.uid.as_str();
+    if is_other || memory.deleted || memory.gone.as_deref() == Some(server.version) {
+        return Step::Rest(Rest::Gone);
+    }
+    let held = Held { status: kept.version, server: server.version.to_owned() };
+    let settled = memory.settled.as_ref() == Some(&held);
+    if !settled && let Some(body) = change(kept, &server, now) {
+        return Step::Patch { body, held };
+    }
+    if may_be_deleted(&server, kept.finished) {
+        return Step::Delete { uid: server.uid.to_owned() };
+    }
+    if settled { Step::Rest(Rest::Settled) } else { Step::Told(held) }
+}
+
+/// The patch that makes the server's status say what ours does. What was sent before is sent again
+/// only where somebody changed what it says.
+fn change(kept: &Kept, server: &ServerPod<'_>, now: Timestamp) -> Option<Vec<u8>> {
+    let empty = api::PodStatus::default();
+    let theirs = server.status.unwrap_or(&empty);
+    let merged = merge(theirs, &kept.status, kept.remains, now);
+    if kept.unsent_since.is_none() && is_same(theirs, &merged) {
+        return None;
+    }
+    patch(server.uid, theirs, &merged)
+}
+
+/// Whether the server's pod can be deleted: deletion requested, no mirror, its end told, and the
+/// pod finished here.
+fn may_be_deleted(server: &ServerPod<'_>, finished: bool) -> bool {
+    server.deleting && server.mirror_of.is_none() && server.is_terminal() && finished
+}
+
+/// Whether it is to go before others: the end of a pod, or what traffic depends on.
+pub fn is_urgent(kept: &Kept, sight: Sight<'_>) -> bool {
+    let Sight::Seen(server) = sight else { return false };
+    let was_ready = server.status.is_some_and(|status| is_true(status, "Ready"));
+    let is_over = kept.finished || kept.remains == Remains::Nothing;
+    let ends = is_over && (server.deleting || !server.is_terminal());
+    ends || was_ready != is_true(&kept.status, "Ready")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use berth_types::{PodRef, spec::PodHead};
+
+    fn kept(status: Value) -> Kept {
+        Kept {
+            pod: PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() },
+            is_static: false,
+            status: Arc::new(serde_json::from_value(status).expect("a status")),
+            version: 3,
+            unsent_since: Some(Timestamp::UNIX_EPOCH),
+            finished: false,
+            remains: Remains::Something,
+        }
+    }
+
+    fn object(metadata: Value, status: Value) -> PodHead {
+        let mut all = json!({"uid": "u", "resourceVersion": "7"});
+        all.as_object_mut().expect("an object").extend(metadata.as_object().expect("an object").clone());
+        let read: api::Pod = serde_json::from_value(json!({"metadata": all, "status": status})).expect("a pod");
+        PodHead::new(read.metadata, read.status)
+    }
+
+    fn step(kept: &Kept, pod: &PodHead, memory: &Memory) -> Step {
+        next(kept, Sight::Seen(ServerPod::watched(pod)), memory, Timestamp::UNIX_EPOCH)
+    }
+
+    fn held() -> Held {
+        Held { status: 3, server: "7".to_owned() }
+    }
+
+    fn patch_of(step: Step) -> Value {
+        match step {
+            Step::Patch { body, held: of } => {
+                assert_eq!(of, held());
+                serde_json::from_slice(&body).expect("JSON")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_differs_is_sent_to_the_pod_it_was_made_for() {
+        let running = kept(json!({"phase": "Running"}));
+        let pending = object(json!({}), json!({"phase": "Pending"}));
+        let body = patch_of(step(&running, &pending, &Memory::default()));
+        assert_eq!(body, json!({"metadata": {"uid": "u"}, "status": {"phase": "Running"}}));
+        let same = object(json!({}), json!({"phase": "Running"}));
+        // AC-10-42: equal to what the watch shows, nothing is sent.
+        assert_eq!(step(&running, &same, &Memory::default()), Step::Told(held()));
+        // AC-02b-14, AC-10-20: another pod of that name is left alone.
+        let other = object(json!({"uid": "v"}), json!({"phase": "Pending"}));
+        assert_eq!(step(&running, &other, &Memory::default()), Step::Rest(Rest::Gone));
+        for (sight, rest) in [(Sight::Unknown, Rest::Waits), (Sight::Absent, Rest::Gone)] {
+            let step = next(&running, sight, &Memory::default(), Timestamp::UNIX_EPOCH);
+            assert_eq!(step, Step::Rest(rest), "{sight:?}");
+        }
+    }
+
+    #[test]
+    fn a_static_pod_speaks_through_its_mirror() {
+        let fixed = Kept { is_static: true, ..kept(json!({"phase": "Running"})) };
+        let annotated = |hash: &str| {
+            let annotations = json!({"kubernetes.io/config.mirror": hash});
+            object(json!({"uid": "m", "annotations": annotations}), json!({"phase": "Pending"}))
+        };
+        let body = patch_of(step(&fixed, &annotated("u"), &Memory::default()));
+        assert_eq!(body, json!({"metadata": {"uid": "m"}, "status": {"phase": "Running"}}));
+        for (case, pod) in [("of its past", annotated("old")), ("no mirror", object(json!({}), json!({})))] {
+            assert_eq!(step(&fixed, &pod, &Memory::default()), Step::Rest(Rest::Waits), "{case}");
+        }
+        assert_eq!(
+            next(&fixed, Sight::Absent, &Memory::default(), Timestamp::UNIX_EPOCH),
+            Step::Rest(Rest::Waits),
+            "no mirror yet"
+        );
+        let over = Kept { is_static: true, finished: true, ..kept(json!({"phase": "Failed"})) };
+        let annotations = json!({"kubernetes.io/config.mirror": "u"});
+        let deleted = json!({"annotations": annotations, "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let mirror = object(deleted, json!({"phase": "Failed"}));
+        assert_eq!(step(&over, &mirror, &Memory::default()), Step::Told(held()), "mirrors have their own end");
+    }
+
+    #[test]
+    fn what_does_not_know_its_mirror_is_not_told() {
+        // AC-10a-38: row 7
+        let status =
+            |second: u32, phase: &str| json!({"phase": phase, "startTime": format!("2026-01-01T00:00:{second:02}Z")});
+        let mirror =
+            |told: Value| object(json!({"uid": "m", "annotations": {"kubernetes.io/config.mirror": "u"}}), told);
+        for (case, own, told, waits) in [
+            ("an agent that was restarted", status(20, "Pending"), status(10, "Running"), true),
+            ("following it", status(10, "Pending"), status(10, "Running"), false),
+            ("a life after another", status(20, "Running"), status(10, "Failed"), false),
+            ("over meanwhile", status(20, "Failed"), status(10, "Running"), false),
+        ] {
+            let fixed = Kept { is_static: true, remains: Remains::Nothing, ..kept(own) };
+            let step = step(&fixed, &mirror(told), &Memory::default());
+            assert_eq!(step == Step::Rest(Rest::Waits), waits, "{case}: {step:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_settled_is_not_sent_again() {
+        let running = kept(json!({"phase": "Running"}));
+        let pending = object(json!({}), json!({"phase": "Pending"}));
+        let settled = Memory { settled: Some(held()), ..Memory::default() };
+        assert_eq!(step(&running, &pending, &settled), Step::Rest(Rest::Settled));
+        // AC-10-22: a new version, or a newer object, is another try.
+        let newer = Kept { version: 4, ..running.clone() };
+        assert!(matches!(step(&newer, &pending, &settled), Step::Patch { .. }));
+        let changed = object(json!({"resourceVersion": "8"}), json!({"phase": "Pending"}));
+        assert!(matches!(step(&running, &changed, &settled), Step::Patch { .. }));
+        // AC-10-21: gone is gone, whatever is new here.
+        let gone = Memory { gone: Some("7".to_owned()), ..Memory::default() };
+        assert_eq!(step(&newer, &pending, &gone), Step::Rest(Rest::Gone));
+    }
+
+    #[test]
+    fn what_others_change_is_no_work_unless_it_is_ours() {
+        // AC-02b-10, AC-02b-11
+        let ready = |extra: Value| {
+            let mut conditions =
+                vec![json!({"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"})];
+            conditions.extend(extra.as_array().cloned().unwrap_or_default());
+            json!({"phase": "Running", "conditions": conditions})
+        };
+        let sent = Kept { unsent_since: None, ..kept(ready(json!([]))) };
+        let theirs = json!([{"type": "example.com/x", "status": "True"}]);
+        let mut later = ready(theirs);
+        later["conditions"][0]["lastTransitionTime"] = "2026-01-02T00:00:00Z".into();
+        assert_eq!(step(&sent, &object(json!({}), later), &Memory::default()), Step::Told(held()));
+        let meddled = object(json!({}), json!({"phase": "Pending", "conditions": []}));
+        let body = patch_of(step(&sent, &meddled, &Memory::default()));
+        assert_eq!(body["status"]["phase"], "Running");
+    }
+
+    #[test]
+    fn the_end_is_told_then_the_pod_is_deleted() {
+        // AC-02b-12, AC-02b-13, AC-10-24
+        let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let runs = object(deleting.clone(), json!({"phase": "Running"}));
+        let over = object(deleting, json!({"phase": "Failed"}));
+        let failed = kept(json!({"phase": "Failed"}));
+        assert_eq!(step(&failed, &runs, &Memory::default()), Step::Told(held()), "something may run");
+        let stopped = Kept { remains: Remains::Nothing, ..failed };
+        let body = patch_of(step(&stopped, &runs, &Memory::default()));
+        assert_eq!(body["status"]["phase"], "Failed");
+        assert_eq!(step(&stopped, &over, &Memory::default()), Step::Told(held()), "not finished");
+        let finished = Kept { finished: true, ..stopped };
+        assert!(matches!(step(&finished, &runs, &Memory::default()), Step::Patch { .. }), "the end comes first");
+        let delete = Step::Delete { uid: "u".to_owned() };
+        assert_eq!(step(&finished, &over, &Memory::default()), delete);
+        let settled = Memory { settled: Some(held()), ..Memory::default() };
+        assert_eq!(step(&finished, &over, &settled), delete);
+        let nobody = object(json!({}), json!({"phase": "Failed"}));
+        assert_eq!(step(&finished, &nobody, &Memory::default()), Step::Told(held()), "no deletion requested");
+        // AC-10-25: whatever finalizers keep of it.
+        let deleted = Memory { deleted: true, ..Memory::default() };
+        assert_eq!(step(&finished, &over, &deleted), Step::Rest(Rest::Gone));
+    }
+
+    #[test]
+    fn ends_and_readiness_go_first() {
+        let ready = |status: &str| json!({"conditions": [{"type": "Ready", "status": status}]});
+        let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let finished = Kept { finished: true, ..kept(ready("False")) };
+        for (case, kept, pod, urgent) in [
+            ("ready", kept(ready("True")), object(json!({}), ready("False")), true),
+            ("unready", kept(json!({})), object(json!({}), ready("True")), true),
+            ("as before", kept(ready("True")), object(json!({}), ready("True")), false),
+            ("its end", finished.clone(), object(deleting, ready("False")), true),
+            ("its end, without deletion", finished.clone(), object(json!({}), ready("False")), true),
+            ("its end, which was told", finished, object(json!({}), json!({"phase": "Failed"})), false),
+        ] {
+            assert_eq!(is_urgent(&kept, Sight::Seen(ServerPod::watched(&pod))), urgent, "{case}");
+        }
+        assert!(!is_urgent(&kept(json!({})), Sight::Absent));
+    }
+}

@@ -1,0 +1,294 @@
+//! Writes what pods do to the API server, and ends them there.
+//!
+//! ```text
+//!  StatusManager ──changes──► ┌────────┐ ──PATCH status, DELETE──► ApiClient
+//!  store of pods ──changed──► │ writer │ ◄──────answers──────────┘
+//!  delays ──────────────────► └────────┘ ──sent, forget──► StatusManager
+//! ```
+//!
+//! One task. Nothing is read before a write: a status is held against what the watch shows, or
+//! against the server's last answer while the watch has not caught up, and the UID in the patch
+//! guards it. Writes of one pod follow each other, those of different pods run side by side, ends
+//! and readiness first: the rest waits while [`CALM`] writes are under way, so that what changes
+//! meanwhile goes out in one and the client's rate is left to what matters. What the server has
+//! already causes no request. Behaviour: spec 02b §8.3-8.5, 10 §4.3, §7, §11; [`decide`] says what
+//! is due, [`verdict`] what a failure means.
+
+mod decide;
+mod server;
+#[cfg(test)]
+mod tests;
+mod track;
+mod verdict;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, warn};
+
+use self::{
+    decide::{Held, Step},
+    server::Answered,
+    track::Track,
+    verdict::{Verdict, after_delete, after_patch, cause_of},
+};
+use super::{
+    Store,
+    api::{ApiClient, ApiError, Call, Resource, parse},
+};
+use berth_metrics::ApiWriteMetrics;
+use berth_ports::{Clock, Event, EventSink, Pulse};
+use berth_status::StatusManager;
+use berth_types::{Pod, PodRef, PodUid, api};
+
+/// Writes under way at a time.
+const IN_FLIGHT: usize = 16;
+/// Writes under way with which only ends and readiness still begin. With 110 pods at once most
+/// states in between are over before their turn comes.
+const CALM: usize = 2;
+/// A write that takes longer than this counts no more among them: a stuck one delays nobody.
+const STUCK: Duration = Duration::from_secs(3);
+/// Deadline of a write; the server's own is 34 s (spec 10 §9).
+const DEADLINE: Duration = Duration::from_secs(35);
+
+/// Hears of each status that was written.
+pub type OnWritten = Arc<dyn Fn(&PodUid, &api::PodStatus) + Send + Sync>;
+
+/// What the writer works with.
+pub struct StatusWriterDeps {
+    /// Where statuses are kept.
+    pub status: Arc<StatusManager>,
+    /// The way to the server.
+    pub api: Arc<dyn ApiClient>,
+    /// The pods of this node, as the watch shows them.
+    pub pods: Store<Pod>,
+    /// Takes `StatusUpdateRejected`.
+    pub events: Arc<dyn EventSink>,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Counts.
+    pub metrics: ApiWriteMetrics,
+    /// Hears of each status that was written (startup latency, spec 02b §9).
+    pub on_written: Option<OnWritten>,
+    /// Tells that the task lives.
+    pub pulse: Pulse,
+}
+
+/// The one writer of pod statuses; see the module's documentation.
+pub struct StatusWriter {
+    deps: StatusWriterDeps,
+    /// In boxes: the table has twice the room it needs.
+    tracks: HashMap<PodUid, Box<Track>>,
+    flights: FuturesUnordered<BoxFuture<'static, Landing>>,
+}
+
+/// What was asked.
+#[derive(Clone, Debug)]
+enum Asked {
+    Patch { held: Held, status: Arc<api::PodStatus> },
+    Delete,
+}
+
+/// A write that ended.
+struct Landing {
+    pod: PodRef,
+    asked: Asked,
+    answer: Result<Bytes, ApiError>,
+}
+
+impl StatusWriter {
+    /// A writer that has not begun.
+    pub fn new(deps: StatusWriterDeps) -> Self {
+        Self { deps, tracks: HashMap::new(), flights: FuturesUnordered::new() }
+    }
+
+    /// Writes until stopped; what is under way then is given up.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let mut changes = self.deps.status.changes();
+        let mut pods = self.deps.pods.clone();
+        self.look();
+        loop {
+            self.deps.pulse.works();
+            let wake = self.launch();
+            if self.flights.is_empty() {
+                self.deps.pulse.rests();
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                Some(landing) = self.flights.next(), if !self.flights.is_empty() => self.landed(landing),
+                changed = changes.changed() => match changed {
+                    Ok(()) => self.look(),
+                    Err(_) => return, // nobody keeps statuses any more
+                },
+                () = pods.changed() => self.look(),
+                () = super::sleep_until(wake) => {}
+            }
+        }
+    }
+
+    /// Takes in what is kept and what the watch shows; what changed is due.
+    fn look(&mut self) {
+        let snapshot = self.deps.pods.snapshot();
+        let room = HashMap::with_capacity(self.tracks.len());
+        let mut before = std::mem::replace(&mut self.tracks, room);
+        for kept in self.deps.status.kept() {
+            let uid = kept.pod.uid.clone();
+            let shown = snapshot.get(&kept.pod.namespace, &kept.pod.name).cloned();
+            let mut track = before.remove(&uid).unwrap_or_else(|| Box::new(Track::new(kept.clone())));
+            track.look(kept, snapshot.synced, shown);
+            self.tracks.insert(uid, track);
+        }
+    }
+
+    /// Starts what is due while there is room; says when something is due next.
+    fn launch(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        while self.flights.len() < IN_FLIGHT {
+            let is_calm = self.under_way(now).count() < CALM;
+            let ready = self.tracks.values_mut().filter(|track| track.is_ready(now));
+            let ready = ready.filter(|track| is_calm || track.is_urgent());
+            let Some(track) = ready.min_by_key(|track| track.rank()) else { break };
+            let step = track.next(self.deps.clock.now());
+            let (pod, status) = (track.kept.pod.clone(), track.kept.status.clone());
+            match step {
+                Step::Rest(_) => {}
+                Step::Told(held) => {
+                    let version = held.status;
+                    track.memory.settled = Some(held);
+                    self.told(&pod.uid, version);
+                }
+                Step::Patch { body, held } => {
+                    track.launched(now);
+                    let call = Call::patch(Resource::PODS, &pod.namespace, &pod.name, body).sub("status");
+                    self.send(pod, call, Asked::Patch { held, status });
+                }
+                Step::Delete { uid } => {
+                    track.launched(now);
+                    let call = Call::delete_now(Resource::PODS, &pod.namespace, &pod.name, &uid);
+                    self.send(pod, call, Asked::Delete);
+                }
+            }
+        }
+        let pending = self.tracks.values().filter(|track| track.is_pending()).count();
+        self.deps.metrics.status_pending.set(i64::try_from(pending).unwrap_or(i64::MAX));
+        if self.flights.len() == IN_FLIGHT {
+            return None;
+        }
+        let held_back = self.tracks.values().any(|track| track.is_ready(now));
+        let relief = self.under_way(now).min().filter(|_| held_back).map(|began| began + STUCK);
+        self.tracks.values().filter_map(|track| track.wakes_at()).chain(relief).min()
+    }
+
+    /// When the writes that are under way, and not stuck, began.
+    fn under_way(&self, now: Instant) -> impl Iterator<Item = Instant> {
+        self.tracks
+            .values()
+            .filter_map(|track| track.in_flight())
+            .filter(move |began| now.duration_since(*began) < STUCK)
+    }
+
+    fn send(&self, pod: PodRef, call: Call, asked: Asked) {
+        let api = self.deps.api.clone();
+        let call = call.within(DEADLINE);
+        self.flights.push(Box::pin(async move {
+            let answer = match tokio::time::timeout(DEADLINE, api.call(call)).await {
+                Ok(answer) => answer,
+                Err(_) => Err(ApiError::Timeout(DEADLINE)),
+            };
+            Landing { pod, asked, answer }
+        }));
+    }
+
+    /// A write ended.
+    fn landed(&mut self, landing: Landing) {
+        let Landing { pod, asked, answer } = landing;
+        match (asked, answer) {
+            (Asked::Patch { held, status }, Ok(body)) => match parse::<Answered>(&body) {
+                Ok(answer) => self.written(&pod, held, &status, answer),
+                // Whoever says such a thing may have written nothing: what the watch shows then decides.
+                Err(error) => self.not_written(&pod, held, &error),
+            },
+            (Asked::Patch { held, .. }, Err(error)) => self.not_written(&pod, held, &error),
+            (Asked::Delete, Ok(_)) => self.deleted(&pod),
+            (Asked::Delete, Err(error)) => self.not_deleted(&pod, &error),
+        }
+    }
+
+    fn written(&mut self, pod: &PodRef, held: Held, status: &api::PodStatus, answer: Answered) {
+        let version = held.status;
+        debug!(pod = %pod.object_name(), podUID = %pod.uid, statusVersion = version, "Status for pod updated successfully");
+        if let Some(track) = self.tracks.get_mut(&pod.uid) {
+            track.landed();
+            track.memory.settled = Some(Held { server: answer.pod().version.to_owned(), ..held });
+            track.answered(answer);
+        }
+        self.told(&pod.uid, version);
+        if let Some(on_written) = &self.deps.on_written {
+            on_written(&pod.uid, status);
+        }
+    }
+
+    /// The server has that version.
+    fn told(&mut self, uid: &PodUid, version: u64) {
+        self.deps.status.sent(uid, version, self.deps.clock.now());
+        if let (Some(track), Some(kept)) = (self.tracks.get_mut(uid), self.deps.status.kept_of(uid)) {
+            track.keep(kept);
+        }
+    }
+
+    fn not_written(&mut self, pod: &PodRef, held: Held, error: &ApiError) {
+        let Some(track) = self.tracks.get_mut(&pod.uid) else { return };
+        match after_patch(error, track.holder()) {
+            Verdict::Gone | Verdict::Done => {
+                debug!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "Pod is gone, its status is not sent");
+                track.landed();
+                track.memory.gone = Some(held.server);
+            }
+            Verdict::Refused => {
+                track.landed();
+                track.memory.settled = Some(held);
+                error!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, "The API server refused a pod's status");
+                self.deps.metrics.refused("pods/status", "patch", error.reason());
+                self.deps.events.record(Event::warning(pod, "StatusUpdateRejected", cause_of(error)));
+            }
+            Verdict::Retry(wait) => {
+                let next = track.failed(wait, error, Instant::now());
+                log_failure(pod, error, next, "Failed to update status for pod");
+            }
+        }
+    }
+
+    /// The pod is gone from the server, or will be once its finalizers are.
+    fn deleted(&mut self, pod: &PodRef) {
+        debug!(pod = %pod.object_name(), podUID = %pod.uid, "Pod fully terminated and removed from the API server");
+        if let Some(track) = self.tracks.get_mut(&pod.uid) {
+            track.landed();
+            track.memory.deleted = true;
+        }
+        self.deps.status.forget(&pod.uid);
+    }
+
+    fn not_deleted(&mut self, pod: &PodRef, error: &ApiError) {
+        let Some(track) = self.tracks.get_mut(&pod.uid) else { return };
+        match after_delete(error, track.holder()) {
+            Verdict::Done | Verdict::Gone | Verdict::Refused => self.deleted(pod),
+            Verdict::Retry(wait) => {
+                let next = track.failed(wait, error, Instant::now());
+                log_failure(pod, error, next, "Failed to delete pod");
+            }
+        }
+    }
+}
+
+/// An outage is told once by who dials, not by each pod.
+fn log_failure(pod: &PodRef, error: &ApiError, retry_in: Duration, text: &'static str) {
+    if matches!(error, ApiError::Unreachable(_)) {
+        debug!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, retryIn = ?retry_in, "{text}");
+    } else {
+        warn!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, retryIn = ?retry_in, "{text}");
+    }
+}

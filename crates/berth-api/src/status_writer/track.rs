@@ -1,0 +1,221 @@
+//! What is known of one pod's status on its way to the server.
+
+use std::{sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::{
+    decide::{self, Memory, Rest, Sight, Step},
+    server::{Answered, ServerPod, newest},
+    verdict::Holder,
+};
+use crate::{api::ApiError, backoff, versions::is_older};
+use berth_status::Kept;
+use berth_types::Pod;
+
+/// Longest delay while nobody is reached (spec 10a §21: statuses go out within 5 s).
+const UNREACHED: Duration = Duration::from_secs(4);
+
+/// One pod.
+pub struct Track {
+    /// Its status.
+    pub kept: Kept,
+    /// What earlier steps came to.
+    pub memory: Memory,
+    synced: bool,
+    shown: Option<Arc<Pod>>,
+    /// In a box: mostly there is none, and a status is nearly a kilobyte.
+    answered: Option<Box<Answered>>,
+    /// Whether there may be something to do.
+    due: bool,
+    /// Whether nothing of it will ever be written.
+    gone: bool,
+    /// When the write that is under way began.
+    in_flight: Option<Instant>,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Track {
+    /// A status that was not looked at.
+    pub fn new(kept: Kept) -> Self {
+        Self {
+            kept,
+            memory: Memory::default(),
+            synced: false,
+            shown: None,
+            answered: None,
+            due: true,
+            gone: false,
+            in_flight: None,
+            failures: 0,
+            not_before: None,
+        }
+    }
+
+    /// Takes in the latest status and what the watch shows. What the watch repeats of our own
+    /// write is no news.
+    pub fn look(&mut self, kept: Kept, synced: bool, shown: Option<Arc<Pod>>) {
+        let same_pod = match (&self.shown, &shown) {
+            (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+            (None, None) => true,
+            _ => false,
+        };
+        let before = self.server_version();
+        let news = self.kept.version != kept.version || self.kept.finished != kept.finished || self.synced != synced;
+        self.take(kept);
+        self.synced = synced;
+        self.shown = shown;
+        let behind = |answer: &Answered| {
+            let shown = self.shown.as_deref().map(|pod| ServerPod::watched(pod));
+            shown.is_some_and(|shown| shown.uid == answer.pod().uid && is_older(shown.version, answer.pod().version))
+        };
+        self.answered = self.answered.take().filter(|answer| behind(answer));
+        self.due |= news || (!same_pod && before != self.server_version());
+    }
+
+    /// The status as it is kept now.
+    pub fn keep(&mut self, kept: Kept) {
+        self.due |= self.kept.version != kept.version;
+        self.take(kept);
+    }
+
+    fn take(&mut self, kept: Kept) {
+        // The same word by word may be another's copy: what the watch shows is kept instead of what was made.
+        let says_the_same = || Arc::ptr_eq(&kept.status, &self.kept.status) || kept.status == self.kept.status;
+        if kept.version < self.kept.version || (kept.version == self.kept.version && !says_the_same()) {
+            self.memory.settled = None; // forgotten and begun anew: its versions count from 1 again
+        }
+        self.kept = kept;
+    }
+
+    /// What is to be done next.
+    pub fn next(&mut self, now: Timestamp) -> Step {
+        self.due = false;
+        let step = decide::next(&self.kept, self.sight(), &self.memory, now);
+        self.gone = step == Step::Rest(Rest::Gone);
+        step
+    }
+
+    /// Whether the server lacks the latest version, and may get it.
+    pub fn is_pending(&self) -> bool {
+        self.kept.unsent_since.is_some() && !self.gone
+    }
+
+    /// Whether it may be asked for the next step.
+    pub fn is_ready(&self, now: Instant) -> bool {
+        self.due && self.in_flight.is_none() && self.not_before.is_none_or(|at| at <= now)
+    }
+
+    /// When it may be asked, where that is later.
+    pub fn wakes_at(&self) -> Option<Instant> {
+        self.not_before.filter(|_| self.due && self.in_flight.is_none())
+    }
+
+    /// Its place among those that are ready: ends and readiness first, then who waits longest.
+    pub fn rank(&self) -> (bool, Option<Timestamp>) {
+        (!self.is_urgent(), self.kept.unsent_since)
+    }
+
+    /// Whether it is an end, or what traffic depends on.
+    pub fn is_urgent(&self) -> bool {
+        decide::is_urgent(&self.kept, self.sight())
+    }
+
+    /// A write begins.
+    pub fn launched(&mut self, now: Instant) {
+        self.in_flight = Some(now);
+    }
+
+    /// When the write that is under way began.
+    pub fn in_flight(&self) -> Option<Instant> {
+        self.in_flight
+    }
+
+    /// A write came to its end, be it refused; there may be more to do.
+    pub fn landed(&mut self) {
+        (self.in_flight, self.failures, self.not_before, self.due) = (None, 0, None, true);
+    }
+
+    /// The server says how its pod is now.
+    pub fn answered(&mut self, answer: Answered) {
+        self.answered = Some(Box::new(answer));
+    }
+
+    /// A write came to nothing: again after that time, or after its own delay; says which. Where
+    /// nobody was reached the delay stays short, so that what waits goes out soon after an outage.
+    pub fn failed(&mut self, wait: Option<Duration>, error: &ApiError, now: Instant) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let wait = match error {
+            ApiError::Unreachable(_) => backoff(self.failures).min(UNREACHED),
+            _ => wait.unwrap_or_else(|| backoff(self.failures)),
+        };
+        (self.in_flight, self.not_before, self.due) = (None, Some(now + wait), true);
+        wait
+    }
+
+    /// Whom the watch shows under its name.
+    pub fn holder(&self) -> Holder {
+        match self.shown.as_deref().map(|pod| ServerPod::watched(pod)) {
+            None => Holder::Nobody,
+            Some(shown) if shown.uid == self.kept.pod.uid.as_str() => Holder::Same,
+            Some(shown) if shown.mirror_of == Some(self.kept.pod.uid.as_str()) => Holder::Same,
+            Some(_) => Holder::Another,
+        }
+    }
+
+    fn sight(&self) -> Sight<'_> {
+        match &self.shown {
+            Some(shown) => Sight::Seen(newest(ServerPod::watched(shown), self.answered.as_deref())),
+            None if self.synced => Sight::Absent,
+            None => Sight::Unknown,
+        }
+    }
+
+    fn server_version(&self) -> Option<(String, String)> {
+        match self.sight() {
+            Sight::Seen(server) => Some((server.uid.to_owned(), server.version.to_owned())),
+            Sight::Unknown | Sight::Absent => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_status::merge::Remains;
+    use berth_types::{PodRef, api};
+
+    fn kept(version: u64, phase: &str) -> Kept {
+        Kept {
+            pod: PodRef { uid: "u".into(), name: "p".into(), namespace: "n".into() },
+            is_static: false,
+            status: Arc::new(api::PodStatus { phase: Some(phase.to_owned()), ..Default::default() }),
+            version,
+            unsent_since: None,
+            finished: false,
+            remains: Remains::Something,
+        }
+    }
+
+    #[test]
+    fn what_is_settled_stays_so_while_it_says_the_same() {
+        let settled = decide::Held { status: 3, server: "7".to_owned() };
+        for (name, next, stays) in [
+            ("a copy of it", kept(3, "Running"), true),
+            ("a newer one", kept(4, "Failed"), true),
+            ("begun anew, and as far as before", kept(3, "Pending"), false),
+            ("begun anew", kept(1, "Running"), false),
+        ] {
+            for way in
+                [|track: &mut Track, next| track.look(next, true, None), |track: &mut Track, next| track.keep(next)]
+            {
+                let mut track = Track::new(kept(3, "Running"));
+                track.memory.settled = Some(settled.clone());
+                way(&mut track, next.clone());
+                assert_eq!(track.memory.settled.is_some(), stays, "{name}");
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Tokens of service accounts for pods: asked for, kept, renewed in time. Spec 07 §9.2, spec 10 §4.7.
+//!
+//! A token belongs to one pod, one audience, one lifetime. It is renewed when it has lived four
+//! fifths of its life, or a day; one that cannot be renewed is used to its end. Who keeps tokens in
+//! files learns by [`Tokens::due`] when to come again, and need not ask in between.
+//!
+//! What was asked for before the agent started lies in the pods' volumes: [`Tokens::adopt`] takes it
+//! over where its claims allow that (`held`), so that a restart asks for nothing that is not due.
+
+mod held;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
+use tracing::{debug, warn};
+
+use super::{
+    api::{ApiClient, ApiError, Call, Resource, Typed},
+    reflector::QuickRetry,
+};
+use berth_ports::{Clock, ServiceAccount, TokenAsk};
+use berth_types::{Pod, PodUid, api};
+use held::{Whose, judge};
+
+/// How long one request may take.
+const ASK_LIMIT: Duration = Duration::from_secs(10);
+/// How long a server in trouble is asked again.
+const TROUBLE: Duration = Duration::from_secs(2);
+/// No token is used longer without being renewed, in seconds.
+const DAY: i64 = 24 * 3600;
+/// Renewals are spread over so many seconds, 0 included; less where that were more than a twentieth of a life.
+const SPREAD: i64 = 10;
+/// First and longest pause between renewals that fail, in seconds.
+const PAUSE: (i64, i64) = (1, 60);
+/// Wall time may jump: it is looked at again at least so often.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Why there is no token.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TokenError {
+    /// There never was one.
+    #[error("failed to fetch token: {0}")]
+    Fetch(String),
+    /// The last one is of no use any more.
+    #[error("token {account} expired and refresh failed: {cause}")]
+    Expired {
+        /// The service account.
+        account: String,
+        /// Why there is no new one.
+        cause: String,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    pod: PodUid,
+    account: String,
+    audience: String,
+    seconds: Option<i64>,
+}
+
+impl Key {
+    fn new(pod: &Pod, ask: &TokenAsk) -> Self {
+        let account = pod.spec().service_account_name.clone().filter(|name| !name.is_empty());
+        let account = account.unwrap_or_else(|| "default".to_owned());
+        Self { pod: pod.uid().clone(), account, audience: ask.audience.clone(), seconds: ask.expiration_seconds }
+    }
+}
+
+struct Entry {
+    token: Arc<str>,
+    /// Wall time in seconds, as all below.
+    expires: i64,
+    /// When the server is asked again; `None` for never.
+    due: Option<i64>,
+    /// When the pod is told next that it is due.
+    tell: Option<i64>,
+    failures: u32,
+}
+
+/// The tokens of all pods.
+pub struct Tokens {
+    api: Arc<dyn ApiClient>,
+    clock: Arc<dyn Clock>,
+    entries: Mutex<HashMap<Key, Entry>>,
+    /// There is another time to wait for.
+    changed: Notify,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    spec: AnswerSpec,
+    status: AnswerStatus,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct AnswerSpec {
+    expiration_seconds: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerStatus {
+    token: String,
+    expiration_timestamp: Timestamp,
+}
+
+impl Tokens {
+    /// None yet.
+    pub fn new(api: Arc<dyn ApiClient>, clock: Arc<dyn Clock>) -> Self {
+        Self { api, clock, entries: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// The token that a pod is to have now: the one it has, until that is due.
+    ///
+    /// # Errors
+    /// There is none, and none can be had.
+    pub async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, TokenError> {
+        let key = Key::new(pod, ask);
+        let now = self.now();
+        let known = self.locked().get(&key).map(|entry| (entry.token.clone(), entry.expires, entry.due));
+        let usable = known.as_ref().filter(|(_, expires, _)| now <= *expires).map(|(token, ..)| token.clone());
+        if let (Some(token), Some((.., due))) = (&usable, &known)
+            && due.is_none_or(|at| now < at)
+        {
+            return Ok(token.to_string());
+        }
+        match self.fetch(pod, &key, usable.is_some()).await {
+            Ok(answer) => Ok(self.keep(key, answer)),
+            Err(error) => match (usable, known) {
+                (Some(token), _) => {
+                    self.note_failure(&key, &error);
+                    Ok(token.to_string())
+                }
+                (None, Some(_)) => {
+                    self.note_failure(&key, &error);
+                    Err(TokenError::Expired { account: key.account, cause: cause(&error) })
+                }
+                (None, None) => Err(TokenError::Fetch(cause(&error))),
+            },
+        }
+    }
+
+    /// A service account.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be read.
+    pub async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ApiError> {
+        let call = Call::get(Resource::SERVICE_ACCOUNTS, namespace, name).within(ASK_LIMIT);
+        let found: api::ServiceAccount = self.api.ask(call).await?;
+        let (uid, annotations) = (found.metadata.uid, found.metadata.annotations);
+        Ok(ServiceAccount { uid: uid.unwrap_or_default(), annotations: annotations.unwrap_or_default() })
+    }
+
+    /// A volume of the pod holds this from before. It is the pod's token from now on, if none was asked for yet
+    /// and it is one that serves (spec 10 §11).
+    pub fn adopt(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
+        let key = Key::new(pod, ask);
+        let Key { account, audience, seconds, .. } = &key;
+        let (namespace, pod) = (pod.namespace(), pod.uid().as_str());
+        let life = match judge(held, &Whose { namespace, account, pod, audience, seconds: *seconds }, self.now()) {
+            Ok(life) => life,
+            Err(unfit) => {
+                debug!(podUID = pod, serviceAccount = %account, err = %unfit, "A token on disk does not serve");
+                return;
+            }
+        };
+        let due = Some(renewal(life.expires, life.seconds, earlier(life.seconds)));
+        let adopted = Entry { token: Arc::from(held), expires: life.expires, due, tell: due, failures: 0 };
+        self.locked().entry(key).or_insert(adopted);
+        self.changed.notify_one();
+    }
+
+    /// The pod is gone.
+    pub fn forget(&self, pod: &PodUid) {
+        self.locked().retain(|key, _| key.pod != *pod);
+    }
+
+    /// Waits until tokens are due, and tells whose. Tells again after a while where nobody came.
+    /// Safe to drop while waiting.
+    pub async fn due(&self) -> Vec<PodUid> {
+        loop {
+            let changed = self.changed.notified();
+            let now = self.now();
+            let (mut pods, mut next) = (Vec::new(), None);
+            for (key, entry) in &mut *self.locked() {
+                if entry.tell.is_some_and(|at| at <= now) {
+                    entry.tell = Some(now.saturating_add(PAUSE.1));
+                    pods.push(key.pod.clone());
+                }
+                next = [next, entry.tell].into_iter().flatten().min();
+            }
+            if !pods.is_empty() {
+                return pods;
+            }
+            let left = next.map(|at| u64::try_from(at.saturating_sub(now)).unwrap_or(0));
+            tokio::select! {
+                () = sleep_some(left) => {}
+                () = changed => {}
+            }
+        }
+    }
+
+    fn now(&self) -> i64 {
+        self.clock.now().as_second()
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, key: Key, answer: Answer) -> String {
+        let expires = answer.status.expiration_timestamp.as_second();
+        let seconds = answer.spec.expiration_seconds.or(key.seconds);
+        let due = seconds.map(|seconds| renewal(expires, seconds, earlier(seconds)));
+        let token = Arc::from(answer.status.token.as_str());
+        self.locked().insert(key, Entry { token, expires, due, tell: due, failures: 0 });
+        self.changed.notify_one();
+        answer.status.token
+    }
+
+    fn note_failure(&self, key: &Key, error: &ApiError) {
+        let now = self.now();
+        let mut entries = self.locked();
+        let Some(entry) = entries.get_mut(key) else { return };
+        let pause = PAUSE.0.saturating_mul(2_i64.saturating_pow(entry.failures.min(10))).min(PAUSE.1);
+        entry.failures = entry.failures.saturating_add(1);
+        entry.due = Some(now.saturating_add(pause));
+        entry.tell = entry.due;
+        let (account, left) = (&key.account, entry.expires.saturating_sub(now));
+        warn!(podUID = %key.pod, serviceAccount = %account, err = %error, secondsLeft = left, "Couldn't update token");
+        drop(entries);
+        self.changed.notify_one();
+    }
+
+    /// Asks for a new token; where an old one still serves, only once.
+    async fn fetch(&self, pod: &Pod, key: &Key, has_old: bool) -> Result<Answer, ApiError> {
+        let began = Instant::now();
+        let (mut authorizer, mut trouble) = (QuickRetry::default(), QuickRetry::default());
+        loop {
+            let error = match self.api.ask::<Answer>(request(pod, key)).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if has_old => return Err(error),
+                Err(error) => error,
+            };
+            let passed = began.elapsed();
+            let pause = match error.code() {
+                403 => authorizer.pause(passed),
+                0 | 429 | 500.. => trouble.pause(passed).map(|p| p.max(error.retry_after().unwrap_or_default())),
+                _ => None,
+            };
+            match pause {
+                Some(pause) if error.is_forbidden() || passed + pause <= TROUBLE => sleep(pause).await,
+                _ => return Err(error),
+            }
+        }
+    }
+}
+
+async fn sleep_some(seconds: Option<u64>) {
+    match seconds {
+        Some(seconds) => sleep(Duration::from_secs(seconds).min(LOOK)).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn request(pod: &Pod, key: &Key) -> Call {
+    let audiences: Vec<&str> = Some(key.audience.as_str()).filter(|a| !a.is_empty()).into_iter().collect();
+    let mut spec = json!({"audiences": audiences,
+        "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": pod.name(), "uid": pod.uid().as_str()}});
+    if let Some(seconds) = key.seconds {
+        spec["expirationSeconds"] = seconds.into();
+    }
+    let object =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {}, "spec": spec});
+    let mut call = Call::create(Resource::SERVICE_ACCOUNTS, pod.namespace(), object.to_string());
+    call.name.clone_from(&key.account);
+    call.sub("token").within(ASK_LIMIT)
+}
+
+/// When a token is renewed, in seconds of wall time: after a day, or with a fifth of its life left.
+fn renewal(expires: i64, lifetime: i64, earlier: i64) -> i64 {
+    let day = expires.saturating_sub(lifetime).saturating_add(DAY);
+    let last_fifth = expires.saturating_sub(lifetime.saturating_mul(20) / 100);
+    day.min(last_fifth).saturating_sub(earlier)
+}
+
+/// By how many seconds a token is renewed earlier than it need be, so that not all are at once.
+fn earlier(lifetime: i64) -> i64 {
+    rand::random_range(0..SPREAD.min(lifetime / 20).max(1))
+}
+
+/// What is told of a failure. The server's words for a path that it does not serve are not those
+/// for an account that does not exist.
+fn cause(error: &ApiError) -> String {
+    let text = error.to_string();
+    let no_path = text.contains("could not find the requested resource") || text.contains("page not found");
+    if error.code() == 404 && no_path {
+        return "the API server does not have TokenRequest endpoints enabled".to_owned();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

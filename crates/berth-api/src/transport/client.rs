@@ -1,0 +1,428 @@
+//! Asks and answers: a call becomes requests on a connection of the pool it belongs to, as often as
+//! spec 10 §2.6 allows.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE},
+};
+use hyper::body::Incoming;
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span, debug, debug_span, field, warn};
+
+use super::{
+    answer::{refusal, understood},
+    body::read,
+    connection::{Connection, SendError},
+    counting::Asked,
+    credentials::Credentials,
+    hurry::Hurry,
+    pace::{Late, Pace},
+    plan::Kind,
+    pool::{Away, Pool, SPREAD, Slot, Want},
+    request::{self, Address, Compression, Outgoing},
+    retry::pause,
+    warnings::Told,
+    watching::{Empty, Watching},
+};
+use crate::api::{ApiClient, ApiError, Call, LIST_LIMIT, Line, OBJECT_LIMIT, Resource, Retries, Verb, WatchStream};
+use berth_metrics::{ApiClientMetrics, OpenTransport, RestClientMetrics};
+use berth_ports::Clock;
+
+/// A heartbeat without an answer for so long has all connections asked whether they are alive: a
+/// ping costs a server next to nothing.
+const DOUBT: Duration = Duration::from_millis(500);
+/// A heartbeat without an answer goes out on a second connection after so long.
+const HEDGE: Duration = Duration::from_secs(3);
+/// After so many heartbeats in a row that failed the next goes out on a new connection.
+const FAILURES: u32 = 2;
+/// How long who asks is told nothing once everything stops: he is stopped in the same moment, and
+/// what he would make of it is no news.
+pub const PARTING: Duration = Duration::from_secs(1);
+/// Times a request is sent anew that no server has looked at.
+const RESENT: u32 = 3;
+/// Of a span: what the server answered.
+const STATUS_CODE: &str = "http.status_code";
+/// Longest refusal that is read, in bytes.
+const REFUSAL_LIMIT: usize = 1 << 20;
+
+/// The way to the API server; see [`super`].
+pub struct Transport {
+    pub(super) address: Address,
+    pub(super) agent: HeaderValue,
+    /// Headers by which we act for somebody else.
+    pub(super) acting: HeaderMap,
+    pub(super) compression: Compression,
+    pub(super) credentials: Credentials,
+    pub(super) pace: Pace,
+    pub(super) pools: Pools,
+    pub(super) epoch: watch::Receiver<u64>,
+    pub(super) reached: watch::Receiver<u64>,
+    pub(super) hurry: Hurry,
+    pub(super) stop: CancellationToken,
+    pub(super) reload: Arc<Notify>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) requests: RestClientMetrics,
+    pub(super) connections: ApiClientMetrics,
+    pub(super) told: Mutex<Told>,
+    pub(super) begun: Instant,
+    /// Heartbeats in a row that failed.
+    pub(super) beats_missed: AtomicU32,
+    /// Counts this transport as long as it is there.
+    pub(super) _open: OpenTransport,
+}
+
+/// The pools.
+pub struct Pools {
+    pub(super) beat: Pool,
+    pub(super) unary: Pool,
+    pub(super) watch: Pool,
+}
+
+/// One call on its way.
+struct Way<'a> {
+    call: &'a Call,
+    pool: &'a Pool,
+    want: Want,
+    /// When it must have been answered.
+    latest: Instant,
+    /// The connection it was sent on last; 0 before.
+    on: AtomicU64,
+}
+
+impl Transport {
+    /// Whether the server was heard of and the last attempts to connect succeeded.
+    pub fn is_reachable(&self) -> bool {
+        self.last_contact().is_some() && self.all().iter().all(|pool| pool.trouble().is_none())
+    }
+
+    /// How long ago the server was last heard of; `None` where it never was.
+    pub fn last_contact(&self) -> Option<Duration> {
+        self.all().iter().filter_map(|pool| pool.contact.age()).min()
+    }
+
+    /// Files that say who we are may have changed.
+    pub fn reload_identity(&self) {
+        self.reload.notify_one();
+    }
+
+    fn all(&self) -> [&Pool; 3] {
+        [&self.pools.beat, &self.pools.unary, &self.pools.watch]
+    }
+
+    fn pool(&self, call: &Call) -> &Pool {
+        match call.line {
+            _ if call.verb == Verb::Watch => &self.pools.watch,
+            Line::Heartbeat => &self.pools.beat,
+            Line::Main | Line::Events | Line::Certificates => &self.pools.unary,
+        }
+    }
+
+    fn way<'a>(&'a self, call: &'a Call, avoid: Option<u64>, latest: Instant) -> Way<'a> {
+        // Pods wait for these; other watches may wait for their turn.
+        let is_first = call.resource == Resource::NODES || call.resource == Resource::PODS;
+        Way { call, pool: self.pool(call), want: Want { avoid, is_first }, latest, on: AtomicU64::new(0) }
+    }
+
+    /// Asks until there is an answer, or an error that stands.
+    async fn persist(&self, way: &Way<'_>) -> Result<Bytes, ApiError> {
+        let mut attempt = 0;
+        loop {
+            let error = match self.answer(way).instrument(traced(way.call, attempt)).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            self.pause(way, error, attempt).await?;
+            attempt += 1;
+        }
+    }
+
+    /// Waits until it is time to ask again.
+    ///
+    /// # Errors
+    /// The error, where it stands.
+    async fn pause(&self, way: &Way<'_>, error: ApiError, attempt: u32) -> Result<(), ApiError> {
+        let pause = pause(way.call.verb, &error, attempt).filter(|_| way.call.retries == Retries::Usual);
+        match pause {
+            Some(pause) if Instant::now() + pause < way.latest => {
+                let method = request::method(way.call.verb);
+                self.requests.retried(self.address.authority.as_str(), method.as_str(), error.code());
+                sleep(pause).await;
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Asks once.
+    async fn answer(&self, way: &Way<'_>) -> Result<Bytes, ApiError> {
+        let (mut slot, response, mut asked) = self.exchange(way).await?;
+        let (head, body) = response.into_parts();
+        let limit = match way.call.verb {
+            _ if !head.status.is_success() => REFUSAL_LIMIT,
+            Verb::List => LIST_LIMIT,
+            _ => OBJECT_LIMIT,
+        };
+        let bytes = read(&head.headers, body, limit).await?;
+        asked.received(bytes.len());
+        slot.was_read();
+        if !head.status.is_success() {
+            return Err(self.refused(way.call, head.status, &head.headers, &bytes));
+        }
+        let kind = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        understood(kind).map_err(ApiError::Malformed)?;
+        Ok(bytes)
+    }
+
+    fn refused(&self, call: &Call, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> ApiError {
+        let status = refusal(call, code, headers, body, self.clock.now());
+        let said = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        // Why a request waited in vain is known by the queue it waited in.
+        let queue = |name: &str| if status.code == 429 { said(name) } else { "" };
+        debug!(
+            verb = request::verb(call.verb),
+            path = call.path(),
+            code = status.code,
+            auditID = said("audit-id"),
+            flowSchema = queue("x-kubernetes-pf-flowschema-uid"),
+            priorityLevel = queue("x-kubernetes-pf-prioritylevel-uid"),
+            err = %status,
+            "The API server refused a request"
+        );
+        ApiError::Refused(Box::new(status))
+    }
+
+    /// Sends a call and waits for the head of an answer; what no server has looked at is sent again.
+    async fn exchange(&self, way: &Way<'_>) -> Result<(Slot, Response<Incoming>, Asked), ApiError> {
+        let begun = Instant::now();
+        if way.call.verb != Verb::Watch {
+            let turn = self.pace.turn(way.call.line, way.latest, &way.call.resource).await;
+            turn.map_err(|Late| ApiError::Timeout(way.call.deadline))?;
+            let method = request::method(way.call.verb);
+            self.requests.limited(self.address.authority.as_str(), method.as_str(), begun.elapsed());
+        }
+        let mut resent = 0;
+        loop {
+            let outgoing = self.outgoing(way.call).await?;
+            let mut slot = way.pool.take(way.want, way.latest).await.map_err(|Away(why)| ApiError::Unreachable(why))?;
+            way.on.store(slot.connection().id, Ordering::Relaxed);
+            sleep_until(slot.not_before).await;
+            self.connections.waited(way.pool.kind.label(), begun.elapsed());
+            let sent = self.send(&outgoing, way, &mut slot).await;
+            match sent {
+                Ok((response, asked)) if !self.is_outdated(&response, &slot) => return Ok((slot, response, asked)),
+                // Nobody we are any more was asked; what the server said is not meant for us.
+                Ok(_) if resent < RESENT => slot.connection().closed.cancel(),
+                Ok((response, asked)) => return Ok((slot, response, asked)),
+                Err(SendError::Lost(why)) => return Err(ApiError::Lost(why)),
+                Err(SendError::NotSent) if resent < RESENT => {}
+                Err(SendError::NotSent) => {
+                    return Err(ApiError::Lost(
+                        "the server closed the connection before it took the request".to_owned(),
+                    ));
+                }
+            }
+            resent += 1;
+        }
+    }
+
+    async fn send(
+        &self,
+        outgoing: &Outgoing,
+        way: &Way<'_>,
+        slot: &mut Slot,
+    ) -> Result<(Response<Incoming>, Asked), SendError> {
+        let connection: Arc<Connection> = slot.connection().clone();
+        let request = outgoing.made(&self.address, connection.is_http2());
+        // Whoever gives up on a heartbeat has found the connection dead.
+        slot.suspect(way.pool.kind == Kind::Beat);
+        let mut asked = Asked::new(&self.requests, &self.address, request.method(), outgoing.length());
+        let response = match connection.send(request, &mut slot.turn).await {
+            Ok(response) => response,
+            Err(error) => {
+                if error == SendError::NotSent {
+                    asked.forget();
+                }
+                return Err(error);
+            }
+        };
+        asked.answered(response.status());
+        Span::current().record(STATUS_CODE, response.status().as_u16());
+        way.pool.contact.heard();
+        self.warn(response.headers());
+        if response.status() == StatusCode::UNAUTHORIZED {
+            self.credentials.refused();
+        }
+        Ok((response, asked))
+    }
+
+    /// A refusal of who we were.
+    fn is_outdated(&self, response: &Response<Incoming>, slot: &Slot) -> bool {
+        response.status() == StatusCode::UNAUTHORIZED && slot.connection().epoch != *self.epoch.borrow()
+    }
+
+    async fn outgoing(&self, call: &Call) -> Result<Outgoing, ApiError> {
+        let outgoing = Outgoing::new(&self.address, call, &self.agent, self.compression);
+        let mut outgoing = outgoing.map_err(ApiError::Unreachable)?.with(&self.acting);
+        if let Some(header) = self.credentials.header().await.map_err(ApiError::Unreachable)? {
+            outgoing = outgoing.with(&HeaderMap::from_iter([(AUTHORIZATION, header)]));
+        }
+        Ok(outgoing)
+    }
+
+    fn warn(&self, headers: &HeaderMap) {
+        if !headers.contains_key("warning") {
+            return;
+        }
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        for text in told.fresh(headers, self.begun.elapsed()) {
+            warn!(text, "The API server warns");
+        }
+    }
+
+    /// A heartbeat must not wait for a connection that is dead: after 3 s it goes out on another,
+    /// too, and the first answer counts.
+    async fn beat(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
+        let way = self.way(call, None, latest);
+        let mut first = Box::pin(self.persist(&way));
+        if let Ok(outcome) = timeout(DOUBT, &mut first).await {
+            return outcome;
+        }
+        if way.on.load(Ordering::Relaxed) != 0 {
+            self.hurry.call();
+        }
+        if let Ok(outcome) = timeout(HEDGE - DOUBT, &mut first).await {
+            return outcome;
+        }
+        let avoid = way.on.load(Ordering::Relaxed);
+        if avoid == 0 {
+            return first.await; // it has no connection that could be at fault
+        }
+        debug!(path = call.path(), id = avoid, "No answer to a heartbeat, it goes out on a second connection");
+        let other = self.way(call, Some(avoid), latest);
+        let mut second = Box::pin(self.persist(&other));
+        tokio::select! {
+            biased;
+            outcome = &mut first => if is_answer(&outcome) { outcome } else { better(second.await, outcome) },
+            outcome = &mut second => if is_answer(&outcome) { outcome } else { better(first.await, outcome) },
+        }
+    }
+
+    async fn unless_stopped<T>(&self, outcome: Result<T, ApiError>) -> Result<T, ApiError> {
+        if outcome.is_err() && self.stop.is_cancelled() {
+            sleep(PARTING).await;
+        }
+        outcome
+    }
+
+    /// Counts heartbeats that failed; the connection of too many is given up.
+    async fn beat_counted(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
+        let outcome = self.beat(call, latest).await;
+        let is_fine = outcome.as_ref().map_or_else(|error| matches!(error.code(), 400..500), |_| true);
+        if is_fine {
+            self.beats_missed.store(0, Ordering::Relaxed);
+        } else if self.beats_missed.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES {
+            self.beats_missed.store(0, Ordering::Relaxed);
+            self.pools.beat.renew();
+        }
+        outcome
+    }
+
+    /// Begins a watch.
+    async fn begin(&self, way: &Way<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
+        let mut attempt = 0;
+        loop {
+            let error = match self.begun(way).instrument(traced(way.call, attempt)).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => error,
+            };
+            match self.pause(way, error, attempt).await {
+                Ok(()) => attempt += 1,
+                Err(ApiError::Lost(_)) => return Ok(Box::new(Empty)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn begun(&self, way: &Way<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
+        let (mut slot, response, asked) = self.exchange(way).await?;
+        let (head, body) = response.into_parts();
+        drop(asked); // a watch took as long as it took to begin
+        if !head.status.is_success() {
+            let bytes = read(&head.headers, body, REFUSAL_LIMIT).await?;
+            slot.was_read();
+            return Err(self.refused(way.call, head.status, &head.headers, &bytes));
+        }
+        let kind = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        understood(kind).map_err(ApiError::Malformed)?;
+        let lingers = if way.want.is_first { Duration::ZERO } else { SPREAD.mul_f64(rand::random()) };
+        Ok(Box::new(Watching::new(body, slot, way.pool.contact.clone(), lingers, self.stop.clone())))
+    }
+}
+
+/// The span of one request (spec 10 §10). `retry` is how often the call was made before.
+fn traced(call: &Call, retry: u32) -> Span {
+    debug_span!(
+        "api.request",
+        "k8s.verb" = request::verb(call.verb),
+        "k8s.resource" = call.resource.plural,
+        "http.status_code" = field::Empty,
+        retry,
+    )
+}
+
+/// The server has said something, be it no.
+fn is_answer(outcome: &Result<Bytes, ApiError>) -> bool {
+    matches!(outcome, Ok(_) | Err(ApiError::Refused(_)))
+}
+
+fn better(later: Result<Bytes, ApiError>, sooner: Result<Bytes, ApiError>) -> Result<Bytes, ApiError> {
+    if is_answer(&later) { later } else { sooner }
+}
+
+#[async_trait]
+impl ApiClient for Transport {
+    async fn call(&self, call: Call) -> Result<Bytes, ApiError> {
+        let latest = Instant::now() + call.deadline;
+        let late = |_| {
+            self.hurry.call();
+            Err(ApiError::Timeout(call.deadline))
+        };
+        let outcome = match call.line {
+            Line::Heartbeat => timeout_at(latest, self.beat_counted(&call, latest)).await,
+            Line::Main | Line::Events | Line::Certificates => {
+                let way = self.way(&call, None, latest);
+                timeout_at(latest, self.persist(&way)).await
+            }
+        };
+        self.unless_stopped(outcome.unwrap_or_else(late)).await
+    }
+
+    async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError> {
+        let latest = Instant::now() + call.deadline;
+        let way = self.way(&call, None, latest);
+        let late = |_| Err(ApiError::Timeout(call.deadline));
+        self.unless_stopped(timeout_at(latest, self.begin(&way)).await.unwrap_or_else(late)).await
+    }
+
+    fn reached(&self) -> watch::Receiver<u64> {
+        self.reached.clone()
+    }
+
+    fn credentials_changed(&self) -> watch::Receiver<u64> {
+        self.epoch.clone()
+    }
+}

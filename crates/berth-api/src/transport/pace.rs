@@ -1,0 +1,237 @@
+//! Keeps what is asked to a rate: a bucket for each line (spec 10 §2.1, 01 §10.3).
+//!
+//! Turns are given in the order they are asked for. Watches take none.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
+use tracing::info;
+
+use crate::api::{Line, Resource};
+
+/// A wait that is worth a line in the log.
+const LONG: Duration = Duration::from_secs(1);
+/// There is such a line at most so often.
+const SAID: Duration = Duration::from_secs(10);
+
+/// How much may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// As much as somebody likes.
+    Unlimited,
+    /// So much.
+    Limited {
+        /// Requests per second.
+        qps: u32,
+        /// Requests at once after a pause.
+        burst: u32,
+    },
+}
+
+impl Rate {
+    /// As the reference's library has it: 0 is not "unlimited", but 5 per second, and 10 at once; less than 0 is.
+    pub fn of(qps: i32, burst: i32) -> Self {
+        let or = |value: i32, default| u32::try_from(value).ok().filter(|value| *value > 0).unwrap_or(default);
+        match qps {
+            ..0 => Self::Unlimited,
+            qps => Self::Limited { qps: or(qps, 5), burst: or(burst, 10) },
+        }
+    }
+
+    /// As the configuration's documentation has it of events: 0 is "unlimited" (spec 05 §13.1).
+    pub fn of_events(qps: i32, burst: i32) -> Self {
+        if qps == 0 { Self::Unlimited } else { Self::of(qps, burst) }
+    }
+}
+
+/// Who shares the main rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// All.
+    #[default]
+    All,
+    /// Those of one API group: where nothing was said of the main rate (spec 01 §10.3).
+    Groups,
+}
+
+impl Sharing {
+    /// As the main rate is configured.
+    pub fn of(qps: i32) -> Self {
+        if qps == 0 { Self::Groups } else { Self::All }
+    }
+}
+
+impl Default for Rate {
+    fn default() -> Self {
+        Self::of(50, 100)
+    }
+}
+
+/// The rate of each line; the heartbeat's has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// All but the below.
+    pub main: Rate,
+    /// Who shares that.
+    pub sharing: Sharing,
+    /// Events.
+    pub events: Rate,
+    /// Certificate signing requests; `None`: they share the main one.
+    pub certificates: Option<Rate>,
+}
+
+/// When the bucket is full again.
+#[derive(Debug, Default)]
+struct Bucket {
+    full: Option<Instant>,
+}
+
+impl Bucket {
+    /// When the next turn is; takes it if that is not after `latest`.
+    fn take(&mut self, rate: Rate, now: Instant, latest: Instant) -> Result<Instant, Late> {
+        let Rate::Limited { qps, burst } = rate else { return Ok(now) };
+        let one = Duration::from_secs(1) / qps.max(1);
+        let base = self.full.map_or(now, |full| full.max(now));
+        let room = one * burst.saturating_sub(1);
+        let turn = base.checked_sub(room).map_or(now, |free| free.max(now));
+        if turn > latest {
+            return Err(Late);
+        }
+        self.full = Some(base + one);
+        Ok(turn)
+    }
+}
+
+/// Whose bucket it is: a line's, or of the main line that of an API group.
+type Whose = (Line, &'static str);
+
+/// The buckets.
+#[derive(Debug)]
+pub struct Pace {
+    rates: Rates,
+    buckets: Mutex<HashMap<Whose, Bucket>>,
+    said: Mutex<Option<Instant>>,
+}
+
+impl Pace {
+    /// With those rates.
+    pub fn new(rates: Rates) -> Self {
+        Self { rates, buckets: Mutex::default(), said: Mutex::new(None) }
+    }
+
+    /// Which bucket a request takes from, at which rate; none for heartbeats.
+    fn bucket(&self, line: Line, resource: &Resource) -> Option<(Whose, Rate)> {
+        let group = if self.rates.sharing == Sharing::Groups { resource.group } else { "" };
+        let main = ((Line::Main, group), self.rates.main);
+        match line {
+            Line::Heartbeat => None,
+            Line::Main => Some(main),
+            Line::Events => Some(((line, ""), self.rates.events)),
+            Line::Certificates => Some(self.rates.certificates.map_or(main, |rate| ((line, ""), rate))),
+        }
+    }
+
+    /// Waits for the turn of one request; what is asked for is told where that takes long.
+    ///
+    /// # Errors
+    /// The turn would come after `latest`; it is not taken then.
+    pub async fn turn(&self, line: Line, latest: Instant, resource: &Resource) -> Result<(), Late> {
+        let Some((whose, rate)) = self.bucket(line, resource) else { return Ok(()) };
+        let now = Instant::now();
+        let turn = {
+            let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+            buckets.entry(whose).or_default().take(rate, now, latest)?
+        };
+        if turn > now {
+            sleep_until(turn).await;
+        }
+        if turn.duration_since(now) > LONG && self.is_to_be_said(now) {
+            info!(delay = ?turn.duration_since(now), request = resource.plural, "Waited before sending request");
+        }
+        Ok(())
+    }
+
+    fn is_to_be_said(&self, now: Instant) -> bool {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = said.is_none_or(|last| now.duration_since(last) >= SAID);
+        if is_due {
+            *said = Some(now);
+        }
+        is_due
+    }
+}
+
+/// The turn would come too late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Late;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PODS: &Resource = &Resource::PODS;
+
+    #[test]
+    fn nothing_is_no_freedom() {
+        let limited = |qps, burst| Rate::Limited { qps, burst };
+        for (qps, burst, main, events) in [
+            (0, 0, limited(5, 10), Rate::Unlimited),
+            (0, 7, limited(5, 7), Rate::Unlimited),
+            (3, 0, limited(3, 10), limited(3, 10)),
+            (50, 100, Rate::default(), Rate::default()),
+            (-1, 7, Rate::Unlimited, Rate::Unlimited),
+        ] {
+            assert_eq!((Rate::of(qps, burst), Rate::of_events(qps, burst)), (main, events), "{qps} {burst}");
+        }
+        assert_eq!((Sharing::of(0), Sharing::of(50), Sharing::of(-1)), (Sharing::Groups, Sharing::All, Sharing::All));
+    }
+
+    async fn took(pace: &Pace, line: Line, turns: u32) -> Vec<u128> {
+        let (begun, mut took) = (Instant::now(), Vec::new());
+        for _ in 0..turns {
+            pace.turn(line, begun + LONG, PODS).await.expect("in time");
+            took.push((begun.elapsed().as_millis() + 50) / 100);
+        }
+        took
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_burst_it_goes_slowly() {
+        let pace = Pace::new(Rates { main: Rate::of(10, 3), ..Rates::default() });
+        assert_eq!(took(&pace, Line::Main, 6).await, [0, 0, 0, 1, 2, 3]);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(took(&pace, Line::Main, 3).await, [0, 0, 0], "a pause fills the bucket");
+        let pace = Pace::new(Rates { main: Rate::of(-1, 1), ..Rates::default() });
+        assert_eq!(took(&pace, Line::Main, 1000).await.last(), Some(&0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lines_do_not_wait_for_each_other() {
+        let slow = Rate::of(1, 1);
+        let pace = Pace::new(Rates { main: slow, events: slow, ..Rates::default() });
+        let latest = Instant::now();
+        for line in [Line::Main, Line::Events, Line::Heartbeat, Line::Heartbeat] {
+            assert_eq!(pace.turn(line, latest, PODS).await, Ok(()), "{line:?}");
+        }
+        assert_eq!(pace.turn(Line::Main, latest, PODS).await, Err(Late));
+        assert_eq!(pace.turn(Line::Main, latest, &Resource::LEASES).await, Err(Late), "all groups share one");
+        assert_eq!(pace.turn(Line::Certificates, latest, PODS).await, Err(Late), "it is the main one's");
+        tokio::time::advance(LONG).await;
+        assert_eq!(pace.turn(Line::Certificates, Instant::now(), PODS).await, Ok(()), "what was late took no turn");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn groups_may_have_a_rate_each() {
+        let pace = Pace::new(Rates { main: Rate::of(1, 1), sharing: Sharing::Groups, ..Rates::default() });
+        let latest = Instant::now();
+        for resource in [PODS, &Resource::LEASES, &Resource::CSI_NODES] {
+            assert_eq!(pace.turn(Line::Main, latest, resource).await, Ok(()), "{resource:?}");
+            assert_eq!(pace.turn(Line::Main, latest, resource).await, Err(Late), "{resource:?}");
+        }
+        assert_eq!(pace.turn(Line::Main, latest, &Resource::SECRETS).await, Err(Late), "of the group of pods");
+    }
+}

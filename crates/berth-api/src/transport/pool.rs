@@ -1,0 +1,557 @@
+//! The connections of one kind: one task makes them, gives out their places and closes them.
+//!
+//! ```text
+//!  take ──► asks ──► task ──► slot ──► request ──► back
+//!                     │ ▲
+//!                dial ▼ │ made, failed
+//! ```
+//!
+//! While nobody answers, the task alone tries, less and less often; who needs a connection waits,
+//! or is told at once what the last attempt came to. What others come to counts too: where one got
+//! through all try at once, and where the heartbeat's pool did not nobody else needs to find out
+//! for himself. A connection that is lost has all others asked whether they are alive.
+//! Behaviour: spec 10 §8.2, §8.3.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    connection::{Connection, Turn},
+    dial::Dialer,
+    gate::Gate,
+    plan::{Choice, Kind, Load, choose, pause},
+};
+use berth_metrics::{ApiClientMetrics, Contact};
+
+/// A connection without requests is closed after so long.
+const IDLE: Duration = Duration::from_secs(90);
+/// What is under way on a connection that is to go has so long.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Watches that were lost together come back within so long.
+pub const SPREAD: Duration = Duration::from_secs(2);
+/// A connection for watches is given up at an age between these: servers that came later get their share.
+const AGE: [Duration; 2] = [Duration::from_secs(8 * 3600), Duration::from_secs(12 * 3600)];
+/// What was begun before a server went away has so long: it ends it itself, sooner.
+const FAREWELL: Duration = Duration::from_secs(3600);
+/// How long nothing is to be done where nothing is due.
+const LONG: Duration = Duration::from_secs(3600);
+/// An attempt that began so long before somebody got through is not waited for.
+const STALE: Duration = Duration::from_secs(1);
+/// Requests that wait, at most.
+const ASKS: usize = 4096;
+
+/// Which place is wanted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Want {
+    /// Not on that connection.
+    pub avoid: Option<u64>,
+    /// It does not take part in the spreading: others wait for what it brings.
+    pub is_first: bool,
+}
+
+/// There is no place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Away(pub String);
+
+struct Ask {
+    want: Want,
+    reply: oneshot::Sender<Result<Slot, Away>>,
+}
+
+enum Event {
+    /// A slot was dropped.
+    Back { id: u64, is_fit: bool },
+    /// No more requests on what there is.
+    Renew,
+    /// It takes no more requests by itself: a look is due.
+    Over,
+}
+
+/// A place on a connection, until it is dropped.
+pub struct Slot {
+    connection: Arc<Connection>,
+    /// What keeps an HTTP/1.1 connection.
+    pub turn: Turn,
+    /// Not to be used before.
+    pub not_before: Instant,
+    events: mpsc::UnboundedSender<Event>,
+    is_read: bool,
+    is_suspect: bool,
+}
+
+impl Slot {
+    /// The connection.
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// The answer was read whole.
+    pub fn was_read(&mut self) {
+        self.connection.give_back(&mut self.turn);
+        (self.is_read, self.is_suspect) = (true, false);
+    }
+
+    /// Whether who drops the slot before the answer was read has found the connection dead.
+    pub fn suspect(&mut self, is_suspect: bool) {
+        self.is_suspect = is_suspect;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // An answer that is not wanted any more stands in the way of the next on HTTP/1.1.
+        let is_stuck = !self.is_read && !self.connection.is_http2();
+        let event = Event::Back { id: self.connection.id, is_fit: !is_stuck && !self.is_suspect };
+        let _ = self.events.send(event); // the pool is gone, and its connections with it
+    }
+}
+
+/// The way into a pool.
+pub struct Pool {
+    /// What it carries.
+    pub kind: Kind,
+    /// When the server was last heard of.
+    pub contact: Contact,
+    asks: mpsc::Sender<Ask>,
+    events: mpsc::UnboundedSender<Event>,
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+impl Pool {
+    /// New requests go out on new connections.
+    pub fn renew(&self) {
+        let _ = self.events.send(Event::Renew); // the pool is gone
+    }
+
+    /// A place on a connection.
+    ///
+    /// # Errors
+    /// Nobody answers; for watches only where there is none at `latest`, else at once.
+    pub async fn take(&self, want: Want, latest: Instant) -> Result<Slot, Away> {
+        let (reply, answer) = oneshot::channel();
+        let taking = async {
+            let gone = || Away("the client is stopped".to_owned());
+            self.asks.send(Ask { want, reply }).await.map_err(|_| gone())?;
+            answer.await.map_err(|_| gone())?
+        };
+        tokio::time::timeout_at(latest, taking).await.unwrap_or_else(|_| {
+            let trouble = self.trouble().unwrap_or_else(|| "no connection to the API server in time".to_owned());
+            Err(Away(trouble))
+        })
+    }
+
+    /// Why the server cannot be reached, while it cannot.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What all pools share.
+#[derive(Clone)]
+pub struct Shared {
+    /// Makes connections.
+    pub dialer: Arc<Dialer>,
+    /// Counts them.
+    pub metrics: ApiClientMetrics,
+    /// Moves when identity or authorities change.
+    pub epoch: watch::Receiver<u64>,
+    /// Moves when somebody could connect.
+    pub reached: watch::Sender<u64>,
+    /// Who could not, last.
+    pub missed: watch::Sender<Option<Kind>>,
+}
+
+/// A connection and what is on it.
+struct Held {
+    connection: Arc<Connection>,
+    streams: usize,
+    idle: Instant,
+    retires: Instant,
+    /// It is condemned, and closed then at the latest.
+    ends: Option<Instant>,
+}
+
+/// An attempt to connect.
+struct Dialling {
+    begun: Instant,
+    outcome: BoxFuture<'static, Result<Arc<Connection>, String>>,
+}
+
+/// Owns the connections.
+pub struct PoolTask {
+    kind: Kind,
+    shared: Shared,
+    asks: mpsc::Receiver<Ask>,
+    events: mpsc::UnboundedReceiver<Event>,
+    sender: mpsc::UnboundedSender<Event>,
+    held: Vec<Held>,
+    waiting: Vec<Ask>,
+    dialling: Option<Dialling>,
+    gate: Gate,
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+/// A pool and the task that must run for it.
+pub fn pool(kind: Kind, shared: Shared) -> (Pool, PoolTask) {
+    let (asks, inbox) = mpsc::channel(ASKS);
+    let (sender, events) = mpsc::unbounded_channel(); // one for each slot, which are bounded
+    let trouble: Arc<Mutex<Option<String>>> = Arc::default();
+    let task = PoolTask {
+        kind,
+        shared,
+        asks: inbox,
+        events,
+        sender: sender.clone(),
+        held: Vec::new(),
+        waiting: Vec::new(),
+        dialling: None,
+        gate: Gate::default(),
+        trouble: trouble.clone(),
+    };
+    (Pool { kind, contact: Contact::default(), asks, events: sender, trouble }, task)
+}
+
+impl PoolTask {
+    /// Serves until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let (mut reached, mut missed) = (self.shared.reached.subscribe(), self.shared.missed.subscribe());
+        let mut hurried = self.shared.dialer.hurry.calls();
+        let mut epoch = self.shared.epoch.clone();
+        loop {
+            self.tidy(Instant::now());
+            self.serve(Instant::now());
+            let streams = self.held.iter().map(|held| held.streams).sum();
+            self.shared.metrics.holds(self.kind.label(), self.held.len(), streams);
+            let wake = self.wake(Instant::now());
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Ok(()) = epoch.changed() => self.renew(Instant::now()),
+                made = dialled(&mut self.dialling) => self.dialled(made, Instant::now()),
+                Some(event) = self.events.recv() => self.happened(event, Instant::now()),
+                ask = self.asks.recv(), if self.waiting.len() < ASKS => match ask {
+                    Some(ask) => self.waiting.push(ask),
+                    None => break, // nobody can ask any more
+                },
+                Ok(()) = reached.changed() => self.reached(Instant::now()),
+                Ok(()) = missed.changed() => {
+                    let who = *missed.borrow_and_update();
+                    self.missed(who, Instant::now());
+                }
+                Ok(()) = hurried.changed() => self.hurried(),
+                () = sleep_until(wake) => {}
+            }
+        }
+        for held in &self.held {
+            held.connection.closed.cancel();
+        }
+        self.shared.metrics.holds(self.kind.label(), 0, 0);
+    }
+
+    /// When the next thing is due that nobody tells.
+    fn wake(&self, now: Instant) -> Instant {
+        let ends = |held: &Held| match held.ends {
+            Some(ends) => ends,
+            None if held.streams == 0 && self.kind != Kind::Beat => (held.idle + IDLE).min(held.retires),
+            None => held.retires,
+        };
+        let opens = self.gate.opens.filter(|_| self.gate.is_wanted || !self.waiting.is_empty());
+        self.held.iter().map(ends).chain(opens).min().unwrap_or(now + LONG)
+    }
+
+    /// Closes what is over.
+    fn tidy(&mut self, now: Instant) {
+        let (kind, mut lost, mut is_hurried) = (self.kind, 0, false);
+        for held in &mut self.held {
+            let is_over = held.connection.is_over();
+            if is_over && held.ends.is_none() {
+                // The server may still end what it has begun.
+                held.ends = Some(now + FAREWELL);
+                lost += held.streams;
+                is_hurried = true;
+            }
+            if now >= held.retires && held.ends.is_none() {
+                condemn(held, now);
+            }
+            let is_idle = held.streams == 0 && kind != Kind::Beat && now.duration_since(held.idle) >= IDLE;
+            if is_idle || held.ends.is_some_and(|ends| held.streams == 0 || now >= ends) {
+                held.connection.closed.cancel();
+            }
+        }
+        self.held.retain(|held| !held.connection.closed.is_cancelled());
+        if is_hurried {
+            self.shared.dialer.hurry.call();
+        }
+        if lost > 0 {
+            debug!(pool = kind.label(), requests = lost, "The API server ended a connection");
+            (self.gate.is_recovering, self.gate.spread) = (true, Some(now + SPREAD));
+        }
+    }
+
+    /// Gives out places, and begins to dial where there are too few.
+    fn serve(&mut self, now: Instant) {
+        let mut is_short = false;
+        for ask in std::mem::take(&mut self.waiting) {
+            if ask.reply.is_closed() {
+                continue;
+            }
+            match choose(self.kind, &self.loads(), ask.want.avoid) {
+                Choice::On(id) => self.grant(ask, id, now),
+                Choice::Wait => self.waiting.push(ask),
+                Choice::Dial => {
+                    is_short = true;
+                    self.gate.is_wanted = true;
+                    self.want(ask);
+                }
+            }
+        }
+        self.gate.opens = self.gate.opens.filter(|opens| now < *opens);
+        if (is_short || self.gate.is_wanted) && self.gate.opens.is_none() && self.dialling.is_none() {
+            self.gate.is_wanted = false;
+            let (dialer, epoch) = (self.shared.dialer.clone(), *self.shared.epoch.borrow());
+            let outcome: BoxFuture<'static, _> = match self.kind {
+                Kind::Beat => Box::pin(async move { dialer.dial_twice(epoch).await }),
+                Kind::Unary | Kind::Watch => Box::pin(async move { dialer.dial(epoch).await }),
+            };
+            self.dialling = Some(Dialling { begun: now, outcome });
+        }
+    }
+
+    /// A connection is wanted. Writes are told at once what the last attempt came to: who makes
+    /// them knows better what to do meanwhile.
+    fn want(&mut self, ask: Ask) {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match trouble {
+            Some(trouble) if self.kind == Kind::Unary && self.gate.opens.is_some() => {
+                let _ = ask.reply.send(Err(Away(trouble))); // who asked has gone
+            }
+            _ => self.waiting.push(ask),
+        }
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        let usable = self.held.iter().filter(|held| held.ends.is_none() && !held.connection.is_over());
+        let load = |held: &Held| Load {
+            id: held.connection.id,
+            streams: held.streams,
+            limit: held.connection.limit(),
+            is_http2: held.connection.is_http2(),
+        };
+        usable.map(load).collect()
+    }
+
+    fn grant(&mut self, ask: Ask, id: u64, now: Instant) {
+        let Some(held) = self.held.iter_mut().find(|held| held.connection.id == id) else { return };
+        let spread = self.gate.spread.filter(|end| *end > now && !ask.want.is_first && self.kind == Kind::Watch);
+        let not_before = spread.map_or(now, |end| now + (end - now).mul_f64(rand::random()));
+        held.streams += 1;
+        let slot = Slot {
+            connection: held.connection.clone(),
+            turn: Turn::default(),
+            not_before,
+            events: self.sender.clone(),
+            is_read: false,
+            is_suspect: false,
+        };
+        let _ = ask.reply.send(Ok(slot)); // who asked has gone: the slot comes back by being dropped
+    }
+
+    fn dialled(&mut self, made: Result<Arc<Connection>, String>, now: Instant) {
+        self.dialling = None;
+        match made {
+            Ok(connection) => self.opened(connection, now),
+            Err(cause) => self.failed(cause, now),
+        }
+    }
+
+    fn opened(&mut self, connection: Arc<Connection>, now: Instant) {
+        let gate = std::mem::take(&mut self.gate);
+        if gate.failures > 0 {
+            info!(pool = self.kind.label(), "The API server can be reached again");
+        }
+        self.shared.reached.send_modify(|count| *count += 1);
+        let is_recovering = gate.is_recovering || gate.failures > 0;
+        self.gate.spread = if is_recovering { Some(now + SPREAD) } else { gate.spread };
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let age = match self.kind {
+            Kind::Watch => AGE[0] + (AGE[1] - AGE[0]).mul_f64(rand::random()),
+            Kind::Beat | Kind::Unary => Duration::from_secs(365 * 24 * 3600),
+        };
+        debug!(
+            pool = self.kind.label(),
+            id = connection.id,
+            http2 = connection.is_http2(),
+            "Connected to the API server"
+        );
+        let (over, events) = (connection.over.clone(), self.sender.clone());
+        self.shared.dialer.tasks.spawn(async move {
+            over.cancelled().await;
+            let _ = events.send(Event::Over); // the pool is gone
+        });
+        self.held.push(Held { connection, streams: 0, idle: now, retires: now + age, ends: None });
+    }
+
+    fn failed(&mut self, cause: String, now: Instant) {
+        self.gate.failures = self.gate.failures.saturating_add(1);
+        let pause = pause(self.kind, self.gate.failures, rand::random());
+        self.gate.opens = Some(now + pause);
+        self.shared.missed.send_replace(Some(self.kind));
+        if self.gate.failures == 1 {
+            warn!(pool = self.kind.label(), err = %cause, "Cannot connect to the API server");
+        } else {
+            debug!(pool = self.kind.label(), err = %cause, again = ?pause, "Cannot connect to the API server");
+        }
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause.clone());
+        if self.kind != Kind::Watch && self.loads().is_empty() {
+            for ask in self.waiting.drain(..) {
+                let _ = ask.reply.send(Err(Away(cause.clone()))); // who asked has gone
+            }
+            // Somebody will be back, and then it should be there.
+            self.gate.is_wanted = true;
+        }
+        // With a connection left, who waits for another goes on waiting, but for one that avoids it.
+        let avoiding = |ask: &mut Ask| ask.want.avoid.is_some();
+        for ask in self.waiting.extract_if(.., avoiding) {
+            let _ = ask.reply.send(Err(Away(cause.clone()))); // who asked has gone
+        }
+    }
+
+    /// Somebody got through: so may we, and not only once what we have begun has failed.
+    fn reached(&mut self, now: Instant) {
+        self.gate.opens = None;
+        if self.dialling.as_ref().is_some_and(|dialling| now.duration_since(dialling.begun) >= STALE) {
+            self.dialling = None;
+            self.gate.is_wanted = true;
+        }
+    }
+
+    /// Somebody could not get through. The heartbeat's pool finds out for all.
+    fn missed(&mut self, who: Option<Kind>, now: Instant) {
+        if self.kind != Kind::Beat && who != Some(self.kind) && self.gate.opens.is_some() {
+            self.gate.opens = Some(now + pause(self.kind, self.gate.failures, rand::random()));
+        }
+    }
+
+    /// Connections that cannot be asked whether they are alive, and that nobody uses, are not kept.
+    fn hurried(&mut self) {
+        for held in self.held.iter().filter(|held| held.streams == 0 && !held.connection.is_http2()) {
+            held.connection.closed.cancel();
+        }
+    }
+
+    fn happened(&mut self, event: Event, now: Instant) {
+        let (id, is_fit) = match event {
+            Event::Back { id, is_fit } => (id, is_fit),
+            Event::Renew => return self.renew(now),
+            Event::Over => return,
+        };
+        if let Some(held) = self.held.iter_mut().find(|held| held.connection.id == id) {
+            held.streams = held.streams.saturating_sub(1);
+            held.idle = now;
+            if !is_fit {
+                held.connection.closed.cancel();
+                // It did not answer a heartbeat.
+                if self.kind == Kind::Beat {
+                    self.shared.dialer.hurry.call();
+                }
+            }
+        }
+    }
+
+    /// Identity or authorities have changed: nothing new on what was made before.
+    fn renew(&mut self, now: Instant) {
+        for held in self.held.iter_mut().filter(|held| held.ends.is_none()) {
+            condemn(held, now);
+        }
+        // What made it fail may be what has changed.
+        (self.dialling, self.gate.opens) = (None, None);
+    }
+}
+
+fn condemn(held: &mut Held, now: Instant) {
+    held.ends = Some(held.ends.unwrap_or(now + DRAIN));
+    held.connection.condemned.cancel();
+}
+
+async fn dialled(dialling: &mut Option<Dialling>) -> Result<Arc<Connection>, String> {
+    match dialling {
+        Some(dialling) => dialling.outcome.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use tokio::time::sleep;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::transport::{dial::Pings, hurry::Hurry};
+    use berth_metrics::Registry;
+
+    /// To a port on which nobody listens.
+    fn nowhere() -> Shared {
+        let dialer = Dialer {
+            host: "127.0.0.1".to_owned(),
+            port: 1,
+            tls: None,
+            proxy: None,
+            pings: Pings { idle: Duration::from_secs(30), patience: Duration::from_secs(15) },
+            hurry: Hurry::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            attempts: AtomicU64::new(0),
+        };
+        Shared {
+            dialer: Arc::new(dialer),
+            metrics: ApiClientMetrics::new(&Registry::new()),
+            epoch: watch::channel(0).1,
+            reached: watch::Sender::new(0),
+            missed: watch::Sender::new(None),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_away_is_asked_by_few() {
+        // AC-10-43: ten minutes, 200 watches, and heartbeats and writes all the time.
+        let (shared, stop) = (nowhere(), CancellationToken::new());
+        let attempts = || shared.dialer.attempts.load(Ordering::Relaxed);
+        let make = |kind| {
+            let (pool, task) = pool(kind, shared.clone());
+            tokio::spawn(task.run(stop.clone()));
+            Arc::new(pool)
+        };
+        let pools = [Kind::Beat, Kind::Unary, Kind::Watch].map(make);
+        let end = Instant::now() + Duration::from_secs(600);
+        for (pool, callers, rest) in [(&pools[0], 2, 1), (&pools[1], 20, 1), (&pools[2], 200, 0)] {
+            for _ in 0..callers {
+                let pool = pool.clone();
+                tokio::spawn(async move {
+                    while Instant::now() < end {
+                        let latest = if rest == 0 { end } else { Instant::now() + Duration::from_secs(10) };
+                        assert!(pool.take(Want::default(), latest).await.is_err(), "nobody is there");
+                        sleep(Duration::from_secs(rest)).await;
+                    }
+                });
+            }
+        }
+        sleep(Duration::from_secs(300)).await;
+        let before = attempts();
+        sleep(Duration::from_secs(299)).await;
+        let made = attempts() - before;
+        assert!((20..=60).contains(&made), "{made} attempts in five minutes");
+        stop.cancel();
+    }
+}

@@ -1,0 +1,137 @@
+//! Whom we believe to be the API server: authorities that may change while we run. A bundle that
+//! cannot be used leaves the old one in use (spec 10 §8.1, `AC-10-38`).
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustls::{
+    DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+};
+
+use berth_sys::tls::{ServerVerifier, provider};
+
+/// Whom we believe.
+#[derive(Debug)]
+pub struct Trust {
+    judge: ArcSwap<Judge>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+#[derive(Debug)]
+enum Judge {
+    /// Those authorities' servers.
+    Authorities(ServerVerifier),
+    /// Anybody.
+    Anybody,
+}
+
+impl Trust {
+    /// Anybody is believed.
+    pub fn anybody() -> Self {
+        Self::of(Judge::Anybody)
+    }
+
+    /// The authorities of a bundle.
+    ///
+    /// # Errors
+    /// It has no certificate that could be used.
+    pub fn bundle(pem: &[u8]) -> Result<Self, String> {
+        authorities(pem).map(Self::of)
+    }
+
+    /// The authorities of this machine; blocks.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn machine() -> Result<Self, String> {
+        judge(rustls_native_certs::load_native_certs().certs).map(Self::of)
+    }
+
+    /// From now on the authorities of that bundle.
+    ///
+    /// # Errors
+    /// It has no certificate that could be used; the old ones stay.
+    pub fn replace(&self, pem: &[u8]) -> Result<(), String> {
+        self.judge.store(Arc::new(authorities(pem)?));
+        Ok(())
+    }
+
+    fn of(judge: Judge) -> Self {
+        let algorithms = provider().signature_verification_algorithms;
+        Self { judge: ArcSwap::from_pointee(judge), algorithms }
+    }
+}
+
+fn authorities(pem: &[u8]) -> Result<Judge, String> {
+    let told = |e: &dyn std::fmt::Display| format!("unable to load root certificates: {e}");
+    let mut known = Vec::new();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|e| told(&e))?;
+        RootCertStore::empty().add(certificate.clone()).map_err(|e| told(&e))?;
+        known.push(certificate);
+    }
+    judge(known)
+}
+
+fn judge(known: Vec<CertificateDer<'static>>) -> Result<Judge, String> {
+    let verifier = ServerVerifier::new(RootCertStore::empty(), known);
+    verifier.map(Judge::Authorities).map_err(|e| format!("unable to load root certificates: {e}"))
+}
+
+impl ServerCertVerifier for Trust {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match &**self.judge.load() {
+            Judge::Authorities(verifier) => verifier.verify_server_cert(end_entity, intermediates, name, ocsp, now),
+            Judge::Anybody => Ok(ServerCertVerified::assertion()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn garbage_changes_nothing() {
+        let pem = rcgen::generate_simple_self_signed(["ca".to_owned()]).expect("a certificate").cert.pem();
+        let trust = Trust::bundle(pem.as_bytes()).expect("a bundle");
+        let before = Arc::as_ptr(&trust.judge.load_full());
+        for garbage in ["", "nonsense", "-----BEGIN CERTIFICATE-----\neA==\n-----END CERTIFICATE-----\n"] {
+            assert!(trust.replace(garbage.as_bytes()).is_err(), "{garbage}");
+        }
+        assert_eq!(Arc::as_ptr(&trust.judge.load_full()), before);
+        trust.replace(pem.as_bytes()).expect("the same is fine");
+    }
+}

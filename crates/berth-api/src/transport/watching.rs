@@ -1,0 +1,146 @@
+//! A watch that has begun: events as they come, until the server, the connection or a new identity
+//! ends it.
+//!
+//! There are thousands of these, and nearly all of them wait: what is kept is what waiting needs.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::Body;
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::{client::PARTING, connection::chain, lines::Lines, pool::Slot};
+use crate::api::{ApiError, WatchStream};
+use berth_metrics::Contact;
+
+/// Longest event, in bytes (spec 10 §8.1).
+const LONGEST: usize = 8 << 20;
+
+type Said = Option<Result<Bytes, ApiError>>;
+
+/// Events of a watch.
+pub struct Watching {
+    body: Incoming,
+    lines: Lines,
+    slot: Slot,
+    contact: Contact,
+    leave: Leave,
+    stop: CancellationToken,
+    parting: Option<Box<Parting>>,
+    is_over: bool,
+}
+
+/// When it ends before its body does.
+enum Leave {
+    /// So long after its connection is condemned.
+    Condemned(Pin<Box<WaitForCancellationFutureOwned>>, Duration),
+    /// Then.
+    At(Pin<Box<Sleep>>),
+}
+
+impl Leave {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if let Self::Condemned(condemned, lingers) = self {
+            ready!(condemned.as_mut().poll(context));
+            *self = Self::At(Box::pin(sleep(*lingers)));
+        }
+        match self {
+            Self::At(leaves) => leaves.as_mut().poll(context),
+            Self::Condemned(..) => Poll::Pending,
+        }
+    }
+}
+
+/// What is told once everything has had time to stop.
+struct Parting {
+    over: Pin<Box<Sleep>>,
+    last: Said,
+}
+
+impl Watching {
+    /// Events of a body. When the connection is to go it goes on for `lingers`, so that not all
+    /// come back at once.
+    pub fn new(body: Incoming, slot: Slot, contact: Contact, lingers: Duration, stop: CancellationToken) -> Self {
+        let condemned = slot.connection().condemned.clone().cancelled_owned();
+        let leave = Leave::Condemned(Box::pin(condemned), lingers);
+        Self { body, lines: Lines::default(), slot, contact, leave, stop, parting: None, is_over: false }
+    }
+
+    /// Something came of the body (trailers are empty), or it is over; `None` where the connection is to go.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Option<Bytes>, hyper::Error>>> {
+        match Pin::new(&mut self.body).poll_frame(context) {
+            Poll::Ready(Some(frame)) => {
+                Poll::Ready(Some(frame.map(|frame| Some(frame.into_data().unwrap_or_default()))))
+            }
+            Poll::Ready(None) => Poll::Ready(Some(Ok(None))),
+            Poll::Pending => self.leave.poll(context).map(|()| None),
+        }
+    }
+
+    fn poll_line(&mut self, context: &mut Context<'_>) -> Poll<Said> {
+        loop {
+            if self.is_over {
+                return Poll::Ready(None);
+            }
+            match self.lines.next(LONGEST) {
+                Ok(Some(line)) => return Poll::Ready(Some(Ok(line))),
+                Ok(None) => {}
+                Err(_) => {
+                    self.is_over = true;
+                    let text = format!("an event is longer than {LONGEST} bytes");
+                    return Poll::Ready(Some(Err(ApiError::Malformed(text))));
+                }
+            }
+            match ready!(self.poll_piece(context)) {
+                Some(Ok(Some(piece))) => {
+                    self.contact.heard();
+                    self.lines.add(&piece);
+                }
+                Some(Ok(None)) => {
+                    self.is_over = true;
+                    self.slot.was_read();
+                    if self.lines.is_cut() {
+                        let text = "unexpected EOF during watch stream event decoding";
+                        return Poll::Ready(Some(Err(ApiError::Lost(text.to_owned()))));
+                    }
+                }
+                Some(Err(error)) => {
+                    self.is_over = true;
+                    return Poll::Ready(Some(Err(ApiError::Lost(chain(&error)))));
+                }
+                None => self.is_over = true,
+            }
+        }
+    }
+}
+
+impl WatchStream for Watching {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Said> {
+        if self.parting.is_none() {
+            let line = ready!(self.poll_line(context));
+            if matches!(line, Some(Ok(_))) || !self.stop.is_cancelled() {
+                return Poll::Ready(line);
+            }
+            self.parting = Some(Box::new(Parting { over: Box::pin(sleep(PARTING)), last: line }));
+        }
+        if let Some(parting) = &mut self.parting {
+            ready!(parting.over.as_mut().poll(context));
+        }
+        Poll::Ready(self.parting.take().and_then(|parting| parting.last))
+    }
+}
+
+/// A watch that ended before it began.
+pub struct Empty;
+
+impl WatchStream for Empty {
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Said> {
+        Poll::Ready(None)
+    }
+}

@@ -1,0 +1,227 @@
+//! The main configuration file: text to settings, strictly first, leniently after. Pure.
+//!
+//! A field nobody knows, in the wrong case or given twice is a strict error, and a strict error alone
+//! is forgiven with a warning; a wrong type is not (spec 01 §3.2).
+
+use serde_json::Value;
+
+use super::{
+    defaults,
+    document::{self, Document},
+    fields::{API_VERSION, KIND, KubeletConfiguration},
+    gates::FeatureGates,
+    notice::Notice,
+    text::{clean_path, quote},
+    typed::{self, Names, Present, Unknown},
+};
+
+const SCHEME: &str = "k8s.io/kubernetes/pkg/kubelet/apis/config/scheme/scheme.go:33";
+
+/// What is said of a file that is no text.
+pub(super) const NOT_UTF8: &str = "failed to decode: error converting YAML to JSON: yaml: invalid leading UTF-8 octet";
+
+/// A decoded file, not yet defaulted.
+#[derive(Debug)]
+pub struct Decoded {
+    /// What it says.
+    pub config: KubeletConfiguration,
+    /// Which fields it sets.
+    pub present: Present,
+    /// What a strict reader would object to.
+    pub strict: Option<Strict>,
+}
+
+/// Why the file is only leniently good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Strict {
+    /// In the reference's words.
+    pub error: String,
+    /// Unknown fields and the fields they may have meant.
+    pub hints: Vec<String>,
+}
+
+/// Reads the text of a main file; never panics, whatever the text.
+///
+/// # Errors
+/// What makes the file unusable, in the reference's words.
+pub fn decode(text: &str) -> Result<Decoded, String> {
+    let document = document::parse(text).map_err(|e| format!("failed to decode: {}", no_version(&e.to_string())))?;
+    check_type(&document.value, text).map_err(|e| format!("failed to decode: {e}"))?;
+    let typed = typed::decode::<KubeletConfiguration>(&document.value, Names::Exact)
+        .map_err(|e| format!("failed to decode: {e}"))?;
+    Ok(Decoded { config: typed.value, present: typed.present, strict: strict(&document, &typed.unknown) })
+}
+
+/// Reads a main file that lies in `directory` (absolute) and fills what it leaves open.
+///
+/// # Errors
+/// What makes the file unusable, in the reference's words.
+pub fn main_file(
+    text: &str,
+    directory: &str,
+    gates: &FeatureGates,
+) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
+    let Decoded { mut config, present, strict } = decode(text)?;
+    defaults::fill(&mut config, &present, gates).map_err(|e| e.to_string())?;
+    resolve_paths(&mut config, directory);
+    defaults::fill_hard_eviction(&mut config, present.has("evictionHard"));
+    let notices = strict.map(|Strict { error, hints }| Notice::LenientDecoding { error, hints });
+    Ok((config, notices.into_iter().collect()))
+}
+
+/// Whether a text that is a main file says anything about a field at its top.
+pub fn sets(text: &str, field: &str) -> bool {
+    document::parse(text).is_ok_and(|document| document.value.get(field).is_some_and(|value| !value.is_null()))
+}
+
+fn no_version(error: &str) -> String {
+    format!("couldn't get version/kind; json parse error: {error}")
+}
+
+/// Whether the document says that it is what we read.
+fn check_type(document: &Value, text: &str) -> Result<(), String> {
+    let Value::Object(fields) = document else {
+        let kind = if document.is_array() { "array" } else { "string" };
+        return Err(no_version(&format!("json: cannot unmarshal {kind} into Go value of type struct")));
+    };
+    let named = |field: &str| match fields.get(field) {
+        None | Some(Value::Null) => Ok(""),
+        Some(Value::String(text)) => Ok(text.as_str()),
+        Some(_) => Err(no_version(&format!("{field} is not a string"))),
+    };
+    let (kind, version) = (named("kind")?, named("apiVersion")?);
+    match (kind, version) {
+        ("", _) => Err(format!("Object 'Kind' is missing in '{text}'")),
+        (_, "") => Err(format!("Object 'apiVersion' is missing in '{text}'")),
+        (KIND, API_VERSION) => Ok(()),
+        _ => Err(format!(
+            "no kind {} is registered for version {} in scheme {}",
+            quote(kind),
+            quote(version),
+            quote(SCHEME)
+        )),
+    }
+}
+
+fn strict(document: &Document, unknown: &[Unknown]) -> Option<Strict> {
+    let errors: Vec<String> = document
+        .duplicates
+        .iter()
+        .cloned()
+        .chain(unknown.iter().map(|unknown| format!("unknown field {}", quote(&unknown.path))))
+        .collect();
+    let hint =
+        |unknown: &Unknown| unknown.nearest.as_ref().map(|near| format!("{}: did you mean {near}?", unknown.path));
+    (!errors.is_empty()).then(|| Strict {
+        error: format!("strict decoding error: {}", errors.join(", ")),
+        hints: unknown.iter().filter_map(hint).collect(),
+    })
+}
+
+/// Relative paths of the main file are relative to it, not to where the agent was started.
+fn resolve_paths(config: &mut KubeletConfiguration, directory: &str) {
+    for path in [
+        &mut config.static_pod_path,
+        &mut config.authentication.x509.client_ca_file,
+        &mut config.tls_cert_file,
+        &mut config.tls_private_key_file,
+        &mut config.resolv_conf,
+        &mut config.volume_plugin_dir,
+        &mut config.pod_logs_dir,
+    ] {
+        if !path.is_empty() && !path.starts_with('/') {
+            *path = clean_path(&format!("{directory}/{path}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+    fn main(body: &str) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
+        main_file(&format!("{HEAD}{body}"), "/etc/k", &FeatureGates::new())
+    }
+
+    #[test]
+    fn a_bare_file_is_the_defaults() {
+        let (config, notices) = main("").expect("AC-01-4");
+        let mut golden = defaults::defaults();
+        golden.eviction_hard = defaults::hard_eviction();
+        assert_eq!(config, golden);
+        assert_eq!(notices, []);
+    }
+
+    #[test]
+    fn strict_errors_alone_are_forgiven() {
+        for (body, error) in [
+            ("foo: 1\n", "strict decoding error: unknown field \"foo\""), // AC-01-6
+            ("MaxPods: 3\n", "strict decoding error: unknown field \"MaxPods\""),
+            (
+                "port: 1\nport: 2\n",
+                "strict decoding error: yaml: unmarshal errors:\n  line 4: key \"port\" already set in map",
+            ),
+            (
+                "zz: 1\nauthentication:\n  foo: 2\n",
+                "strict decoding error: unknown field \"authentication.foo\", unknown field \"zz\"",
+            ),
+        ] {
+            let (_, notices) = main(body).expect(body);
+            let [Notice::LenientDecoding { error: found, .. }] = &notices[..] else { panic!("{notices:?}") };
+            assert_eq!(found, error);
+        }
+        assert_eq!(main("port: 1\nport: 2\n").map(|(c, _)| c.port), Ok(2));
+        assert_eq!(main("MaxPods: 3\n").map(|(c, _)| c.max_pods), Ok(110));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_fatal() {
+        for (text, error) in [
+            (
+                "kind: KubeletConfiguration\n",
+                "failed to decode: Object 'apiVersion' is missing in 'kind: KubeletConfiguration\n'",
+            ),
+            ("foo: 1\n", "failed to decode: Object 'Kind' is missing in 'foo: 1\n'"),
+            (
+                "apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n",
+                "failed to decode: no kind \"KubeletConfiguration\" is registered for version \
+                 \"kubelet.config.k8s.io/v1\" in scheme \"k8s.io/kubernetes/pkg/kubelet/apis/config/scheme/scheme.go:33\"",
+            ),
+            (
+                &format!("{HEAD}port: ten\n"),
+                "failed to decode: json: cannot unmarshal string into Go struct field KubeletConfiguration.port of type int32",
+            ),
+            // AC-01-7
+            (
+                &format!("{HEAD}syncFrequency: 60\n"),
+                "failed to decode: json: cannot unmarshal number into Go value of type string",
+            ),
+        ] {
+            assert_eq!(decode(text).map(drop), Err(error.to_owned()), "{text}");
+        }
+        for text in ["- a\n", "just words", "a: [", "\u{0}", "kind: [x]\n", "{\"kind\": 1}"] {
+            assert!(decode(text).is_err_and(|e| e.starts_with("failed to decode: ")), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn relative_paths_start_at_the_file() {
+        let (config, _) = main("staticPodPath: pods\npodLogsDir: ../logs\nresolvConf: \"\"\ntlsCertFile: /abs/c.pem\n")
+            .expect("AC-01-8");
+        assert_eq!(config.static_pod_path, "/etc/k/pods");
+        assert_eq!((config.pod_logs_dir.as_str(), config.resolv_conf.as_str()), ("/etc/logs", ""));
+        assert_eq!(config.tls_cert_file, "/abs/c.pem");
+    }
+
+    proptest::proptest! {
+        /// Foreign bytes never panic, whatever they are.
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC*", key in "[a-zA-Z]{1,12}", value in "[\\[\\]{}:,\"'a-z0-9 .-]{0,20}") {
+            let _ = decode(&text);
+            let _ = decode(&format!("{HEAD}{key}: {value}\n"));
+            let _ = crate::dropins::read_dropin(&format!("{HEAD}{text}"));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What the table says about itself: the help text and the values of `/flagz`. Pure. Spec 01 §2.1, §7.4.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use super::{FLAGS, Flag, Ignored, Settings, Slot, VersionRequest};
+
+const DESCRIPTION: &str = "\
+The kubelet is the agent of a node: it runs the pods that files, URLs and the API server ask for,
+and tells how they fare. This one is Berth, a drop-in for kubelet v1.36.
+
+Usage:
+  kubelet [flags]
+
+Flags:
+";
+
+/// The help text: what this is, and every flag with its default.
+pub fn help(defaults: &Settings) -> String {
+    let mut flags: Vec<&Flag> = FLAGS.iter().collect();
+    flags.sort_by_key(|flag| flag.name);
+    let values = values(defaults);
+    let mut out = DESCRIPTION.to_owned();
+    for flag in flags {
+        let letter = flag.shorthand.map_or("    ".to_owned(), |letter| format!("-{letter}, "));
+        let default = values.get(flag.name).map_or("", String::as_str);
+        let default = if is_plain(default) { String::new() } else { format!(" (default {default})") };
+        let old = flag.deprecated.map_or(String::new(), |message| format!(" (DEPRECATED: {message})"));
+        let kind = kind(&flag.slot);
+        let _ = writeln!(out, "  {letter}--{}{kind}\n          {}{default}{old}", flag.name, flag.help);
+    }
+    out
+}
+
+fn is_plain(default: &str) -> bool {
+    matches!(default, "" | "false" | "0" | "[]" | "0s")
+}
+
+fn kind(slot: &Slot) -> &'static str {
+    match slot {
+        Slot::Bool(_) | Slot::Version(_) | Slot::Ignored(Ignored::Bool, _) => "",
+        Slot::Int32(_) | Slot::Int64(_) | Slot::Level(_) | Slot::Ignored(Ignored::Int, _) => " number",
+        Slot::Text(_) | Slot::Ignored(Ignored::Text, _) => " text",
+        Slot::Duration(_) | Slot::Ignored(Ignored::Duration, _) => " duration",
+        Slot::Quantity(_) => " quantity",
+        Slot::Texts(_) => " text,...",
+        Slot::Pairs(super::Pairs::Below, _) => " signal<quantity,...",
+        Slot::Pairs(..) | Slot::Labels(_) => " key=value,...",
+        Slot::Gates(_) => " name=true|false,...",
+        Slot::Headers(_) => " name:value,...",
+        Slot::Ip(_) => " ip",
+        Slot::ReservedMemory(_) => " node:type=quantity,...;...",
+        Slot::Taints(_) => " key=value:effect,...",
+        Slot::VModule(_) => " pattern=N,...",
+    }
+}
+
+/// Every flag and its value, sorted by name.
+pub fn values(settings: &Settings) -> BTreeMap<&'static str, String> {
+    let mut settings = settings.clone();
+    FLAGS.iter().map(|flag| (flag.name, value(flag, &mut settings))).collect()
+}
+
+fn value(flag: &Flag, s: &mut Settings) -> String {
+    let pairs = |map: &BTreeMap<String, String>, between: char| {
+        map.iter().map(|(key, value)| format!("{key}{between}{value}")).collect::<Vec<_>>().join(",")
+    };
+    match flag.slot {
+        Slot::Bool(lens) => lens(s).to_string(),
+        Slot::Int32(lens) => lens(s).to_string(),
+        Slot::Int64(lens) => lens(s).to_string(),
+        Slot::Level(lens) => lens(s).to_string(),
+        Slot::Text(lens) | Slot::Ip(lens) => lens(s).clone(),
+        Slot::Duration(lens) => lens(s).to_string(),
+        Slot::Quantity(lens) => lens(s).to_string(),
+        Slot::Texts(lens) => format!("[{}]", lens(s).join(",")),
+        Slot::Pairs(super::Pairs::Below, lens) => pairs(lens(s), '<'),
+        Slot::Pairs(_, lens) | Slot::Labels(lens) => pairs(lens(s), '='),
+        Slot::Gates(lens) => lens(s).iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(","),
+        Slot::Headers(lens) => {
+            let one = |(name, values): (&String, &Vec<String>)| {
+                values.iter().map(|value| format!("{name}:{value}")).collect::<Vec<_>>().join(",")
+            };
+            lens(s).iter().map(one).collect::<Vec<_>>().join(",")
+        }
+        Slot::ReservedMemory(lens) => {
+            let limits = |r: &crate::fields::MemoryReservation| {
+                r.limits.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(",")
+            };
+            lens(s).iter().map(|r| format!("{}:{}", r.numa_node, limits(r))).collect::<Vec<_>>().join(";")
+        }
+        Slot::Taints(lens) => {
+            lens(s).iter().map(|t| format!("{}={}:{}", t.key, t.value, t.effect)).collect::<Vec<_>>().join(",")
+        }
+        Slot::VModule(lens) => {
+            lens(s).iter().map(|i| format!("{}={}", i.file_pattern, i.verbosity)).collect::<Vec<_>>().join(",")
+        }
+        Slot::Version(lens) => match lens(s) {
+            VersionRequest::None => "false".to_owned(),
+            VersionRequest::Line => "true".to_owned(),
+            VersionRequest::Raw => "raw".to_owned(),
+            VersionRequest::Override(version) => version.clone(),
+        },
+        Slot::Ignored(_, default) => s.flags.ignored.get(flag.name).cloned().unwrap_or_else(|| default.to_owned()),
+    }
+}

@@ -1,0 +1,376 @@
+//! The CRI client for sandboxes and containers, over a unix socket (spec 03a §2.1-2.2).
+
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures::{
+    StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
+use tonic::{Code, Status, Streaming, transport::Channel};
+
+use super::{
+    CriError, CriResult, ExecOutput, RuntimeService,
+    deadlines::{Caller, Limit},
+    direct::Direct,
+    gate::{Gate, Rank},
+    validate,
+};
+use berth_metrics::RuntimeOperation as Op;
+use berth_proto::{
+    OUTPUT_LIMIT,
+    cri::{self, runtime_service_client::RuntimeServiceClient},
+};
+
+/// The largest message we take, in bytes.
+pub(super) const MAX_MESSAGE: usize = 16 << 20;
+/// The method that runs a command to its end. HTTP/2 wants a host, and there is none.
+const EXEC_SYNC: &str = "http://localhost/runtime.v1.RuntimeService/ExecSync";
+
+/// Speaks `runtime.v1.RuntimeService`. Cheap to share; calls do not wait for each other.
+pub struct RuntimeClient {
+    channel: Channel,
+    /// For commands, which probes run again and again.
+    direct: Direct,
+    caller: Caller,
+    gate: Gate,
+    streaming: Streamed,
+}
+
+impl RuntimeClient {
+    pub(super) fn new(channel: Channel, direct: Direct, caller: Caller, list_streaming: bool) -> Self {
+        Self { channel, direct, caller, gate: Gate::of_machine(), streaming: Streamed::new(list_streaming) }
+    }
+
+    fn rpc(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+}
+
+#[async_trait]
+impl RuntimeService for RuntimeClient {
+    async fn version(&self, version: &str) -> CriResult<cri::VersionResponse> {
+        let request = cri::VersionRequest { version: version.to_owned() };
+        let mut rpc = self.rpc();
+        self.caller.call(Op::Version, Limit::Once, request, |r| async move { rpc.version(r).await }).await
+    }
+
+    async fn status(&self) -> CriResult<cri::StatusResponse> {
+        let request = cri::StatusRequest { verbose: false };
+        let mut rpc = self.rpc();
+        let reply = self.caller.call(Op::Status, Limit::Once, request, |r| async move { rpc.status(r).await });
+        validate::status(reply.await?)
+    }
+
+    async fn runtime_config(&self) -> CriResult<cri::RuntimeConfigResponse> {
+        let request = cri::RuntimeConfigRequest::default();
+        let mut rpc = self.rpc();
+        self.caller.call(Op::RuntimeConfig, Limit::Once, request, |r| async move { rpc.runtime_config(r).await }).await
+    }
+
+    async fn update_runtime_config(&self, pod_cidr: &str) -> CriResult<()> {
+        let network = cri::NetworkConfig { pod_cidr: pod_cidr.to_owned() };
+        let request = cri::UpdateRuntimeConfigRequest {
+            runtime_config: Some(cri::RuntimeConfig { network_config: Some(network) }),
+        };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.update_runtime_config(r).await };
+        self.caller.call(Op::UpdateRuntimeConfig, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn run_pod_sandbox(&self, config: cri::PodSandboxConfig, handler: &str) -> CriResult<String> {
+        let name = config.metadata.as_ref().map(|meta| meta.name.clone()).unwrap_or_default();
+        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.to_owned() };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.run_pod_sandbox(r).await };
+        let call = || self.caller.call(Op::RunPodSandbox, Limit::Twice, request, send);
+        let reply = self.gate.pass(Rank::Sandbox, call).await?;
+        validate::sandbox_id(reply.pod_sandbox_id, &name)
+    }
+
+    async fn stop_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.stop_pod_sandbox(r).await };
+        self.caller.call(Op::StopPodSandbox, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn remove_pod_sandbox(&self, id: &str) -> CriResult<()> {
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.remove_pod_sandbox(r).await };
+        self.caller.call(Op::RemovePodSandbox, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn pod_sandbox_status(&self, id: &str) -> CriResult<cri::PodSandboxStatusResponse> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.pod_sandbox_status(r).await };
+        validate::sandbox_status(self.caller.call(Op::PodSandboxStatus, Limit::Once, request, send).await?)
+    }
+
+    async fn pod_sandbox_info(&self, id: &str) -> CriResult<HashMap<String, String>> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.pod_sandbox_status(r).await };
+        Ok(self.caller.call(Op::PodSandboxStatus, Limit::Once, request, send).await?.info)
+    }
+
+    async fn list_pod_sandbox(&self, filter: Option<cri::PodSandboxFilter>) -> CriResult<Vec<cri::PodSandbox>> {
+        if self.streaming.wanted() {
+            let (mut rpc, request) = (self.rpc(), cri::StreamPodSandboxesRequest { filter: filter.clone() });
+            let stream = async move { rpc.stream_pod_sandboxes(request).await };
+            let chunks = self.streaming.collect(&self.caller, Op::ListPodSandbox, stream, |c| c.pod_sandboxes);
+            if let Some(answer) = chunks.await {
+                return answer;
+            }
+        }
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.list_pod_sandbox(r).await };
+        let request = cri::ListPodSandboxRequest { filter };
+        Ok(self.caller.call(Op::ListPodSandbox, Limit::Once, request, send).await?.items)
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: &str,
+        config: cri::ContainerConfig,
+        sandbox_config: cri::PodSandboxConfig,
+    ) -> CriResult<String> {
+        let name = config.metadata.as_ref().map(|meta| meta.name.clone()).unwrap_or_default();
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            config: Some(config),
+            sandbox_config: Some(sandbox_config),
+        };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.create_container(r).await };
+        let call = || self.caller.call(Op::CreateContainer, Limit::Once, request, send);
+        let reply = self.gate.pass(Rank::Create, call).await?;
+        validate::container_id(reply.container_id, &name)
+    }
+
+    async fn start_container(&self, id: &str) -> CriResult<()> {
+        let request = cri::StartContainerRequest { container_id: id.to_owned() };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.start_container(r).await };
+        let call = || self.caller.call(Op::StartContainer, Limit::Once, request, send);
+        self.gate.pass(Rank::Start, call).await.map(drop)
+    }
+
+    async fn stop_container(&self, id: &str, grace: Duration) -> CriResult<()> {
+        let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout: whole_seconds(grace) };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.stop_container(r).await };
+        self.caller.call(Op::StopContainer, Limit::Plus(grace), request, send).await.map(drop)
+    }
+
+    async fn remove_container(&self, id: &str) -> CriResult<()> {
+        let request = cri::RemoveContainerRequest { container_id: id.to_owned() };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.remove_container(r).await };
+        self.caller.call(Op::RemoveContainer, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn list_containers(&self, filter: Option<cri::ContainerFilter>) -> CriResult<Vec<cri::Container>> {
+        if self.streaming.wanted() {
+            let (mut rpc, request) = (self.rpc(), cri::StreamContainersRequest { filter: filter.clone() });
+            let stream = async move { rpc.stream_containers(request).await };
+            let chunks = self.streaming.collect(&self.caller, Op::ListContainers, stream, |c| c.containers);
+            if let Some(answer) = chunks.await {
+                return answer;
+            }
+        }
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.list_containers(r).await };
+        let request = cri::ListContainersRequest { filter };
+        Ok(self.caller.call(Op::ListContainers, Limit::Once, request, send).await?.containers)
+    }
+
+    async fn container_status(&self, id: &str) -> CriResult<cri::ContainerStatus> {
+        let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.container_status(r).await };
+        validate::container_status(self.caller.call(Op::ContainerStatus, Limit::Once, request, send).await?)
+    }
+
+    async fn update_container_resources(&self, id: &str, linux: cri::LinuxContainerResources) -> CriResult<()> {
+        let request = cri::UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(linux),
+            ..Default::default()
+        };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.update_container_resources(r).await };
+        self.caller.call(Op::UpdateContainer, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        id: &str,
+        overhead: cri::LinuxContainerResources,
+        resources: cri::LinuxContainerResources,
+    ) -> CriResult<()> {
+        let request = cri::UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: id.to_owned(),
+            overhead: Some(overhead),
+            resources: Some(resources),
+        };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.update_pod_sandbox_resources(r).await };
+        self.caller.call(Op::UpdatePodSandboxResources, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn list_container_stats(
+        &self,
+        filter: Option<cri::ContainerStatsFilter>,
+    ) -> CriResult<Vec<cri::ContainerStats>> {
+        let request = cri::ListContainerStatsRequest { filter };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.list_container_stats(r).await };
+        Ok(self.caller.call(Op::ListContainerStats, Limit::Once, request, send).await?.stats)
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        filter: Option<cri::PodSandboxStatsFilter>,
+    ) -> CriResult<Vec<cri::PodSandboxStats>> {
+        let request = cri::ListPodSandboxStatsRequest { filter };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.list_pod_sandbox_stats(r).await };
+        Ok(self.caller.call(Op::ListPodSandboxStats, Limit::Once, request, send).await?.stats)
+    }
+
+    async fn reopen_container_log(&self, id: &str) -> CriResult<()> {
+        let request = cri::ReopenContainerLogRequest { container_id: id.to_owned() };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.reopen_container_log(r).await };
+        self.caller.call(Op::ReopenContainerLog, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration, most: usize) -> CriResult<ExecOutput> {
+        let limit = if timeout.is_zero() { Limit::Never } else { Limit::Plus(timeout) };
+        let request = cri::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: command.to_vec(),
+            timeout: whole_seconds(timeout),
+        };
+        let send = |mut request: tonic::Request<cri::ExecSyncRequest>| {
+            request.metadata_mut().insert(OUTPUT_LIMIT, most.into());
+            self.direct.unary::<_, cri::ExecSyncResponse>(EXEC_SYNC, request)
+        };
+        let answer = self.caller.call(Op::ExecSync, limit, request, send).await.map(|mut reply| {
+            // Other runtimes know nothing of limits.
+            reply.stdout.truncate(most);
+            reply.stderr.truncate(most);
+            reply
+        });
+        match answer {
+            Ok(reply) if reply.exit_code == 0 => Ok(ExecOutput { stdout: reply.stdout, stderr: reply.stderr }),
+            Ok(reply) => Err(CriError::Exit {
+                command: command.join(" "),
+                code: reply.exit_code,
+                stdout: String::from_utf8_lossy(&reply.stdout).into_owned(),
+                stderr: String::from_utf8_lossy(&reply.stderr).into_owned(),
+            }),
+            Err(error) if error.is_timeout() => {
+                Err(CriError::ExecTimedOut { command: command.join(" "), limit: timeout })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn exec(&self, request: cri::ExecRequest) -> CriResult<String> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.exec(r).await };
+        validate::url(self.caller.call(Op::Exec, Limit::Once, request, send).await?.url)
+    }
+
+    async fn attach(&self, request: cri::AttachRequest) -> CriResult<String> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.attach(r).await };
+        validate::url(self.caller.call(Op::Attach, Limit::Once, request, send).await?.url)
+    }
+
+    async fn port_forward(&self, request: cri::PortForwardRequest) -> CriResult<String> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.port_forward(r).await };
+        validate::url(self.caller.call(Op::PortForward, Limit::Once, request, send).await?.url)
+    }
+
+    async fn checkpoint_container(&self, id: &str, location: &str, timeout: Duration) -> CriResult<()> {
+        let request = cri::CheckpointContainerRequest {
+            container_id: id.to_owned(),
+            location: location.to_owned(),
+            timeout: whole_seconds(timeout),
+        };
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.checkpoint_container(r).await };
+        self.caller.call(Op::CheckpointContainer, Limit::AtLeast(timeout), request, send).await.map(drop)
+    }
+
+    async fn container_events(&self) -> CriResult<BoxStream<'static, CriResult<cri::ContainerEventResponse>>> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.get_container_events(r).await };
+        let request = cri::GetEventsRequest::default();
+        let stream: Streaming<_> = self.caller.call(Op::GetContainerEvents, Limit::Never, request, send).await?;
+        Ok(stream.map_err(CriError::from).boxed())
+    }
+}
+
+/// CRI takes whole seconds, truncated.
+fn whole_seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Whether lists are asked for as streams; given up for good by the first `Unimplemented`.
+pub(super) struct Streamed {
+    wanted: AtomicBool,
+}
+
+impl Streamed {
+    pub(super) fn new(wanted: bool) -> Self {
+        Self { wanted: AtomicBool::new(wanted) }
+    }
+
+    pub(super) fn wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// All chunks of a list, within one deadline; `None` where the runtime has no such call
+    /// (it says so on the first receive) and the unary one must be made.
+    pub(super) async fn collect<C: Send + 'static, T: Send>(
+        &self,
+        caller: &Caller,
+        operation: Op,
+        begin: impl Future<Output = Result<tonic::Response<Streaming<C>>, Status>>,
+        items: impl Fn(C) -> Vec<T>,
+    ) -> Option<CriResult<Vec<T>>> {
+        let work = async {
+            let stream = match begin.await {
+                Ok(reply) => reply.into_inner().left_stream(),
+                Err(status) => stream::once(async { Err(status) }).right_stream(),
+            };
+            let all = stream.try_fold(Vec::new(), |mut all, chunk| {
+                all.extend(items(chunk));
+                async { Ok(all) }
+            });
+            match all.await {
+                Err(status) if status.code() == Code::Unimplemented => Ok(None),
+                answer => Ok(Some(answer?)),
+            }
+        };
+        match caller.bounded(operation, Limit::Once.of(caller.timeout), work).await {
+            Ok(Some(all)) => Some(Ok(all)),
+            Ok(None) => {
+                self.wanted.store(false, Ordering::Relaxed);
+                None
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! How long each call may take (spec 03a §2.2, column "Deadline"), and the one place where a
+//! call is timed, counted and bounded.
+
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+use tonic::{Code, Request, Response, Status};
+
+use super::{CriError, CriResult};
+use berth_metrics::{RuntimeOperation, RuntimeOperations};
+
+/// A call's deadline, in terms of `runtimeRequestTimeout`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Limit {
+    /// T.
+    Once,
+    /// 2T: creating a sandbox sets up its network.
+    Twice,
+    /// T plus the time the runtime was told to take.
+    Plus(Duration),
+    /// T, or the time the runtime was told to take where that is longer.
+    AtLeast(Duration),
+    /// None: ends with the call, or when the caller drops it.
+    Never,
+}
+
+impl Limit {
+    /// The limit as a duration; `None` for none.
+    pub(super) fn of(self, timeout: Duration) -> Option<Duration> {
+        match self {
+            Self::Once => Some(timeout),
+            Self::Twice => Some(timeout.saturating_mul(2)),
+            Self::Plus(more) => Some(timeout.saturating_add(more)),
+            Self::AtLeast(least) => Some(timeout.max(least)),
+            Self::Never => None,
+        }
+    }
+}
+
+/// Times, counts and bounds calls.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) timeout: Duration,
+    pub(super) metrics: Arc<RuntimeOperations>,
+}
+
+impl Caller {
+    /// Makes a call. The runtime learns the deadline too (`grpc-timeout`), so that it can stop
+    /// working for nobody; dropping the future cancels the call.
+    pub(super) async fn call<M, T, F>(
+        &self,
+        operation: RuntimeOperation,
+        limit: Limit,
+        message: M,
+        send: impl FnOnce(Request<M>) -> F,
+    ) -> CriResult<T>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let limit = limit.of(self.timeout);
+        let mut request = Request::new(message);
+        if let Some(limit) = limit {
+            request.set_timeout(limit.min(LONGEST_TOLD));
+        }
+        // What is handed on by value is kept once by each through whose hands it goes, as long as the call takes.
+        let sent = pin!(send(request));
+        self.bounded(operation, limit, async { Ok(sent.await?.into_inner()) }).await
+    }
+
+    /// Times, counts and bounds any work on behalf of one operation.
+    pub(super) async fn bounded<T>(
+        &self,
+        operation: RuntimeOperation,
+        limit: Option<Duration>,
+        work: impl Future<Output = CriResult<T>>,
+    ) -> CriResult<T> {
+        let began = Instant::now();
+        let answer = match limit {
+            None => work.await,
+            Some(limit) => {
+                let timed_out = CriError::TimedOut { op: operation.label(), limit };
+                match tokio::time::timeout(limit, work).await {
+                    Err(_) => Err(timed_out),
+                    // the runtime or the channel noticed the same deadline a moment earlier
+                    Ok(Err(CriError::Rpc { code: Code::DeadlineExceeded | Code::Cancelled, .. }))
+                        if began.elapsed() + SLACK >= limit =>
+                    {
+                        Err(timed_out)
+                    }
+                    Ok(answer) => answer,
+                }
+            }
+        };
+        self.metrics.ended(operation, began.elapsed(), answer.is_err());
+        answer
+    }
+}
+
+/// The longest deadline that is told: gRPC has eight digits for it, and whoever asks for more (a
+/// grace period may be any number of seconds) is told this one.
+const LONGEST_TOLD: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// How much earlier another clock may see the deadline pass.
+const SLACK: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_metrics::Registry;
+
+    #[test]
+    fn limits_in_terms_of_the_request_timeout() {
+        let t = Duration::from_secs(120);
+        assert_eq!(Limit::Once.of(t), Some(t));
+        assert_eq!(Limit::Twice.of(t), Some(t * 2));
+        assert_eq!(Limit::Plus(Duration::from_secs(30)).of(t), Some(Duration::from_secs(150)));
+        assert_eq!(Limit::Plus(Duration::MAX).of(t), Some(Duration::MAX));
+        assert_eq!(Limit::AtLeast(Duration::from_secs(30)).of(t), Some(t));
+        assert_eq!(Limit::AtLeast(t * 3).of(t), Some(t * 3));
+        assert_eq!(Limit::Never.of(t), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hang_becomes_a_timeout() {
+        let registry = Registry::new();
+        let caller = Caller { timeout: Duration::from_secs(2), metrics: Arc::new(RuntimeOperations::new(&registry)) };
+        let never = std::future::pending::<Result<Response<()>, Status>>;
+        let began = Instant::now();
+        let answer = caller.call(RuntimeOperation::RunPodSandbox, Limit::Twice, (), |_| never()).await;
+        assert_eq!(answer, Err(CriError::TimedOut { op: "run_podsandbox", limit: Duration::from_secs(4) }));
+        assert_eq!(began.elapsed().as_secs(), 4);
+    }
+
+    #[tokio::test]
+    async fn a_deadline_of_any_length_can_be_told() {
+        let registry = Registry::new();
+        let caller = Caller { timeout: Duration::from_secs(2), metrics: Arc::new(RuntimeOperations::new(&registry)) };
+        let told = |request: Request<()>| async move {
+            Ok(Response::new(request.metadata().get("grpc-timeout").and_then(|told| told.to_str().ok()?.parse().ok())))
+        };
+        for (seconds, expected) in [(3, "5000000u"), (i64::MAX.unsigned_abs(), "5256000M")] {
+            let limit = Limit::Plus(Duration::from_secs(seconds));
+            let answer: CriResult<Option<String>> = caller.call(RuntimeOperation::StopContainer, limit, (), told).await;
+            assert_eq!(answer, Ok(Some(expected.to_owned())));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_before_the_deadline_keeps_its_code() {
+        let registry = Registry::new();
+        let caller = Caller { timeout: Duration::from_secs(2), metrics: Arc::new(RuntimeOperations::new(&registry)) };
+        let early = || async { Err::<Response<()>, _>(Status::deadline_exceeded("inner")) };
+        let answer = caller.call(RuntimeOperation::Status, Limit::Once, (), |_| early()).await;
+        assert_eq!(answer, Err(CriError::Rpc { code: Code::DeadlineExceeded, message: "inner".to_owned() }));
+    }
+}

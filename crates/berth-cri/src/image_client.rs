@@ -1,0 +1,85 @@
+//! The CRI client for images, on a channel of its own (spec 03a §2.1-2.2).
+
+use async_trait::async_trait;
+use tonic::{Code, transport::Channel};
+
+use super::{
+    CriError, CriResult, ImageService,
+    client::{MAX_MESSAGE, Streamed},
+    deadlines::{Caller, Limit},
+    validate,
+};
+use berth_metrics::RuntimeOperation as Op;
+use berth_proto::cri::{self, image_service_client::ImageServiceClient};
+
+/// Speaks `runtime.v1.ImageService`. Cheap to share; calls do not wait for each other.
+pub struct ImageClient {
+    channel: Channel,
+    caller: Caller,
+    streaming: Streamed,
+}
+
+impl ImageClient {
+    pub(super) fn new(channel: Channel, caller: Caller, list_streaming: bool) -> Self {
+        Self { channel, caller, streaming: Streamed::new(list_streaming) }
+    }
+
+    fn rpc(&self) -> ImageServiceClient<Channel> {
+        ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+}
+
+#[async_trait]
+impl ImageService for ImageClient {
+    async fn list_images(&self) -> CriResult<Vec<cri::Image>> {
+        if self.streaming.wanted() {
+            let (mut rpc, request) = (self.rpc(), cri::StreamImagesRequest::default());
+            let stream = async move { rpc.stream_images(request).await };
+            if let Some(answer) = self.streaming.collect(&self.caller, Op::ListImages, stream, |c| c.images).await {
+                return answer;
+            }
+        }
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.list_images(r).await };
+        Ok(self.caller.call(Op::ListImages, Limit::Once, cri::ListImagesRequest::default(), send).await?.images)
+    }
+
+    async fn image_status(&self, image: cri::ImageSpec) -> CriResult<Option<cri::Image>> {
+        let name = image.image.clone();
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.image_status(r).await };
+        let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
+        validate::image(self.caller.call(Op::ImageStatus, Limit::Once, request, send).await?.image, &name)
+    }
+
+    async fn pull_image(
+        &self,
+        image: cri::ImageSpec,
+        auth: Option<cri::AuthConfig>,
+        sandbox: Option<cri::PodSandboxConfig>,
+    ) -> CriResult<String> {
+        let name = image.image.clone();
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.pull_image(r).await };
+        let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: sandbox };
+        match self.caller.call(Op::PullImage, Limit::Never, request, send).await {
+            Ok(reply) => validate::image_ref(reply.image_ref, &name),
+            // the runtime's own words, which events and waiting messages carry, without the envelope
+            Err(CriError::Rpc { code: Code::Unknown, message }) => Err(CriError::Invalid(message)),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn remove_image(&self, image: cri::ImageSpec) -> CriResult<()> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.remove_image(r).await };
+        let request = cri::RemoveImageRequest { image: Some(image) };
+        self.caller.call(Op::RemoveImage, Limit::Once, request, send).await.map(drop)
+    }
+
+    async fn image_fs_info(&self) -> CriResult<cri::ImageFsInfoResponse> {
+        let mut rpc = self.rpc();
+        let send = |r| async move { rpc.image_fs_info(r).await };
+        self.caller.call(Op::ImageFsInfo, Limit::Once, cri::ImageFsInfoRequest {}, send).await
+    }
+}

@@ -1,0 +1,196 @@
+//! Which format a scraper gets, and the headers around it (spec 08 §1-2).
+//!
+//! Offered: text 0.0.4 (always, where nothing else fits) and delimited protobuf. OpenMetrics is
+//! never negotiated, as in the reference.
+
+use prometheus::proto::MetricFamily;
+
+use super::{encode, protobuf};
+
+/// Header that carries when the process started, in whole seconds since the epoch.
+pub const PROCESS_START_HEADER: &str = "Process-Start-Time-Unix";
+
+/// How names outside of the old alphabet would be written; ours are all inside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Escaping {
+    /// `allow-utf-8`
+    AllowUtf8,
+    /// `underscores`
+    #[default]
+    Underscores,
+    /// `dots`
+    Dots,
+    /// `values`
+    Values,
+}
+
+impl Escaping {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::AllowUtf8 => "allow-utf-8",
+            Self::Underscores => "underscores",
+            Self::Dots => "dots",
+            Self::Values => "values",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::AllowUtf8, Self::Underscores, Self::Dots, Self::Values].into_iter().find(|e| e.as_str() == text)
+    }
+}
+
+/// A format to write families in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// Text 0.0.4.
+    Text(Escaping),
+    /// `io.prometheus.client.MetricFamily` messages, each behind its length.
+    Delimited(Escaping),
+}
+
+impl Format {
+    /// The best format for an `Accept` header; text where it is missing or asks for nothing we have.
+    pub fn negotiate(accept: Option<&str>) -> Self {
+        let mut entries: Vec<Accepted<'_>> =
+            accept.unwrap_or_default().split(',').map(Accepted::parse).filter(|e| e.weight > 0.0).collect();
+        // Stable: of equal weights the first one wins.
+        entries.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+        entries.iter().find_map(Accepted::format).unwrap_or(Self::Text(Escaping::default()))
+    }
+
+    /// `Content-Type` of the answer.
+    pub fn content_type(self) -> String {
+        match self {
+            Self::Text(escaping) => {
+                format!("text/plain; version=0.0.4; charset=utf-8; escaping={}", escaping.as_str())
+            }
+            Self::Delimited(escaping) => format!(
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited; \
+                 escaping={}",
+                escaping.as_str()
+            ),
+        }
+    }
+
+    /// Writes the families in this format; what the buffer held before is gone, its memory is
+    /// used again.
+    pub fn encode(self, families: Vec<MetricFamily>, out: &mut Vec<u8>) {
+        out.clear();
+        match self {
+            Self::Text(_) => {
+                let mut page = String::from_utf8(std::mem::take(out)).expect("nothing is valid UTF-8");
+                encode::text(families, &mut page);
+                *out = page.into_bytes();
+            }
+            Self::Delimited(_) => protobuf::delimited(families, out),
+        }
+    }
+}
+
+/// The body of a 500.
+pub fn error_body(error: &dyn std::fmt::Display) -> String {
+    format!("An error has occurred while serving metrics:\n\n{error}\n")
+}
+
+/// One entry of an `Accept` header.
+struct Accepted<'a> {
+    media: &'a str,
+    weight: f64,
+    version: Option<&'a str>,
+    proto: Option<&'a str>,
+    encoding: Option<&'a str>,
+    escaping: Option<Escaping>,
+}
+
+impl<'a> Accepted<'a> {
+    fn parse(entry: &'a str) -> Self {
+        let mut parts = entry.split(';').map(str::trim);
+        let mut found = Self {
+            media: parts.next().unwrap_or_default(),
+            weight: 1.0,
+            version: None,
+            proto: None,
+            encoding: None,
+            escaping: None,
+        };
+        for (key, value) in parts.filter_map(|p| p.split_once('=')) {
+            let value = value.trim().trim_matches('"');
+            match key.trim() {
+                "q" => found.weight = value.parse().unwrap_or(1.0),
+                "version" => found.version = Some(value),
+                "proto" => found.proto = Some(value),
+                "encoding" => found.encoding = Some(value),
+                "escaping" => found.escaping = Escaping::parse(value),
+                _ => {}
+            }
+        }
+        found
+    }
+
+    fn format(&self) -> Option<Format> {
+        let escaping = self.escaping.unwrap_or_default();
+        match self.media {
+            "text/plain" if matches!(self.version, None | Some("0.0.4" | "")) => Some(Format::Text(escaping)),
+            "application/vnd.google.protobuf"
+                if self.proto == Some("io.prometheus.client.MetricFamily") && self.encoding == Some("delimited") =>
+            {
+                Some(Format::Delimited(escaping))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scraper_gets_what_it_accepts_or_text() {
+        use Escaping::*;
+        let proto = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+        let newest =
+            format!("{proto};q=0.6,application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3");
+        for (case, accept, expected) in [
+            ("AC-08-1", None, Format::Text(Underscores)),
+            ("AC-08-2", Some("application/openmetrics-text; version=1.0.0"), Format::Text(Underscores)),
+            ("AC-08-3", Some(proto), Format::Delimited(Underscores)),
+            ("weights", Some(newest.as_str()), Format::Delimited(Underscores)),
+            ("order", Some("text/plain;q=0.9, */*;q=0.1"), Format::Text(Underscores)),
+            ("escaping", Some("text/plain;version=0.0.4;escaping=allow-utf-8"), Format::Text(AllowUtf8)),
+            ("unknown escaping", Some("text/plain;escaping=x"), Format::Text(Underscores)),
+            ("other version", Some("text/plain;version=9;escaping=dots"), Format::Text(Underscores)),
+            ("other encoding", Some(&proto.replace("delimited", "text")), Format::Text(Underscores)),
+            ("empty", Some(""), Format::Text(Underscores)),
+            ("nonsense", Some(";;=,q="), Format::Text(Underscores)),
+        ] {
+            assert_eq!(Format::negotiate(accept), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn content_types_are_exact() {
+        assert_eq!(
+            Format::negotiate(None).content_type(),
+            "text/plain; version=0.0.4; charset=utf-8; escaping=underscores"
+        );
+        assert_eq!(
+            Format::Delimited(Escaping::Values).content_type(),
+            "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited; \
+             escaping=values"
+        );
+        assert_eq!(error_body(&"x"), "An error has occurred while serving metrics:\n\nx\n");
+    }
+
+    #[test]
+    fn both_formats_hold_the_same_families() {
+        let registry = crate::Registry::new();
+        registry.counter(crate::Stability::Alpha, "a_total", "A").inc();
+        let mut out = vec![0xff];
+        Format::negotiate(None).encode(registry.gather(), &mut out);
+        assert_eq!(
+            String::from_utf8(out).expect("text"),
+            "# HELP a_total [ALPHA] A\n# TYPE a_total counter\na_total 1\n"
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! The roles the engine needs played, a trait each; every one has a real player and a fake.
+//!
+//! Rooms of one layer never import each other: what one needs of another is a role here, and
+//! `wiring/build.rs` hands the player in.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+mod clock;
+mod events;
+mod images;
+mod logs;
+mod mirrors;
+mod node;
+mod objects;
+mod observer;
+mod plugins;
+mod probes;
+mod pulse;
+mod resources;
+mod runtime;
+mod stage;
+mod state_file;
+mod storage;
+mod user_namespaces;
+mod volumes;
+
+pub use clock::{Clock, SystemClock};
+pub use events::{Event, EventKind, EventSink, EventTarget};
+pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret, ResolvedImage};
+pub use logs::{ContainerExit, ContainerLogFile, ContainerLogs, LogPolicy, MayGo, TerminationMessages};
+pub use mirrors::{MirrorFate, MirrorPods};
+pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
+pub use objects::{CertificateAsk, Credential, ObjectError, ObjectSource, ServiceAccount, TokenAsk};
+pub use observer::{Observation, PodObserver, PodView, RuntimePods};
+pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
+pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};
+pub use pulse::Pulse;
+pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
+pub use runtime::{
+    ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodFates, PodRuntime, StartFailure, SyncOutcome, SyncPod,
+};
+pub use stage::{OpenStage, PassedStage, Stage, StageError, StageView};
+pub use state_file::StateFile;
+pub use storage::{Attached, StorageError, StorageObjects};
+pub use user_namespaces::{IdRange, UserNamespaces};
+pub use volumes::{
+    BlockVolume, ClaimedVolume, ClaimedVolumes, Condition, Fullness, MountedVolume, MountedVolumes, VolumeError,
+    VolumeManager,
+};

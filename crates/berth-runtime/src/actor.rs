@@ -1,0 +1,418 @@
+//! One task owns each sandbox: its state machine, its records, what is told of it.
+//!
+//! ```text
+//!  RPCs ──turn──►┐                      ┌─► records on disk
+//!                ├─► sandbox (a value) ─┼─► events
+//!  shim ──exit──►┘                      └─► snapshot for whoever reads
+//! ```
+//!
+//! A turn is a function over the value; what changed by it is written down, published and told, in this order, before
+//! the next turn. Long work is done by whoever asked for it: it waits for snapshots, never the actor for it.
+//! Behaviour: spec 09 §7, §9.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::spawn_blocking,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::{error, info, warn};
+
+use super::{
+    config::OomRule,
+    container::Container,
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    ports::{Connected, Groups, Shim},
+    reconcile,
+    runtime::now_ns,
+    sandbox::Sandbox,
+    shell::Shell,
+    store,
+};
+use berth_shim::plan::{Event, Exit, Request, Target};
+use berth_sys::step;
+
+/// Turns that may stand in line.
+const MAILBOX: usize = 64;
+/// How long a shim may take for an answer that needs no work.
+pub const SHIM_ANSWER: Duration = Duration::from_secs(10);
+/// How long writing a record may take before the sandbox goes on without.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
+/// How long a shim whose connection was lost has to answer again.
+const FIND_LIMIT: Duration = Duration::from_millis(500);
+/// First and longest pause before records that could not be written are tried again.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+type Turn = Box<dyn FnOnce(&mut Sandbox) + Send>;
+
+enum Mail {
+    Turn(Turn, oneshot::Sender<RuntimeResult<()>>),
+    Shim(Connected),
+}
+
+/// Those who wait for the end of an executed process.
+type Waiters = Arc<Mutex<HashMap<Target, oneshot::Sender<Exit>>>>;
+
+/// A sandbox to whom one can speak.
+#[derive(Clone)]
+pub struct Pod {
+    mailbox: mpsc::Sender<Mail>,
+    view: watch::Receiver<Arc<Sandbox>>,
+    shim: Arc<Mutex<Option<Arc<dyn Shim>>>>,
+    waiters: Waiters,
+    /// Stops and removals, one at a time.
+    pub lane: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Pod {
+    /// Starts the task that owns the sandbox.
+    pub fn start(sandbox: Sandbox, shell: Arc<Shell>) -> Self {
+        let (mailbox, mail) = mpsc::channel(MAILBOX);
+        let sandbox = Arc::new(sandbox);
+        let (told, view) = watch::channel(sandbox.clone());
+        let (shim, waiters) = (Arc::default(), Waiters::default());
+        let pod = Self { mailbox, view, shim, waiters, lane: Arc::default() };
+        let actor = Actor {
+            sandbox,
+            told,
+            shim: pod.shim.clone(),
+            waiters: pod.waiters.clone(),
+            shell: shell.clone(),
+            unsaved: None,
+        };
+        shell.spawn(actor.run(mail));
+        pod
+    }
+
+    /// The sandbox as it is now.
+    pub fn now(&self) -> Arc<Sandbox> {
+        self.view.borrow().clone()
+    }
+
+    /// Takes a turn; returns once what changed is written, published and told.
+    ///
+    /// # Errors
+    /// The sandbox is gone, or its records cannot be written (the change holds all the same).
+    pub async fn turn<R: Send + 'static>(
+        &self,
+        turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
+    ) -> RuntimeResult<R> {
+        let (result, saved) = self.take_turn(turn).await?;
+        saved.map(|()| result)
+    }
+
+    /// As [`Pod::turn`], for stopping and removing, which need no free space: a record that a full disk refuses is written
+    /// when there is space again. A restart before that finds the older record, and the same call ends it in the same way.
+    ///
+    /// # Errors
+    /// The sandbox is gone, or its records cannot be written for another reason.
+    pub async fn turn_on_full_disk<R: Send + 'static>(
+        &self,
+        turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
+    ) -> RuntimeResult<R> {
+        match self.take_turn(turn).await? {
+            (result, Err(error)) if error.kind == ErrorKind::Exhausted => Ok(result),
+            (result, saved) => saved.map(|()| result),
+        }
+    }
+
+    /// The result of a turn, and whether it was written down.
+    async fn take_turn<R: Send + 'static>(
+        &self,
+        turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
+    ) -> RuntimeResult<(R, RuntimeResult<()>)> {
+        let (told, result) = oneshot::channel();
+        let (done, saved) = oneshot::channel();
+        let turn: Turn = Box::new(move |sandbox| {
+            // Whoever asked may have gone.
+            let _ = told.send(turn(sandbox));
+        });
+        let gone = || RuntimeError::no_sandbox(self.now().id());
+        self.mailbox.send(Mail::Turn(turn, done)).await.map_err(|_| gone())?;
+        let saved = saved.await.map_err(|_| gone())?;
+        let result = result.await.map_err(|_| gone())?;
+        Ok((result, saved))
+    }
+
+    /// Waits until the sandbox is as wanted.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub async fn wait_for(&self, mut is_so: impl FnMut(&Sandbox) -> bool) -> RuntimeResult<Arc<Sandbox>> {
+        let mut view = self.view.clone();
+        let found = view.wait_for(|sandbox| is_so(sandbox)).await.map(|sandbox| sandbox.clone());
+        found.map_err(|_| RuntimeError::no_sandbox(self.now().id()))
+    }
+
+    /// Its shim, and from now on what it tells.
+    ///
+    /// # Errors
+    /// The sandbox is gone.
+    pub async fn connect(&self, connected: Connected) -> RuntimeResult<()> {
+        *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
+        let sent = self.mailbox.send(Mail::Shim(connected)).await;
+        sent.map_err(|_| RuntimeError::no_sandbox(self.now().id()))
+    }
+
+    /// Its shim.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn shim(&self) -> RuntimeResult<Arc<dyn Shim>> {
+        let shim = self.shim.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        shim.ok_or_else(|| RuntimeError::not_ready(self.now().id()))
+    }
+
+    /// Lets go of the shim, which is told to end: that it goes is no loss.
+    pub fn let_go(&self) -> Option<Arc<dyn Shim>> {
+        self.shim.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The end of a process that is about to be started.
+    pub fn await_exit(&self, of: Target) -> oneshot::Receiver<Exit> {
+        let (told, exit) = oneshot::channel();
+        let mut all = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, waiter| !waiter.is_closed());
+        all.insert(of, told);
+        exit
+    }
+
+    /// How many processes are waited for in a container.
+    pub fn executing(&self, container: &str) -> usize {
+        let all = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |target: &Target| matches!(target, Target::Exec(of, _) if of == container);
+        all.iter().filter(|(target, waiter)| of(target) && !waiter.is_closed()).count()
+    }
+}
+
+struct Actor {
+    sandbox: Arc<Sandbox>,
+    told: watch::Sender<Arc<Sandbox>>,
+    shim: Arc<Mutex<Option<Arc<dyn Shim>>>>,
+    waiters: Waiters,
+    shell: Arc<Shell>,
+    /// When records that could not be written are tried again, and the pause after that.
+    unsaved: Option<(Instant, Duration)>,
+}
+
+impl Actor {
+    async fn run(mut self, mut mail: mpsc::Receiver<Mail>) {
+        let mut events: Option<mpsc::Receiver<Event>> = None;
+        let stop = self.shell.stop.clone();
+        while !self.sandbox.is_removed {
+            tokio::select! {
+                biased;
+                // Pods go on without us.
+                () = stop.cancelled() => break,
+                event = next(&mut events) => match event {
+                    Some(event) => self.heard(event).await,
+                    None => events = self.lost_shim().await,
+                },
+                message = mail.recv() => match message {
+                    Some(Mail::Turn(turn, done)) => {
+                        let saved = self.turn(turn).await;
+                        // Whoever asked may have gone.
+                        let _ = done.send(saved);
+                    }
+                    Some(Mail::Shim(connected)) => events = Some(connected.events),
+                    None => break,
+                },
+                () = retry_at(self.unsaved) => {
+                    let (old, new) = (None, self.sandbox.clone());
+                    let saved = self.save(old, new).await;
+                    self.note(&saved);
+                }
+            }
+        }
+    }
+
+    /// Takes a turn, writes down what changed, publishes and tells it.
+    async fn turn(&mut self, turn: impl FnOnce(&mut Sandbox)) -> RuntimeResult<()> {
+        let old = self.sandbox.clone();
+        turn(Arc::make_mut(&mut self.sandbox));
+        let new = self.sandbox.clone();
+        let saved = self.save(Some(old.clone()), new.clone()).await;
+        self.note(&saved);
+        self.told.send_replace(new.clone());
+        self.shell.hub.tell(&old, &new, now_ns());
+        saved
+    }
+
+    fn note(&mut self, saved: &RuntimeResult<()>) {
+        let Err(cause) = saved else {
+            self.unsaved = None;
+            return;
+        };
+        let pause = self.unsaved.map_or(RETRY.0, |(_, pause)| (pause * 2).min(RETRY.1));
+        warn!(podSandboxID = self.sandbox.id(), err = %cause, "What a sandbox is cannot be written down; trying again");
+        self.unsaved = Some((Instant::now() + pause, pause));
+    }
+
+    async fn save(&self, old: Option<Arc<Sandbox>>, new: Arc<Sandbox>) -> RuntimeResult<()> {
+        // What could not be written before is written whole.
+        let old = old.filter(|_| self.unsaved.is_none());
+        let shell = self.shell.clone();
+        let writing = spawn_blocking(move || save(&shell, old.as_deref(), &new));
+        match timeout(WRITE_LIMIT, writing).await {
+            Ok(done) => done.map_err(|e| RuntimeError::other(e.to_string()))?,
+            Err(_) => Err(RuntimeError::deadline(format!("writing below {}", self.shell.layout.root.display()))),
+        }
+    }
+
+    async fn heard(&mut self, event: Event) {
+        let Event { number, of, exit } = event;
+        match &of {
+            Target::Container(id) => self.ended(id.clone(), exit).await,
+            Target::Exec(..) => {
+                let waiter = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).remove(&of);
+                // Whoever waited may have gone.
+                let _ = waiter.map(|waiter| waiter.send(exit));
+            }
+            // Without process 1 nothing else runs in its namespace.
+            Target::Init => {
+                // A failed write is noted, and tried again.
+                let _ = self.turn(|sandbox| sandbox.phase = store::objects::SandboxPhase::NotReady).await;
+            }
+        }
+        let shim = self.shim.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(shim) = shim {
+            self.shell.spawn(async move {
+                // A shim that does not take it tells again.
+                let _ = shim.ask(Request::Acknowledge(number), Vec::new(), SHIM_ANSWER).await;
+            });
+        }
+    }
+
+    async fn ended(&mut self, id: String, exit: Exit) {
+        step::reached("exit.heard");
+        let (rule, ended) = (self.shell.config.oom_reason, id.clone());
+        // A failed write is noted, and tried again.
+        let _ = self
+            .turn(move |sandbox| {
+                if let Ok(container) = sandbox.container_mut(&ended) {
+                    container.exited(&exit, rule);
+                }
+            })
+            .await;
+        let sandbox = self.sandbox.clone();
+        let Ok(container) = sandbox.container(&id) else { return };
+        let (shell, group, record) =
+            (self.shell.clone(), container.meta.group.clone(), self.shell.exit_record(&sandbox, &id));
+        let tidied = spawn_blocking(move || tidy(&*shell.groups, &group, &record));
+        self.shell.spawn(async move {
+            let _ = tidied.await;
+        });
+    }
+
+    /// The shim is gone. Where nobody told it to go, everything it held is lost.
+    async fn lost_shim(&mut self) -> Option<mpsc::Receiver<Event>> {
+        let was_held = self.shim.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
+        if !was_held || !self.sandbox.is_ready() || self.shell.stop.is_cancelled() {
+            return None;
+        }
+        if let Ok(Ok((connected, hello))) = timeout(FIND_LIMIT, self.shell.shims.find(self.sandbox.id())).await {
+            warn!(podSandboxID = self.sandbox.id(), "The connection to a shim was lost, and is there again");
+            *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
+            let rule = self.shell.config.oom_reason;
+            // A failed write is noted, and tried again.
+            let _ = self.turn(move |sandbox| drop(reconcile::with_shim(sandbox, &hello, rule, now_ns()))).await;
+            return Some(connected.events);
+        }
+        error!(podSandboxID = self.sandbox.id(), "The shim of a sandbox is gone; its containers are killed");
+        self.shell.metrics.shims_lost.inc();
+        kill_all(&self.shell, &self.sandbox).await;
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let (shell, rule) = (self.shell.clone(), self.shell.config.oom_reason);
+        // A failed write is noted, and tried again.
+        let _ = self.turn(move |sandbox| lose(&shell, sandbox, rule, now_ns())).await;
+        None
+    }
+}
+
+/// Kills and removes the control groups of a sandbox and of all its containers that run.
+pub async fn kill_all(shell: &Arc<Shell>, sandbox: &Sandbox) {
+    let running = |c: &&Container| c.finished().is_none();
+    let groups = sandbox.containers.values().filter(running).map(|c| c.meta.group.clone());
+    // The pod's process 1 is in the sandbox's own.
+    let groups: Vec<_> = groups.chain([sandbox.meta.group.clone()]).collect();
+    let blocking = shell.clone();
+    let killing = spawn_blocking(move || {
+        for group in groups {
+            if let Err(cause) = blocking.groups.remove(&group) {
+                warn!(cgroup = group, err = %cause, "What is left of a container cannot be killed");
+            }
+        }
+    });
+    if timeout(Duration::from_secs(30), killing).await.is_err() {
+        warn!(podSandboxID = sandbox.id(), "Killing what is left of a sandbox takes long");
+    }
+}
+
+/// Nobody holds the sandbox any more: what ran has ended, as its shim noted before it went, or nobody knows how.
+pub fn lose(shell: &Shell, sandbox: &mut Sandbox, rule: OomRule, at_ns: i64) {
+    sandbox.phase = store::objects::SandboxPhase::NotReady;
+    let folder = shell.layout.shim(sandbox.id());
+    for container in sandbox.containers.values_mut().filter(|c| c.running().is_ok()) {
+        if let Some(exit) = shell.shims.noted(&folder, container.id()) {
+            container.exited(&exit, rule);
+        }
+    }
+    for container in sandbox.containers.values_mut() {
+        if container.lost(at_ns) {
+            info!(containerID = container.id(), "A container was lost with its shim");
+        }
+    }
+}
+
+/// After the end of a container: its group goes with whatever is left in it, and the shim's note of its end.
+fn tidy(groups: &dyn Groups, group: &str, record: &std::path::Path) {
+    step::reached("exit.written");
+    if let Err(cause) = groups.remove(group) {
+        warn!(cgroup = group, err = %cause, "The control group of a container that ended cannot be removed");
+    }
+    step::reached("exit.group");
+    match std::fs::remove_file(record) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+            warn!(path = %record.display(), err = %cause, "Cannot delete the note of an end");
+        }
+        _ => {}
+    }
+}
+
+/// Writes what differs. Containers that came or went are written and deleted by whoever made or removed them.
+fn save(shell: &Shell, old: Option<&Sandbox>, new: &Sandbox) -> RuntimeResult<()> {
+    if new.is_removed {
+        return Ok(());
+    }
+    let record = new.record();
+    if old.is_none_or(|old| old.record() != record) {
+        store::save(&shell.layout.sandbox(new.id()).join("state.json"), &record)?;
+    }
+    for (id, container) in &new.containers {
+        let record = container.record();
+        let before = old.and_then(|old| old.containers.get(id)).map(Container::record);
+        if before.as_ref() != Some(&record) && !container.is_removing {
+            store::save(&shell.layout.container(id).join("state.json"), &record)?;
+        }
+    }
+    Ok(())
+}
+
+async fn next(events: &mut Option<mpsc::Receiver<Event>>) -> Option<Event> {
+    match events {
+        Some(events) => events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn retry_at(unsaved: Option<(Instant, Duration)>) {
+    match unsaved {
+        Some((at, _)) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,206 @@
+//! `CreateContainer`: everything that can be wrong with a container is told here. Behaviour: spec 09a §3.2.
+
+use std::sync::Arc;
+
+use crate::{
+    actor::Pod,
+    container::{Container, Phase},
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    ids,
+    names::{self, Claim},
+    ports::{ContainerAsk, Image, Planned, TargetContainer},
+    runtime::{Runtime, blocking, now_ns},
+    sandbox::{Sandbox, container_name},
+    store::{
+        self,
+        objects::{ContainerMeta, Spec, VERSION, pack},
+    },
+    view,
+};
+use berth_proto::cri;
+use berth_sys::step;
+
+/// Makes a container; an identical request gets the same one, as long as it was not started.
+///
+/// # Errors
+/// What is refused, and what fails; nothing is left then.
+pub async fn create(runtime: &Arc<Runtime>, request: cri::CreateContainerRequest) -> RuntimeResult<String> {
+    let pod = runtime.pod(&request.pod_sandbox_id)?;
+    let config = request.config.ok_or_else(|| RuntimeError::invalid("container config must include metadata"))?;
+    let sandbox = pod.now();
+    let name = container_name(&config, &sandbox.config)?;
+    sandbox.ready()?;
+    let (config, id) = (Arc::new(config), ids::new_id());
+    let asked = (config.clone(), sandbox.id().to_owned());
+    let told = match runtime.container_names.claim(&name, &id, asked)? {
+        Claim::Mine(told) => told,
+        Claim::Join(flight) => return names::join(flight).await,
+        Claim::Again(old) => {
+            let now = pod.now();
+            let is_fit = now.container(&old).is_ok_and(|c| c.phase == Phase::Created && !c.is_removing);
+            return if is_fit { Ok(old) } else { Err(names::taken(&name, &old)) };
+        }
+    };
+    let making = runtime.clone();
+    runtime
+        .detached(async move {
+            let outcome = make(&making, &pod, &id, &name, config).await.map(|()| id.clone());
+            match &outcome {
+                Ok(_) => making.container_names.settle(&name),
+                Err(_) => making.container_names.release(&name, &id),
+            }
+            told.send_replace(Some(outcome.clone()));
+            outcome
+        })
+        .await
+}
+
+async fn make(
+    runtime: &Arc<Runtime>,
+    pod: &Pod,
+    id: &str,
+    name: &str,
+    config: Arc<cri::ContainerConfig>,
+) -> RuntimeResult<()> {
+    let sandbox = pod.now();
+    let image = image_of(runtime, &config).await?;
+    runtime.ports.images.hold(&image.id, id).await?;
+    step::reached("create.root");
+    let made = plan_and_write(runtime, pod, &sandbox, (id, name), config, &image).await;
+    if let Err(cause) = made {
+        let (shell, gone) = (runtime.shell.clone(), id.to_owned());
+        // What cannot be deleted now is deleted at the next start: it has no record, or one nobody lists.
+        let _ = blocking("deleting what was begun", move || delete(&shell.layout, &gone)).await;
+        runtime.ports.images.release(&image.id, id).await;
+        return Err(cause);
+    }
+    Ok(())
+}
+
+async fn image_of(runtime: &Arc<Runtime>, config: &cri::ContainerConfig) -> RuntimeResult<Arc<Image>> {
+    let name = config.image.as_ref().map_or("", |image| image.image.as_str());
+    let found = if name.is_empty() { None } else { runtime.ports.images.resolve(name).await? };
+    found
+        .ok_or_else(|| RuntimeError::new(ErrorKind::NotFound, format!("failed to resolve image \"{name}\": not found")))
+}
+
+async fn plan_and_write(
+    runtime: &Arc<Runtime>,
+    pod: &Pod,
+    sandbox: &Sandbox,
+    (id, name): (&str, &str),
+    config: Arc<cri::ContainerConfig>,
+    image: &Image,
+) -> RuntimeResult<()> {
+    let stop_signal = view::stop_signal(config.stop_signal, &image.stop_signal).map_err(RuntimeError::invalid)?;
+    let parent = sandbox.config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
+    let group = runtime.ports.groups.name(parent, id)?;
+    let ask = ContainerAsk {
+        id: id.to_owned(),
+        sandbox: sandbox.id().to_owned(),
+        pod: sandbox.config.clone(),
+        config: config.clone(),
+        image: image.id.clone(),
+        target: target(runtime, &config)?,
+    };
+    let (shell, own) = (runtime.shell.clone(), id.to_owned());
+    blocking("making the container's directory", move || make_directory(&shell.layout, &own)).await?;
+    step::reached("create.directory");
+    let Planned { mut plan, user, devices, mounted } = runtime.ports.planner.container(ask).await?;
+    step::reached("create.planned");
+    plan.longest_record = runtime.shell.config.longest_record();
+    let meta = ContainerMeta {
+        v: VERSION,
+        id: id.to_owned(),
+        sandbox_id: sandbox.id().to_owned(),
+        name: name.to_owned(),
+        created_ns: now_ns(),
+        config: pack(&*config),
+        image_id: image.id.clone(),
+        image_digest: image.digests.first().unwrap_or(&image.id).clone(),
+        image_name: image_name(image, &config),
+        log_path: plan.log.clone(),
+        stop_signal,
+        user,
+        group,
+        mounted,
+    };
+    let container = Container {
+        resources: config.linux.as_ref().and_then(|linux| linux.resources.clone()),
+        meta: Arc::new(meta),
+        config,
+        phase: Phase::Created,
+        is_updated: false,
+        is_asked: false,
+        is_killed: false,
+        is_removing: false,
+        early_end: None,
+        plan: Arc::new(plan),
+        devices: Arc::new(devices),
+    };
+    let (layout, written) = (runtime.shell.layout.clone(), container.clone());
+    blocking("writing the container", move || write(&layout, &written)).await?;
+    runtime.note_container(id, sandbox.id());
+    let added = pod.turn(move |sandbox| {
+        sandbox.ready()?;
+        sandbox.containers.insert(container.id().to_owned(), container);
+        Ok(())
+    });
+    let added = added.await.and_then(|added| added);
+    step::reached("create.known");
+    if added.is_err() {
+        runtime.forget_container(id);
+        let (pod, id) = (pod.clone(), id.to_owned());
+        // Written or not, it never was.
+        let _ = pod.turn(move |sandbox| sandbox.containers.remove(&id)).await;
+    }
+    added
+}
+
+fn image_name(image: &Image, config: &cri::ContainerConfig) -> String {
+    let asked = || config.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
+    image.tags.first().cloned().unwrap_or_else(asked)
+}
+
+/// The process whose namespace a container joins.
+fn target(runtime: &Runtime, config: &cri::ContainerConfig) -> RuntimeResult<Option<TargetContainer>> {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let Some(options) = context.and_then(|context| context.namespace_options.as_ref()) else { return Ok(None) };
+    if options.pid() != cri::NamespaceMode::Target || options.target_id.is_empty() {
+        return Ok(None);
+    }
+    let (pod, id) = runtime.container(&options.target_id)?;
+    let other = pod.now();
+    let container = other.container(&id)?;
+    let pid = container.running().ok().map(|started| started.pid);
+    Ok(Some(TargetContainer {
+        id,
+        sandbox: other.id().to_owned(),
+        state: container.state().as_str_name().to_owned(),
+        pid,
+    }))
+}
+
+fn make_directory(layout: &store::Layout, id: &str) -> RuntimeResult<()> {
+    store::make_directory(&layout.container(id), 0o700)
+}
+
+fn write(layout: &store::Layout, container: &Container) -> RuntimeResult<()> {
+    let directory = layout.container(container.id());
+    let spec = Spec { v: VERSION, plan: (*container.plan).clone(), devices: (*container.devices).clone() };
+    store::save(&directory.join("spec.json"), &spec)?;
+    step::reached("create.spec");
+    store::save(&directory.join("state.json"), &container.record())?;
+    step::reached("create.state");
+    store::save(&directory.join("meta.json"), &*container.meta)?;
+    step::reached("create.meta");
+    Ok(())
+}
+
+/// Deletes a container's directory; nothing there is success.
+///
+/// # Errors
+/// What the disk says.
+pub fn delete(layout: &store::Layout, id: &str) -> RuntimeResult<()> {
+    store::delete(&layout.container(id))
+}

@@ -1,0 +1,169 @@
+//! `StopContainer` and `RemoveContainer`. Behaviour: spec 09a §3.2 (AC-09a-X5).
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use super::container::delete;
+use crate::{
+    actor::{Pod, SHIM_ANSWER},
+    container::{self, Phase, Stop},
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    runtime::{Runtime, blocking},
+};
+use berth_shim::plan::{Request, Scope, Target};
+use berth_sys::step;
+
+/// How long the kernel may take to end what was killed.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// `SIGKILL`.
+const KILL: i32 = 9;
+
+/// Stops a container within so many seconds; one that is not there, or does not run, is stopped.
+///
+/// # Errors
+/// It survives.
+pub async fn stop(runtime: &Arc<Runtime>, id: &str, seconds: i64) -> RuntimeResult<()> {
+    let (pod, id) = match runtime.container(id) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    runtime.detached(async move { stop_in(&pod, &id, seconds).await }).await
+}
+
+async fn stop_in(pod: &Pod, id: &str, seconds: i64) -> RuntimeResult<()> {
+    settle_start(pod, id).await?;
+    let asked = id.to_owned();
+    let decide = pod.turn_on_full_disk(move |sandbox| {
+        let container = sandbox.container_mut(&asked)?;
+        Ok((container::stop(container, seconds), container.meta.stop_signal))
+    });
+    let (stop, signal) = match decide.await? {
+        Ok(decided) => decided,
+        // Removed meanwhile.
+        Err::<_, RuntimeError>(_) => return Ok(()),
+    };
+    match stop {
+        Stop::Nothing => return Ok(()),
+        Stop::Ask => {
+            step::reached("stop.decided");
+            send(pod, id, signal, Scope::Process).await?;
+            step::reached("stop.asked");
+        }
+        Stop::Wait | Stop::Kill => {}
+    }
+    let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+    if stop != Stop::Kill && ended(pod, id, grace).await? {
+        return Ok(());
+    }
+    kill(pod, id).await
+}
+
+/// Kills a container, and waits for its end.
+///
+/// # Errors
+/// It survives.
+pub async fn kill(pod: &Pod, id: &str) -> RuntimeResult<()> {
+    settle_start(pod, id).await?;
+    let killed = id.to_owned();
+    let running = pod.turn_on_full_disk(move |sandbox| {
+        let container = sandbox.containers.get_mut(&killed);
+        container.filter(|c| c.running().is_ok()).map(|c| c.is_killed = true).is_some()
+    });
+    if !running.await? {
+        return Ok(());
+    }
+    step::reached("kill.decided");
+    send(pod, id, KILL, Scope::Process).await?;
+    step::reached("kill.sent");
+    if ended(pod, id, KILL_LIMIT).await? {
+        return Ok(());
+    }
+    Err(RuntimeError::deadline(format!("container \"{id}\" does not end {KILL_LIMIT:?} after SIGKILL")))
+}
+
+/// Waits out a start that is under way; it has a limit of its own.
+pub async fn settle_start(pod: &Pod, id: &str) -> RuntimeResult<()> {
+    let is_settled = |c: &container::Container| c.phase != Phase::Starting;
+    pod.wait_for(|sandbox| sandbox.containers.get(id).is_none_or(is_settled)).await.map(drop)
+}
+
+async fn send(pod: &Pod, id: &str, signal: i32, scope: Scope) -> RuntimeResult<()> {
+    let request = Request::Signal { to: Target::Container(id.to_owned()), signal, scope };
+    match pod.shim()?.ask(request, Vec::new(), SHIM_ANSWER).await {
+        // It has ended meanwhile; that is told by itself.
+        Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::State) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Whether it ends within the limit.
+async fn ended(pod: &Pod, id: &str, limit: Duration) -> RuntimeResult<bool> {
+    let is_over = |c: &container::Container| c.finished().is_some();
+    let ended = pod.wait_for(|sandbox| sandbox.containers.get(id).is_none_or(is_over));
+    match timeout(limit, ended).await {
+        Ok(ended) => ended.map(|_| true),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Removes a container, killing it where it runs; one that is not there is removed.
+///
+/// # Errors
+/// A step that failed; it can be done again.
+pub async fn remove(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
+    let (pod, id) = match runtime.container(id) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let removing = runtime.clone();
+    runtime.detached(async move { remove_from(&removing, &pod, &id).await }).await
+}
+
+/// Removes a container of that sandbox.
+///
+/// # Errors
+/// A step that failed; it can be done again.
+pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()> {
+    let lane = pod.lane.clone();
+    let _lane = lane.lock().await;
+    kill(pod, id).await?;
+    let gone = id.to_owned();
+    let marked = pod.turn_on_full_disk(move |sandbox| {
+        sandbox.containers.get_mut(&gone).map(|container| {
+            container.is_removing = true;
+            container.meta.clone()
+        })
+    });
+    let Some(meta) = marked.await? else { return Ok(()) };
+    step::reached("remove.marked");
+    if let Ok(shim) = pod.shim() {
+        // A shim that is gone has forgotten everything.
+        let _ = shim.ask(Request::Forget(id.to_owned()), Vec::new(), SHIM_ANSWER).await;
+    }
+    let (shell, sandbox, container) = (runtime.shell.clone(), pod.now(), id.to_owned());
+    let group = meta.group.clone();
+    blocking("deleting the container", move || {
+        step::reached("remove.forgotten");
+        shell.groups.remove(&group)?;
+        step::reached("remove.group");
+        let record = shell.exit_record(&sandbox, &container);
+        match std::fs::remove_file(&record) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(RuntimeError::file("delete", &record, &e));
+            }
+            _ => {}
+        }
+        step::reached("remove.record");
+        delete(&shell.layout, &container)
+    })
+    .await?;
+    step::reached("remove.directory");
+    runtime.ports.images.release(&meta.image_id, id).await;
+    step::reached("remove.root");
+    let gone = id.to_owned();
+    pod.turn_on_full_disk(move |sandbox| drop(sandbox.containers.remove(&gone))).await?;
+    runtime.forget_container(id);
+    runtime.container_names.release(&meta.name, id);
+    Ok(())
+}

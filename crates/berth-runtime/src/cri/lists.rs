@@ -1,0 +1,144 @@
+//! Lists and statuses, from memory. Behaviour: spec 09a §1, §2.1, §3.2.
+
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+
+use futures::stream::{self, BoxStream, StreamExt};
+use tonic::Status;
+
+use super::verbose;
+use crate::{
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    runtime::{Runtime, now_ns},
+    sandbox::Sandbox,
+    view,
+};
+use berth_proto::cri;
+
+/// Items of a streamed list in one message.
+const CHUNK: usize = 100;
+
+/// Sandboxes, newest first.
+///
+/// # Errors
+/// The filter's identity stands for several, or there is no such state.
+pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> RuntimeResult<Vec<cri::PodSandbox>> {
+    if let Some(wanted) = filter.and_then(|filter| filter.state.as_ref()) {
+        cri::PodSandboxState::try_from(wanted.state)
+            .map_err(|_| RuntimeError::invalid(format!("unknown sandbox state {}", wanted.state)))?;
+    }
+    let pods = match filter.map(|filter| filter.id.as_str()).filter(|id| !id.is_empty()) {
+        Some(id) => known(runtime.pod(id))?.into_iter().collect(),
+        None => runtime.pods(),
+    };
+    let listed = pods.iter().map(|pod| pod.now()).filter(|sandbox| view::is_listed(sandbox));
+    let items = listed.map(|sandbox| view::sandbox_item(&sandbox));
+    let mut items: Vec<_> = items.filter(|item| view::sandbox_fits(item, filter)).collect();
+    items.sort_by_key(|item| Reverse(item.created_at));
+    Ok(items)
+}
+
+/// Containers, newest first.
+///
+/// # Errors
+/// An identity of the filter stands for several, or there is no such state.
+pub fn containers(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<cri::Container>> {
+    let chosen = chosen(runtime, filter)?;
+    Ok(chosen.iter().filter_map(|(sandbox, id)| sandbox.containers.get(id)).map(view::container_item).collect())
+}
+
+/// Containers and their sandboxes as they are now, newest first.
+///
+/// # Errors
+/// An identity of the filter stands for several, or there is no such state.
+pub fn chosen(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<(Arc<Sandbox>, String)>> {
+    if let Some(wanted) = filter.and_then(|filter| filter.state.as_ref()) {
+        cri::ContainerState::try_from(wanted.state)
+            .map_err(|_| RuntimeError::invalid(format!("unknown container state {}", wanted.state)))?;
+    }
+    let wanted = |id: fn(&cri::ContainerFilter) -> &String| filter.map(id).filter(|id| !id.is_empty());
+    let mut only = None;
+    let mut pods = match wanted(|filter| &filter.pod_sandbox_id) {
+        Some(id) => known(runtime.pod(id))?.into_iter().collect(),
+        None => runtime.pods(),
+    };
+    if let Some(id) = wanted(|filter| &filter.id) {
+        let Some((pod, whole)) = known(runtime.container(id))? else { return Ok(Vec::new()) };
+        let sandbox = pod.now();
+        pods.retain(|pod| pod.now().id() == sandbox.id());
+        only = Some(whole);
+    }
+    let mut items = Vec::new();
+    for sandbox in pods.iter().map(|pod| pod.now()).filter(|sandbox| view::is_listed(sandbox)) {
+        let those = sandbox.containers.values().filter(|c| only.as_ref().is_none_or(|only| c.id() == only));
+        let those = those.filter(|container| view::container_fits(&view::container_item(container), filter));
+        items.extend(those.map(|container| (container.meta.created_ns, sandbox.clone(), container.id().to_owned())));
+    }
+    items.sort_by_key(|(created_ns, ..)| Reverse(*created_ns));
+    Ok(items.into_iter().map(|(_, sandbox, id)| (sandbox, id)).collect())
+}
+
+/// What nobody knows is no error in a list.
+fn known<T>(found: RuntimeResult<T>) -> RuntimeResult<Option<T>> {
+    match found {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// A list in pieces, each item once.
+pub fn in_chunks<T, R>(
+    items: Vec<T>,
+    message: impl Fn(Vec<T>) -> R + Send + 'static,
+) -> BoxStream<'static, Result<R, Status>>
+where
+    T: Send + 'static,
+    R: Send + 'static,
+{
+    let mut chunks = Vec::new();
+    let mut items = items.into_iter().peekable();
+    while items.peek().is_some() {
+        chunks.push(Ok(message(items.by_ref().take(CHUNK).collect())));
+    }
+    stream::iter(chunks).boxed()
+}
+
+/// A sandbox's status and those of its containers.
+///
+/// # Errors
+/// There is no such sandbox.
+pub fn sandbox_status(
+    runtime: &Runtime,
+    request: &cri::PodSandboxStatusRequest,
+) -> RuntimeResult<cri::PodSandboxStatusResponse> {
+    let sandbox = runtime.pod(&request.pod_sandbox_id)?.now();
+    let mut info = HashMap::new();
+    if request.verbose {
+        let told = verbose::sandbox(&sandbox);
+        info.insert("info".to_owned(), told.to_string());
+    }
+    Ok(cri::PodSandboxStatusResponse {
+        status: Some(view::sandbox_status(&sandbox)),
+        info,
+        containers_statuses: view::container_statuses(&sandbox),
+        timestamp: now_ns(),
+    })
+}
+
+/// A container's status.
+///
+/// # Errors
+/// There is no such container.
+pub fn container_status(
+    runtime: &Runtime,
+    request: &cri::ContainerStatusRequest,
+) -> RuntimeResult<cri::ContainerStatusResponse> {
+    let (pod, id) = runtime.container(&request.container_id)?;
+    let sandbox = pod.now();
+    let container = sandbox.container(&id)?;
+    let mut info = HashMap::new();
+    if request.verbose {
+        let told = verbose::container(&sandbox, container);
+        info.insert("info".to_owned(), told.to_string());
+    }
+    Ok(cri::ContainerStatusResponse { status: Some(view::container_status(container)), info })
+}

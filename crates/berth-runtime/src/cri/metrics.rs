@@ -1,0 +1,113 @@
+//! `ListMetricDescriptors` and `ListPodSandboxMetrics`. Behaviour: spec 09a §5, 09 §11.3.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use super::stats::{self, Chosen};
+use crate::{
+    config::PAUSE,
+    container::Container,
+    errors::RuntimeResult,
+    runtime::{Runtime, blocking},
+    sandbox::Sandbox,
+    stats::{
+        Depth,
+        layers::Used,
+        links::Asker,
+        metrics::{self, Labels, Subject},
+        open_files, volume,
+    },
+};
+use berth_proto::cri;
+
+/// Processes of a container whose open files are counted.
+const MOST_PROCESSES: usize = 1024;
+
+/// `ListMetricDescriptors`.
+pub fn descriptors(runtime: &Runtime) -> Vec<cri::MetricDescriptor> {
+    metrics::descriptors(runtime.ports.groups.tells_pressure())
+}
+
+/// `ListPodSandboxMetrics`, of sandboxes that are ready.
+///
+/// # Errors
+/// Reading takes too long.
+pub async fn sandboxes(runtime: &Arc<Runtime>) -> RuntimeResult<Vec<cri::PodSandboxMetrics>> {
+    let pods: Vec<_> = runtime.pods().iter().map(|pod| pod.now()).filter(|sandbox| sandbox.is_ready()).collect();
+    let running = |sandbox: &Arc<Sandbox>| {
+        let running = sandbox.containers.values().filter(|container| container.running().is_ok());
+        running.map(|container| (sandbox.clone(), container.id().to_owned())).collect::<Vec<_>>()
+    };
+    let chosen: Vec<Chosen> = pods.iter().flat_map(running).collect();
+    let written = stats::written(runtime, &chosen).await;
+    let asked = runtime.clone();
+    blocking("reading control groups", move || {
+        let mut asker = Asker::default();
+        let volume = volume::of(&asked.shell.layout.snapshots());
+        Ok(pods.iter().map(|sandbox| of_sandbox(&asked, sandbox, (&mut asker, volume.as_ref()), &written)).collect())
+    })
+    .await
+}
+
+/// Blocks.
+fn of_sandbox(
+    runtime: &Runtime,
+    sandbox: &Sandbox,
+    (asker, volume): (&mut Asker, Option<&volume::Volume>),
+    written: &BTreeMap<String, Used>,
+) -> cri::PodSandboxMetrics {
+    let running = sandbox.containers.values().filter(|container| container.running().is_ok());
+    let container_metrics = running.map(|container| cri::ContainerMetrics {
+        container_id: container.id().to_owned(),
+        metrics: metrics::of_container(
+            &labels(sandbox, Some(container)),
+            &subject(runtime, container, volume, written.get(container.id())),
+        ),
+    });
+    let container_metrics = container_metrics.collect();
+    let links = sandbox.meta.netns.as_deref().and_then(|netns| asker.links(netns)).unwrap_or_default();
+    cri::PodSandboxMetrics {
+        pod_sandbox_id: sandbox.id().to_owned(),
+        metrics: metrics::of_pod(&labels(sandbox, None), &links),
+        container_metrics,
+    }
+}
+
+fn subject(
+    runtime: &Runtime,
+    container: &Container,
+    volume: Option<&volume::Volume>,
+    written: Option<&Used>,
+) -> Subject {
+    let reading = runtime.ports.groups.read(&container.meta.group, Depth::Metrics);
+    Subject {
+        started_ns: container.running().map(|started| started.at_ns).unwrap_or_default(),
+        open: open_files::of(Path::new("/proc"), reading.processes.iter().copied().take(MOST_PROCESSES)),
+        volume: volume.cloned(),
+        written: written.map(|used| used.bytes),
+        devices: reading.devices.iter().map(|io| volume::device_name(io.device.0, io.device.1)).collect(),
+        reading,
+    }
+}
+
+fn labels(sandbox: &Sandbox, container: Option<&Container>) -> Labels {
+    let pod = sandbox.config.metadata.clone().unwrap_or_default();
+    let (namespace, pod) = (pod.namespace, pod.name);
+    match container {
+        Some(container) => Labels {
+            container: container.config.metadata.clone().unwrap_or_default().name,
+            id: container.meta.group.clone(),
+            image: container.meta.image_name.clone(),
+            name: container.id().to_owned(),
+            namespace,
+            pod,
+        },
+        None => Labels {
+            container: String::new(),
+            id: sandbox.meta.group.clone(),
+            image: PAUSE.to_owned(),
+            name: sandbox.id().to_owned(),
+            namespace,
+            pod,
+        },
+    }
+}

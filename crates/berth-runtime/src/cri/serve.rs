@@ -1,0 +1,113 @@
+//! Answers on a socket, or over memory.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use futures::StreamExt;
+use tokio::{io::DuplexStream, net::UnixListener, sync::mpsc};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Server, server::Router};
+
+use super::{images::ImageCalls, places::Places, service::RuntimeCalls};
+use crate::{
+    errors::{RuntimeError, RuntimeResult},
+    runtime::Runtime,
+    streams::IN_PROCESS,
+};
+use berth_proto::cri::{image_service_server::ImageServiceServer, runtime_service_server::RuntimeServiceServer};
+use berth_sys::grpc_deadline::Deadline;
+
+/// The largest message that is taken, and that is sent over a socket, bytes.
+const MAX_MESSAGE: usize = 16 << 20;
+/// Bytes that are under way in each direction of a connection over memory.
+const PIPE: usize = 64 << 10;
+/// Connections that wait to be taken.
+const WAITING: usize = 16;
+/// Connections to the socket at once. Clients leak them: the validation suite never closes any.
+const CONNECTIONS: usize = 4096;
+/// Who may reach the socket: its owner and group.
+const MODE: u32 = 0o660;
+
+/// Connects to services in this process.
+#[derive(Clone, Debug)]
+pub struct Memory(mpsc::Sender<io::Result<DuplexStream>>);
+
+impl Memory {
+    /// A new connection.
+    ///
+    /// # Errors
+    /// The services have ended.
+    pub async fn connect(&self) -> io::Result<DuplexStream> {
+        let (ours, theirs) = tokio::io::duplex(PIPE);
+        let gone = |_| io::Error::from(io::ErrorKind::ConnectionRefused);
+        self.0.send(Ok(theirs)).await.map_err(gone)?;
+        Ok(ours)
+    }
+}
+
+fn router(runtime: &Arc<Runtime>, largest: usize, streams: Arc<str>) -> Router {
+    let calls = RuntimeServiceServer::new(RuntimeCalls { runtime: runtime.clone(), streams })
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(largest);
+    let images = ImageServiceServer::new(ImageCalls(runtime.clone()))
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(largest);
+    Server::builder().add_service(Deadline(calls)).add_service(Deadline(images))
+}
+
+/// Serves whoever connects within this process, until told to stop. URLs of streams begin with [`IN_PROCESS`].
+pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
+    let (sender, incoming) = mpsc::channel(WAITING);
+    let serving = router(runtime, usize::MAX, IN_PROCESS.into())
+        .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async move { stop.cancelled().await });
+    runtime.shell.spawn(async move {
+        if let Err(error) = serving.await {
+            tracing::error!(err = %error, "The services of the embedded runtime have ended");
+        }
+    });
+    Memory(sender)
+}
+
+/// Serves whoever may open the socket, until told to stop. The socket is made anew. URLs of streams begin with
+/// `streams`, `http://127.0.0.1:port`, where somebody has to serve them.
+///
+/// # Errors
+/// It cannot be made.
+pub async fn over_socket(
+    runtime: &Arc<Runtime>,
+    path: PathBuf,
+    streams: &str,
+    stop: CancellationToken,
+) -> RuntimeResult<()> {
+    let listener = bind(&path)?;
+    let places = Arc::new(Places::new(CONNECTIONS));
+    let incoming = UnixListenerStream::new(listener).then(move |stream| {
+        let places = places.clone();
+        async move { Ok::<_, io::Error>(places.give(stream?).await) }
+    });
+    let serving = router(runtime, MAX_MESSAGE, streams.into())
+        .serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
+    let served = serving.await;
+    // Somebody else may have made theirs meanwhile; a socket nobody answers on is harmless.
+    let _ = fs::remove_file(&path);
+    served.map_err(|error| RuntimeError::other(format!("serving {}: {error}", path.display())))
+}
+
+fn bind(path: &Path) -> RuntimeResult<UnixListener> {
+    let failed = |what: &str, error: &io::Error| RuntimeError::file(what, path, error);
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(|e| failed("create the directory of", &e))?;
+    }
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed("replace", &e)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(|e| failed("listen on", &e))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(|e| failed("protect", &e))?;
+    Ok(listener)
+}

@@ -1,0 +1,137 @@
+//! `StartContainer`. Behaviour: spec 09a §3.2, §10.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tracing::warn;
+
+use crate::{
+    actor::Pod,
+    container::Phase,
+    errors::{RuntimeError, RuntimeResult},
+    ports::Limits,
+    runtime::{Runtime, blocking, now_ns},
+    sandbox::Sandbox,
+};
+use berth_metrics::LaunchStep;
+use berth_shim::plan::{LaunchPlan, Reply, Request, Started, Took};
+use berth_sys::step;
+
+/// How much longer than the shim itself the shim is waited for.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Starts a container that was made and never started.
+///
+/// # Errors
+/// It is in another state, or could not be started: then it has ended with code 128.
+pub async fn start(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
+    let (pod, id) = runtime.container(id)?;
+    let begun = id.clone();
+    let begin = pod.turn(move |sandbox| {
+        let is_ready = sandbox.ready();
+        let container = sandbox.container_mut(&begun)?;
+        if container.phase == Phase::Created {
+            is_ready?;
+        }
+        container.begin_start()
+    });
+    begin.await??;
+    step::reached("start.begun");
+    let starting = runtime.clone();
+    runtime.detached(async move { launch(&starting, &pod, &id).await }).await
+}
+
+async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()> {
+    let outcome = match runtime.starts.acquire().await {
+        Ok(_turn) => attempt(runtime, pod, id).await,
+        Err(error) => Err(RuntimeError::other(error.to_string())),
+    };
+    let container = id.to_owned();
+    match outcome {
+        Ok(started) => {
+            let begun = container.clone();
+            let early = pod.turn(move |sandbox| sandbox.container_mut(&begun).map(|c| c.started(started)));
+            let early = early.await??;
+            step::reached("start.written");
+            let Some(exit) = early else { return Ok(()) };
+            // Another turn: it is told that it ran, and then that it ended.
+            let rule = runtime.shell.config.oom_reason;
+            let ended = move |sandbox: &mut Sandbox| sandbox.container_mut(&container).map(|c| c.exited(&exit, rule));
+            pod.turn(ended).await?.map(drop)
+        }
+        Err(cause) => {
+            clean_up(runtime, pod, id).await;
+            let text = cause.text.clone();
+            let failed = move |sandbox: &mut Sandbox| {
+                let container = sandbox.container_mut(&container);
+                container.map(|c| c.start_failed(&text, now_ns()))
+            };
+            // Told all the same; what cannot be written is tried again.
+            let _ = pod.turn(failed).await;
+            Err(cause)
+        }
+    }
+}
+
+async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<Started> {
+    let sandbox = pod.now();
+    let container = sandbox.container(id)?;
+    let (shell, group) = (runtime.shell.clone(), container.meta.group.clone());
+    let limits = Limits::Container(container.resources.clone());
+    let devices = container.devices.clone();
+    let groups = blocking("making the control group", move || {
+        let groups = shell.groups.create(&group, &limits)?;
+        step::reached("start.group");
+        shell.groups.allow_devices(&group, &devices)?;
+        step::reached("start.devices");
+        Ok(groups)
+    })
+    .await?;
+    let mut plan = LaunchPlan { groups, ..(*container.plan).clone() };
+    if let Some(resources) = container.resources.as_ref().filter(|_| container.is_updated) {
+        plan.process.oom_score_adj = i32::try_from(resources.oom_score_adj).ok();
+    }
+    let limit = Duration::from_millis(plan.limit_ms).saturating_add(GRACE);
+    let begun = Instant::now();
+    let launched = pod.shim()?.ask(Request::Launch(Box::new(plan)), Vec::new(), limit).await;
+    let whole = begun.elapsed();
+    settle(runtime, container.meta.group.clone());
+    match launched? {
+        (Reply::Started(started), _) => {
+            count(runtime, whole, started.took);
+            step::reached("start.launched");
+            Ok(started)
+        }
+        _ => Err(RuntimeError::other("the shim answered something else than a process")),
+    }
+}
+
+/// The steps the shim told of; what is left of the whole is the last one's.
+fn count(runtime: &Runtime, whole: Duration, took: Took) {
+    let micros = |count: u32| Duration::from_micros(count.into());
+    let (root, clone) = (micros(took.root), micros(took.clone));
+    let steps = [
+        (LaunchStep::Root, root),
+        (LaunchStep::Clone, clone),
+        (LaunchStep::Exec, whole.saturating_sub(root).saturating_sub(clone)),
+    ];
+    steps.into_iter().for_each(|(step, took)| runtime.shell.metrics.launched(step, took));
+}
+
+/// What keeps a new group may go; nobody waits for that.
+pub fn settle(runtime: &Arc<Runtime>, group: String) {
+    let shell = runtime.shell.clone();
+    runtime.shell.spawn(async move {
+        let _ = tokio::task::spawn_blocking(move || shell.groups.settle(&group)).await;
+    });
+}
+
+async fn clean_up(runtime: &Arc<Runtime>, pod: &Pod, id: &str) {
+    let Ok(group) = pod.now().container(id).map(|c| c.meta.group.clone()) else { return };
+    let shell = runtime.shell.clone();
+    if let Err(cause) = blocking("removing the control group", move || shell.groups.remove(&group)).await {
+        warn!(containerID = id, err = %cause, "What is left of a container that could not be started cannot be removed");
+    }
+}

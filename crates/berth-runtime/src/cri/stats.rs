@@ -1,0 +1,215 @@
+//! Statistics: `ContainerStats`, `PodSandboxStats` and their lists. Behaviour: spec 09a §5.
+//!
+//! Everything is read while the call waits, on the blocking pool, but for what containers wrote, which a walk in the
+//! background counts.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use super::lists;
+use crate::{
+    container::Container,
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    runtime::{Runtime, blocking, now_ns},
+    sandbox::Sandbox,
+    stats::{Depth, Reading, answers, layers::Used, links::Asker},
+    view,
+};
+use berth_proto::cri;
+use berth_sys::netlink::counters::LinkCounters;
+
+/// A container of a sandbox as it was when somebody asked.
+pub(super) type Chosen = (Arc<Sandbox>, String);
+
+/// `ContainerStats`.
+///
+/// # Errors
+/// There is no such container.
+pub async fn container(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::ContainerStats> {
+    let (pod, id) = runtime.container(id)?;
+    let told = of_containers(runtime, vec![(pod.now(), id.clone())]).await?;
+    told.into_iter().next().ok_or_else(|| RuntimeError::no_container(&id))
+}
+
+/// `ListContainerStats`, newest first.
+///
+/// # Errors
+/// An identity of the filter stands for several.
+pub async fn containers(
+    runtime: &Arc<Runtime>,
+    filter: Option<cri::ContainerStatsFilter>,
+) -> RuntimeResult<Vec<cri::ContainerStats>> {
+    let filter = filter.map(|filter| cri::ContainerFilter {
+        id: filter.id,
+        pod_sandbox_id: filter.pod_sandbox_id,
+        label_selector: filter.label_selector,
+        state: None,
+    });
+    let chosen = lists::chosen(runtime, filter.as_ref())?;
+    of_containers(runtime, chosen).await
+}
+
+async fn of_containers(runtime: &Arc<Runtime>, chosen: Vec<Chosen>) -> RuntimeResult<Vec<cri::ContainerStats>> {
+    let written = written(runtime, &chosen).await;
+    let (asked, reading) = (runtime.clone(), chosen.clone());
+    let readings = blocking("reading control groups", move || {
+        Ok(reading.iter().map(|(sandbox, id)| read(&asked, sandbox.containers.get(id))).collect::<Vec<_>>())
+    })
+    .await?;
+    let known = chosen.iter().zip(readings);
+    let told = known.filter_map(|((sandbox, id), reading)| Some((sandbox.containers.get(id)?, reading)));
+    Ok(told.map(|(container, reading)| stats(runtime, container, reading.as_ref(), &written)).collect())
+}
+
+/// One look at a container's group; none where it does not run. Blocks.
+fn read(runtime: &Runtime, container: Option<&Container>) -> Option<Reading> {
+    let container = container.filter(|container| container.running().is_ok())?;
+    Some(runtime.ports.groups.read(&container.meta.group, Depth::Statistics))
+}
+
+/// What containers wrote, as far as it is known.
+pub(super) async fn written(runtime: &Runtime, chosen: &[Chosen]) -> BTreeMap<String, Used> {
+    let ids: Vec<String> = chosen.iter().map(|(_, id)| id.clone()).collect();
+    runtime.layers.used(&runtime.shell, &runtime.ports.images, &ids).await
+}
+
+fn stats(
+    runtime: &Runtime,
+    container: &Container,
+    reading: Option<&Reading>,
+    written: &BTreeMap<String, Used>,
+) -> cri::ContainerStats {
+    let told = reading.map(|reading| answers::container(reading, rate(runtime, container.id(), reading)));
+    let mountpoint = runtime.shell.layout.snapshots().display().to_string();
+    cri::ContainerStats {
+        attributes: Some(attributes(container)),
+        writable_layer: written.get(container.id()).map(|used| answers::written(used, &mountpoint)),
+        ..told.unwrap_or_default()
+    }
+}
+
+fn rate(runtime: &Runtime, id: &str, reading: &Reading) -> Option<u64> {
+    reading.cpu.and_then(|cpu| runtime.meter.rate(id, reading.at_ns, cpu.usage_ns))
+}
+
+fn attributes(container: &Container) -> cri::ContainerAttributes {
+    cri::ContainerAttributes {
+        id: container.id().to_owned(),
+        metadata: container.config.metadata.clone(),
+        labels: container.config.labels.clone(),
+        annotations: container.config.annotations.clone(),
+    }
+}
+
+/// `PodSandboxStats`.
+///
+/// # Errors
+/// There is no such sandbox, or it is not ready.
+pub async fn sandbox(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::PodSandboxStats> {
+    let sandbox = runtime.pod(id)?.now();
+    if !sandbox.is_ready() {
+        let text = format!("sandbox container \"{}\" is not running", sandbox.id());
+        return Err(RuntimeError::new(ErrorKind::Unavailable, text));
+    }
+    let told = of_sandboxes(runtime, vec![sandbox]).await?;
+    told.into_iter().next().ok_or_else(|| RuntimeError::no_sandbox(id))
+}
+
+/// `ListPodSandboxStats` of those that are ready, newest first.
+///
+/// # Errors
+/// The filter's identity stands for several.
+pub async fn sandboxes(
+    runtime: &Arc<Runtime>,
+    filter: Option<cri::PodSandboxStatsFilter>,
+) -> RuntimeResult<Vec<cri::PodSandboxStats>> {
+    let ready = cri::PodSandboxStateValue { state: cri::PodSandboxState::SandboxReady.into() };
+    let filter = filter.unwrap_or_default();
+    let (id, label_selector) = (filter.id, filter.label_selector);
+    let filter = cri::PodSandboxFilter { id, label_selector, state: Some(ready) };
+    let chosen = lists::sandboxes(runtime, Some(&filter))?;
+    // One that went meanwhile is not told.
+    let chosen = chosen.iter().filter_map(|item| runtime.pod(&item.id).ok()).map(|pod| pod.now()).collect();
+    of_sandboxes(runtime, chosen).await
+}
+
+/// What was read of a sandbox.
+struct Read {
+    pod: Reading,
+    containers: BTreeMap<String, Reading>,
+    links: Option<Vec<LinkCounters>>,
+    at_ns: i64,
+}
+
+async fn of_sandboxes(runtime: &Arc<Runtime>, chosen: Vec<Arc<Sandbox>>) -> RuntimeResult<Vec<cri::PodSandboxStats>> {
+    let containers = |sandbox: &Arc<Sandbox>| {
+        let sandbox = sandbox.clone();
+        sandbox.containers.keys().map(|id| (sandbox.clone(), id.clone())).collect::<Vec<_>>()
+    };
+    let all: Vec<Chosen> = chosen.iter().flat_map(containers).collect();
+    let written = written(runtime, &all).await;
+    let (asked, reading) = (runtime.clone(), chosen.clone());
+    let readings = blocking("reading control groups", move || {
+        let mut asker = Asker::default();
+        Ok(reading.iter().map(|sandbox| read_sandbox(&asked, sandbox, &mut asker)).collect::<Vec<_>>())
+    })
+    .await?;
+    let told = chosen.iter().zip(readings).map(|(sandbox, read)| sandbox_stats(runtime, sandbox, &read, &written));
+    Ok(told.collect())
+}
+
+/// Blocks.
+fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut Asker) -> Read {
+    let containers = sandbox.containers.iter();
+    let containers = containers.filter_map(|(id, container)| Some((id.clone(), read(runtime, Some(container))?)));
+    let containers: BTreeMap<String, Reading> = containers.collect();
+    let look = |group: &str| runtime.ports.groups.read(group, Depth::Statistics);
+    let pod = match pod_group(sandbox) {
+        Some(group) => look(&group),
+        None => containers.values().fold(look(&sandbox.meta.group), |sum, one| sum.with(one)),
+    };
+    let links = sandbox.meta.netns.as_deref().and_then(|netns: &Path| asker.links(netns));
+    Read { pod, containers, links, at_ns: now_ns() }
+}
+
+/// The pod's own group, above those of its containers; none where pods share one.
+fn pod_group(sandbox: &Sandbox) -> Option<String> {
+    let parent = sandbox.config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
+    let above = Path::new(&sandbox.meta.group).parent().filter(|_| !parent.is_empty())?;
+    Some(above.display().to_string())
+}
+
+fn sandbox_stats(
+    runtime: &Runtime,
+    sandbox: &Sandbox,
+    read: &Read,
+    written: &BTreeMap<String, Used>,
+) -> cri::PodSandboxStats {
+    let id = sandbox.id();
+    let tasks: Vec<u64> = read.containers.values().filter_map(|reading| reading.tasks).collect();
+    let process = cri::ProcessUsage {
+        timestamp: read.at_ns,
+        process_count: answers::value(tasks.iter().fold(0, |sum, tasks| sum.saturating_add(*tasks))),
+    };
+    let links = read.links.as_ref().map(|links| links.iter().map(link).collect::<Vec<_>>());
+    let containers = sandbox.containers.values().map(|one| stats(runtime, one, read.containers.get(one.id()), written));
+    let linux = cri::LinuxPodSandboxStats {
+        cpu: answers::cpu(&read.pod, rate(runtime, id, &read.pod)),
+        memory: answers::memory(&read.pod),
+        network: links.map(|links| answers::network(read.at_ns, &links)),
+        process: Some(process),
+        containers: containers.collect(),
+        io: answers::io(&read.pod),
+    };
+    let item = view::sandbox_item(sandbox);
+    let (labels, annotations) = (item.labels, item.annotations);
+    let attributes = cri::PodSandboxAttributes { id: item.id, metadata: item.metadata, labels, annotations };
+    cri::PodSandboxStats { attributes: Some(attributes), linux: Some(linux), windows: None }
+}
+
+fn link(counters: &LinkCounters) -> answers::Link {
+    answers::Link {
+        name: counters.name.clone(),
+        received: (counters.received.bytes, counters.received.errors),
+        sent: (counters.sent.bytes, counters.sent.errors),
+    }
+}

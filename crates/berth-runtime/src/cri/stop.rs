@@ -1,0 +1,156 @@
+//! `StopPodSandbox` and `RemovePodSandbox`. Every step can be done again. Behaviour: spec 09a §2.1.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use tracing::warn;
+
+use super::{container_end, files};
+use crate::{
+    actor::Pod,
+    errors::{ErrorKind, RuntimeError, RuntimeResult, outcome},
+    runtime::{Runtime, blocking},
+    store::{self, objects::SandboxPhase},
+};
+use berth_metrics::NetworkOperation;
+use berth_shim::plan::Request;
+use berth_sys::step;
+
+/// How long a shim has to go once it was told to.
+const GONE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Stops a sandbox; one that is not there is stopped.
+///
+/// # Errors
+/// A step that failed; the others are done.
+pub async fn stop(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
+    let pod = match runtime.pod(id) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let stopping = runtime.clone();
+    runtime.detached(async move { stop_pod(&stopping, &pod).await }).await
+}
+
+async fn stop_pod(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
+    let lane = pod.lane.clone();
+    let _lane = lane.lock().await;
+    let now = pod.now();
+    if now.is_removed || (now.phase == SandboxPhase::NotReady && pod.shim().is_err() && now.meta.netns.is_none()) {
+        return Ok(());
+    }
+    take_down(runtime, pod).await?;
+    pod.turn_on_full_disk(|sandbox| {
+        sandbox.phase = SandboxPhase::NotReady;
+        Arc::make_mut(&mut sandbox.meta).netns = None;
+    })
+    .await?;
+    step::reached("stop-pod.written");
+    Ok(())
+}
+
+/// Kills, takes off the network, frees memory and namespaces.
+async fn take_down(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
+    let now = pod.now();
+    let killed = now.containers.values().map(|container| container_end::kill(pod, container.id()));
+    let killed = join_all(killed).await.into_iter().collect::<RuntimeResult<Vec<()>>>();
+    step::reached("stop-pod.killed");
+    let detached = match has_network(&now) {
+        true => {
+            let begun = Instant::now();
+            let detached = runtime.ports.network.detach(now.network()).await;
+            runtime.shell.metrics.network(NetworkOperation::Detach, begun, outcome(&detached));
+            detached
+        }
+        false => Ok(()),
+    };
+    step::reached("stop-pod.network");
+    let path = runtime.shell.layout.shared_memory(now.id());
+    let freed = blocking("freeing the sandbox's memory", move || files::unmount_shared_memory(&path)).await;
+    step::reached("stop-pod.memory");
+    killed?;
+    end_shim(runtime, pod).await?;
+    step::reached("stop-pod.group");
+    detached.and(freed)
+}
+
+fn has_network(sandbox: &crate::sandbox::Sandbox) -> bool {
+    let context = sandbox.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let options = context.and_then(|context| context.namespace_options.as_ref());
+    options.is_none_or(|options| options.network() != berth_proto::cri::NamespaceMode::Node)
+}
+
+/// Tells the shim to go, which frees the namespaces it holds; its control group makes sure.
+async fn end_shim(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
+    if let Some(shim) = pod.let_go()
+        && let Err(cause) = shim.ask(Request::Shutdown, Vec::new(), GONE_LIMIT).await
+    {
+        warn!(podSandboxID = pod.now().id(), err = %cause, "The shim of a sandbox does not end by itself");
+    }
+    step::reached("stop-pod.shim");
+    let (shell, group) = (runtime.shell.clone(), pod.now().meta.group.clone());
+    blocking("removing the sandbox's control group", move || shell.groups.remove(&group)).await
+}
+
+/// Removes a sandbox with all that is in it; one that is not there is removed.
+///
+/// # Errors
+/// A step that failed; it can be done again.
+pub async fn remove(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
+    let pod = match runtime.pod(id) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    let removing = runtime.clone();
+    runtime
+        .detached(async move {
+            stop_pod(&removing, &pod).await?;
+            let containers: Vec<_> = pod.now().containers.keys().cloned().collect();
+            for container in containers {
+                container_end::remove_from(&removing, &pod, &container).await?;
+            }
+            let lane = pod.lane.clone();
+            let _lane = lane.lock().await;
+            bury(&removing, &pod).await
+        })
+        .await
+}
+
+/// Deletes what is written of a sandbox in which nothing is left, and forgets it.
+async fn bury(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
+    let now = pod.now();
+    if now.is_removed {
+        return Ok(());
+    }
+    let (shell, id, group) = (runtime.shell.clone(), now.id().to_owned(), now.meta.group.clone());
+    blocking("deleting the sandbox", move || {
+        step::reached("bury.begun");
+        shell.groups.remove(&group)?;
+        files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
+        step::reached("bury.freed");
+        shell.logs.leave(&shell.layout, &id);
+        store::delete(&shell.layout.shim(&id))?;
+        step::reached("bury.shim");
+        store::delete(&shell.layout.sandbox(&id))?;
+        step::reached("bury.deleted");
+        Ok(())
+    })
+    .await?;
+    // The owner ends with this turn.
+    let _ = pod.turn(|sandbox| sandbox.is_removed = true).await;
+    runtime.forget_pod(now.id());
+    runtime.sandbox_names.release(&now.meta.name, now.id());
+    Ok(())
+}
+
+/// Undoes what was made of a sandbox nobody has been told of.
+///
+/// # Errors
+/// What is left.
+pub async fn undo(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
+    take_down(runtime, pod).await.map_err(|cause| RuntimeError::other(cause.text))?;
+    bury(runtime, pod).await
+}

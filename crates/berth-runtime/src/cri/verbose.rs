@@ -1,0 +1,222 @@
+//! What `-v` calls tell beside the status, in the shape containerd gives it: what people's `crictl … | jq` lines look for.
+//! Pure. Behaviour: spec 09a §2.1, §3.2.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    config::{NAME, PAUSE},
+    container::Container,
+    launch::{namespaces, oci},
+    sandbox::Sandbox,
+};
+use berth_proto::cri::{self, NamespaceMode};
+use berth_shim::plan::{LaunchPlan, Processes, RootKind};
+
+/// Of a sandbox.
+pub fn sandbox(sandbox: &Sandbox) -> Value {
+    let pid = process(sandbox);
+    json!({
+        "pid": pid,
+        "processStatus": if sandbox.is_ready() { "running" } else { "deleted" },
+        "netNamespaceClosed": !sandbox.is_ready(),
+        "image": PAUSE,
+        "snapshotKey": sandbox.id(),
+        "snapshotter": "",
+        "runtimeHandler": sandbox.meta.runtime_handler,
+        "runtimeType": NAME,
+        "netns": sandbox.meta.netns,
+        "cgroup": sandbox.meta.group,
+        "config": shown(&*sandbox.config),
+        "runtimeSpec": {
+            "ociVersion": oci::VERSION,
+            "hostname": sandbox.config.hostname,
+            "annotations": sandbox.config.annotations,
+            "linux": {"cgroupsPath": sandbox.meta.group, "namespaces": of_sandbox(sandbox, None)},
+        },
+        "cniResult": network(sandbox),
+        "overhead": sandbox.overhead.as_ref().map(resources),
+        "resources": sandbox.resources.as_ref().map(resources),
+    })
+}
+
+/// Of a container.
+pub fn container(sandbox: &Sandbox, container: &Container) -> Value {
+    let plan = &*container.plan;
+    let mut spec = oci::spec(plan);
+    spec["hostname"] = json!(sandbox.config.hostname);
+    spec["annotations"] = json!(container.config.annotations);
+    spec["linux"]["cgroupsPath"] = json!(container.meta.group);
+    spec["linux"]["resources"] = container.resources.as_ref().map_or(Value::Null, resources);
+    spec["linux"]["namespaces"] = Value::Array(of_container(sandbox, container));
+    json!({
+        "sandboxID": sandbox.id(),
+        "pid": container.running().map(|started| started.pid).unwrap_or_default(),
+        "removing": container.is_removing,
+        "snapshotKey": container.id(),
+        "snapshotter": snapshotter(plan),
+        "runtimeType": NAME,
+        "runtimeOptions": null,
+        "config": shown(&*container.config),
+        "runtimeSpec": spec,
+    })
+}
+
+/// The process whose namespaces are the pod's: there is none of the pod's own, so it is a container's, the first one's.
+fn process(sandbox: &Sandbox) -> u32 {
+    let running = sandbox.containers.values().filter_map(|container| container.running().ok());
+    running.min_by_key(|started| started.at_ns).map_or(0, |started| started.pid)
+}
+
+/// The namespaces a pod has of its own; with a process the paths of those that have no file.
+fn of_sandbox(sandbox: &Sandbox, process: Option<u32>) -> Vec<Value> {
+    let options = namespaces::options(&sandbox.config);
+    let is_own = |mode: i32| mode != NamespaceMode::Node as i32;
+    let at = |name: &str| process.map(|pid| format!("/proc/{pid}/ns/{name}"));
+    let mut all = Vec::new();
+    for (kind, is_own) in [("ipc", is_own(options.ipc)), ("uts", is_own(options.network))] {
+        all.extend(is_own.then(|| namespace(kind, at(kind))));
+    }
+    if let Some(netns) = &sandbox.meta.netns {
+        all.push(namespace("network", Some(netns.display().to_string())));
+    }
+    let has_users = namespaces::users(options.userns_options.as_ref()).is_ok_and(|users| users.is_some());
+    all.extend(has_users.then(|| namespace("user", at("user"))));
+    all
+}
+
+fn of_container(sandbox: &Sandbox, container: &Container) -> Vec<Value> {
+    let process = container.running().ok().map(|started| started.pid);
+    let pid = match &container.plan.processes {
+        Processes::Own => Some(namespace("pid", None)),
+        Processes::Pod | Processes::Of(_) => Some(namespace("pid", process.map(|pid| format!("/proc/{pid}/ns/pid")))),
+        Processes::Host => None,
+    };
+    let mut all: Vec<Value> = pid.into_iter().collect();
+    all.extend(of_sandbox(sandbox, process));
+    all.push(namespace("mount", None));
+    all.extend(container.plan.has_group_namespace.then(|| namespace("cgroup", None)));
+    all
+}
+
+fn namespace(kind: &str, path: Option<String>) -> Value {
+    match path {
+        Some(path) => json!({"type": kind, "path": path}),
+        None => json!({"type": kind}),
+    }
+}
+
+/// The pod's addresses by interface, as containerd's library for plugins tells them.
+fn network(sandbox: &Sandbox) -> Value {
+    let Some(netns) = &sandbox.meta.netns else { return Value::Null };
+    let told = sandbox.meta.network.get("result").cloned().unwrap_or_default();
+    let list = |name: &str| told[name].as_array().cloned().unwrap_or_default();
+    let links = list("interfaces");
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let mut interfaces = Map::new();
+    for link in &links {
+        let is_pods = text(&link["sandbox"]).is_some_and(|sandbox| !sandbox.is_empty());
+        if let Some(name) = text(&link["name"]).filter(|_| is_pods) {
+            let one = json!({"IPConfigs": [], "Mac": link["mac"], "Sandbox": link["sandbox"]});
+            interfaces.insert(name, one);
+        }
+    }
+    let own = || json!({"IPConfigs": [], "Mac": "", "Sandbox": netns});
+    for ip in list("ips") {
+        let link = ip["interface"].as_u64().and_then(|index| links.get(usize::try_from(index).ok()?));
+        let name = link.and_then(|link| text(&link["name"])).unwrap_or_else(|| "eth0".to_owned());
+        let address = text(&ip["address"]).unwrap_or_default();
+        let address = address.split('/').next().unwrap_or_default();
+        let config = json!({"IP": address, "Gateway": ip["gateway"].as_str().unwrap_or_default()});
+        add(interfaces.entry(name).or_insert_with(own), config);
+    }
+    if interfaces.is_empty() {
+        let mut one = own();
+        for ip in &sandbox.meta.ips {
+            add(&mut one, json!({"IP": ip, "Gateway": ""}));
+        }
+        interfaces.insert("eth0".to_owned(), one);
+    }
+    json!({"Interfaces": interfaces, "DNS": [told["dns"]], "Routes": told["routes"]})
+}
+
+fn add(interface: &mut Value, config: Value) {
+    if let Some(all) = interface["IPConfigs"].as_array_mut() {
+        all.push(config);
+    }
+}
+
+/// Resources as an OCI specification has them, and as containerd calls them.
+fn resources(told: &cri::LinuxContainerResources) -> Value {
+    let memory = told.memory_limit_in_bytes;
+    // A limit of memory is one of both: there is no swap beyond it.
+    let both = if told.memory_swap_limit_in_bytes == 0 { memory } else { told.memory_swap_limit_in_bytes };
+    json!({
+        "cpu": {
+            "shares": told.cpu_shares, "quota": told.cpu_quota, "period": told.cpu_period,
+            "cpus": told.cpuset_cpus, "mems": told.cpuset_mems,
+        },
+        "memory": {"limit": memory, "swap": both},
+        "unified": told.unified,
+    })
+}
+
+/// How a container's root is made.
+fn snapshotter(plan: &LaunchPlan) -> &'static str {
+    match plan.root.kind {
+        RootKind::Overlay { .. } => "overlay",
+        RootKind::Directory(_) => "copy",
+    }
+}
+
+/// A request as JSON, by the names of its fields; what nobody said is left out.
+fn shown(request: &impl Serialize) -> Value {
+    let mut value = serde_json::to_value(request).unwrap_or_default(); // messages always have a JSON form
+    leave_out(&mut value);
+    value
+}
+
+fn leave_out(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.values_mut().for_each(leave_out);
+            members.retain(|_, member| !is_nothing(member));
+            members.sort_keys();
+        }
+        Value::Array(items) => items.iter_mut().for_each(leave_out),
+        _ => {}
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_shown_by_the_names_of_their_fields() {
+        let request = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: "c".to_owned(), attempt: 0 }),
+            mounts: vec![cri::Mount {
+                container_path: "/a".to_owned(),
+                host_path: "/b".to_owned(),
+                ..Default::default()
+            }],
+            envs: vec![cri::KeyValue { key: "K".to_owned(), value: b"v".to_vec() }],
+            annotations: [("b".to_owned(), "2".to_owned()), ("a".to_owned(), "1".to_owned())].into(),
+            ..Default::default()
+        };
+        let expected = r#"{"annotations":{"a":"1","b":"2"},"envs":[{"key":"K","value":"v"}],"metadata":{"name":"c"},"mounts":[{"container_path":"/a","host_path":"/b"}]}"#;
+        assert_eq!(shown(&request).to_string(), expected);
+    }
+}

@@ -1,0 +1,111 @@
+//! Tells subscribers what happened. Nobody is waited for.
+//!
+//! Each has a bounded queue; whoever falls behind is cut off with an error, because a closed stream makes a client list
+//! again, and an event that was left out does not. Behaviour: spec 09a §5.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use futures::stream::{self, BoxStream, StreamExt};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::{sandbox, sandbox::Sandbox, view};
+use berth_proto::cri::ContainerEventResponse;
+
+/// Events a subscriber may be behind.
+const QUEUE: usize = 1000;
+
+/// All who want to hear.
+#[derive(Debug, Default)]
+pub struct Hub(Mutex<Vec<Subscriber>>);
+
+#[derive(Debug)]
+struct Subscriber {
+    queue: mpsc::Sender<ContainerEventResponse>,
+    is_behind: Arc<AtomicBool>,
+}
+
+/// What a subscriber is told.
+pub type Events = BoxStream<'static, Result<ContainerEventResponse, Status>>;
+
+impl Hub {
+    /// What happens from now on.
+    pub fn subscribe(&self) -> Events {
+        let (queue, events) = mpsc::channel(QUEUE);
+        let is_behind = Arc::new(AtomicBool::new(false));
+        let subscriber = Subscriber { queue, is_behind: is_behind.clone() };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(subscriber);
+        stream::unfold(Some((events, is_behind)), |state| async {
+            let (mut events, is_behind) = state?;
+            match events.recv().await {
+                Some(event) => Some((Ok(event), Some((events, is_behind)))),
+                None if is_behind.load(Ordering::Acquire) => {
+                    let text = format!("{QUEUE} events were not taken: list again");
+                    Some((Err(Status::resource_exhausted(text)), None))
+                }
+                None => None,
+            }
+        })
+        .boxed()
+    }
+
+    /// Tells what changed from `old` to `new`.
+    pub fn tell(&self, old: &Sandbox, new: &Sandbox, now_ns: i64) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| !one.queue.is_closed());
+        if all.is_empty() {
+            return;
+        }
+        let news = sandbox::news(old, new);
+        if news.is_empty() {
+            return;
+        }
+        let status = view::sandbox_status(new);
+        let containers = view::container_statuses(new);
+        for (id, kind) in news {
+            let event = ContainerEventResponse {
+                container_id: id,
+                container_event_type: kind.into(),
+                created_at: now_ns,
+                pod_sandbox_status: Some(status.clone()),
+                containers_statuses: containers.clone(),
+            };
+            all.retain(|one| match one.queue.try_send(event.clone()) {
+                Ok(()) => true,
+                Err(_) => {
+                    one.is_behind.store(true, Ordering::Release);
+                    false
+                }
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{container, sandbox};
+
+    #[tokio::test]
+    async fn who_falls_behind_is_told_so_and_cut_off() {
+        let hub = Hub::default();
+        let (slow, mut gone) = (hub.subscribe(), hub.subscribe());
+        let (without, mut with) = (sandbox("s"), sandbox("s"));
+        with.containers.insert("c".to_owned(), container("c"));
+        hub.tell(&without, &with, 1);
+        let first = gone.next().await.expect("an event").expect("no error");
+        assert_eq!((first.container_id.as_str(), first.containers_statuses.len()), ("c", 1));
+        drop(gone);
+        for at in 0..QUEUE {
+            hub.tell(&without, &with, i64::try_from(at).expect("small"));
+        }
+        let told: Vec<_> = slow.collect().await;
+        assert_eq!(told.len(), QUEUE + 1);
+        let last = told.last().expect("one").as_ref().expect_err("cut off");
+        assert_eq!(last.code(), tonic::Code::ResourceExhausted);
+        assert!(hub.0.lock().expect("whole").is_empty());
+    }
+}

@@ -1,0 +1,143 @@
+//! The process that unpacks one layer. It gives up everything else before it reads the first byte: other files, the network,
+//! privileges; and it ends with whoever started it.
+//!
+//! Its root is the layer's directory. What the kernel does not have (Landlock, network namespaces) it goes without; every
+//! path is resolved beneath the directory in any case ([`super::root`]). Behaviour: spec 09b §5.2.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::AsFd,
+    process::ExitCode,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    libc,
+    sched::{CloneFlags, unshare},
+    sys::{prctl, signal::Signal},
+};
+use rustix::thread::CapabilitySet;
+use tracing::warn;
+
+use super::{
+    Applied, Place,
+    apart::{Job, Line},
+    apply_in,
+    root::{RootDir, Way},
+    source,
+};
+use crate::images::error::{Attempt, ImageError};
+use berth_sys::{
+    landlock,
+    mount_api::{self, Reach},
+    privileges,
+    spawn::{self, Alone},
+};
+
+/// What unpacking takes.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SYS_ADMIN);
+/// Resource, by its number, and limit: open files, core dumps, memory. A decoder's window is 128 MiB at most; names and times
+/// of directories take the rest.
+const LIMITS: [(u32, u64); 3] = [(7, 256), (4, 0), (2, 1 << 30)];
+/// Bytes of warnings that are told: with all else that is said they stay below what is listened to.
+const WARNINGS: usize = 16 << 10;
+/// How often is told that something still happens.
+const ALIVE_EVERY: Duration = Duration::from_secs(10);
+
+/// Does the job, and tells what came of it on standard output.
+pub fn main(job: &str) -> ExitCode {
+    let warnings = tracing_subscriber::fmt().with_ansi(false).without_time().with_level(false).with_target(false);
+    // Another one that is set already is as good.
+    let _ = warnings.with_writer(Mutex::new(Warnings { left: WARNINGS })).try_init();
+    let outcome = serde_json::from_str(job)
+        .map_err(|error| ImageError::invalid(format!("what is to be unpacked is not understood: {error}")))
+        .and_then(|job| unpack(&job));
+    let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    match tell(&Line::Outcome(outcome)) {
+        Ok(()) => code,
+        Err(_) => ExitCode::FAILURE, // nobody listens
+    }
+}
+
+fn unpack(job: &Job) -> Result<Applied, ImageError> {
+    prctl::set_pdeathsig(Signal::SIGKILL).attempt("end with who started us")?;
+    if nix::unistd::getppid().as_raw() != i32::try_from(job.parent).unwrap_or_default() {
+        return Err(ImageError::bad_content("who wanted the layer unpacked has gone"));
+    }
+    let alone = Alone::check().attempt("unpack alone")?;
+    let root = RootDir::open(&job.into).attempt("open layer directory")?;
+    let recipe = File::create_new(&job.recipe).attempt("create layer")?;
+    confine(&root)?;
+    // Past the small buffer of standard input.
+    let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open the stream")?);
+    // A thread that begins now has no more than we have left; it names no files.
+    let stream = source::ahead(stream)?;
+    let mut told = Instant::now();
+    let mut alive = || {
+        if told.elapsed() >= ALIVE_EVERY {
+            told = Instant::now();
+            // Who does not listen any more kills us, or has gone.
+            let _ = tell(&Line::Alive);
+        }
+    };
+    apply_in(stream, Place { root, way: Way::Here(alone), alive: &mut alive }, &job.policy, Some(recipe))
+}
+
+fn confine(root: &RootDir) -> Result<(), ImageError> {
+    for (resource, limit) in LIMITS {
+        let limit = spawn::hard_limit(resource).map_or(limit, |hard| hard.min(limit));
+        spawn::set_limit(resource, limit, limit).attempt("limit what unpacking takes")?;
+    }
+    unshare(CloneFlags::CLONE_NEWNS).attempt("make a mount namespace")?;
+    mount_api::change_root(libc::MS_SLAVE, Reach::Tree).attempt("hide mounts from the host")?;
+    if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+        warn!("the network is not taken away: {error}");
+    }
+    rustix::process::fchdir(root.fd()).attempt("go to the layer's directory")?;
+    rustix::process::chroot(".").attempt("make the layer's directory the root")?;
+    match landlock::change_only_beneath(root.fd()) {
+        // The layer's directory is all that can be named.
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
+        restricted => restricted.attempt("forbid changes elsewhere")?,
+    }
+    prctl::set_no_new_privs().attempt("give up new privileges")?;
+    privileges::keep_only(KEPT).attempt("give up capabilities")
+}
+
+fn tell(line: &Line) -> io::Result<()> {
+    let mut text = serde_json::to_string(line).map_err(io::Error::other)?;
+    text.push('\n');
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Tells warnings, up to a length.
+struct Warnings {
+    left: usize,
+}
+
+impl Write for Warnings {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        // Escaped, a byte takes six at most.
+        let length = text.len().saturating_mul(6);
+        if length <= self.left {
+            self.left -= length;
+            tell(&Line::Warning(text.trim_end().to_owned()))?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

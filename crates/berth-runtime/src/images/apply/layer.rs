@@ -1,0 +1,452 @@
+//! Carries a layer's entries out, one after the other, and counts.
+//!
+//! Whatever a layer says, nothing outside its directory changes, and its author learns nothing of this machine. What needs a
+//! privilege we lack (device nodes inside another container) is left out with a warning; what security rests on is an error.
+//! Behaviour: spec 09b §5.2.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    fs::File,
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags},
+    io::Errno,
+};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use self::deletions::{is_at_or_below, is_whiteout};
+use super::{
+    limits::{Form, Policy, Totals},
+    path,
+    root::{self, At, RootDir, Way},
+    source::{self, Source},
+    whiteouts::{Mark, mark},
+};
+use crate::images::{
+    digest::{Digest, Hashing},
+    error::{Attempt, ImageError, Kind as ErrorKind},
+    recipe::Noting,
+    tar::reader::{Entry, Kind, Reader},
+};
+use berth_sys::write_back;
+
+/// Highest id of a user or group.
+const HIGHEST_ID: u64 = i32::MAX as u64;
+/// Bytes of files between two looks at the free space.
+const LOOK_EVERY: u64 = 64 << 20;
+/// Buffer for the content of files, bytes.
+const BUFFER: usize = 256 << 10;
+/// What a disk is told to write while we unpack on, bytes: the layer is synced before it counts, and need not wait then.
+const EARLY: u64 = 256 << 10;
+
+/// What came out of a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Applied {
+    /// Digest of the unpacked stream.
+    pub diff_id: Digest,
+    /// Bytes of files.
+    pub bytes: u64,
+    /// Entries.
+    pub entries: u64,
+    /// Bytes of the unpacked stream.
+    pub stream: u64,
+    /// Whether it can be put together again from its files.
+    pub is_noted: bool,
+}
+
+/// When something was read and written.
+type Times = ((i64, u32), (i64, u32));
+type Stream<'a> = Noting<Hashing<Box<dyn Source + 'a>>>;
+
+/// Unpacks a layer, packed in any way we know, into an existing directory.
+///
+/// # Errors
+/// Where the stream is broken, beyond the bounds, or something cannot be written. The directory is half filled then.
+pub fn apply<R: Read>(packed: R, into: &Path, policy: &Policy) -> Result<Applied, ImageError> {
+    apply_noting(packed, into, policy, None)
+}
+
+/// Like [`apply`], and notes in a file how the stream is put together again.
+///
+/// # Errors
+/// Likewise.
+pub fn apply_noting<R: Read>(
+    packed: R,
+    into: &Path,
+    policy: &Policy,
+    recipe: Option<File>,
+) -> Result<Applied, ImageError> {
+    let root = RootDir::open(into).attempt("open layer directory")?;
+    let place = Place { root, way: Way::Proc, alive: &mut || {} };
+    apply_in(source::here(packed)?, place, policy, recipe)
+}
+
+/// Where a layer is unpacked.
+pub struct Place<'a> {
+    /// The open directory.
+    pub root: RootDir,
+    /// How its names are told to the kernel.
+    pub way: Way,
+    /// Called again and again while something happens.
+    pub alive: &'a mut dyn FnMut(),
+}
+
+/// Likewise, of a stream without its packing.
+///
+/// # Errors
+/// Likewise.
+pub fn apply_in<'a>(
+    stream: Box<dyn Source + 'a>,
+    into: Place<'a>,
+    policy: &'a Policy,
+    recipe: Option<File>,
+) -> Result<Applied, ImageError> {
+    let stream = Hashing::new(stream);
+    let mut layer = Layer::new(into, policy, Reader::new(Noting::new(stream, recipe)?));
+    layer.run()?;
+    layer.finish_folders()?;
+    let totals = layer.totals;
+    let (stream, is_noted) = layer.drain()?.finish()?;
+    let length = stream.length();
+    let (bytes, entries) = (totals.bytes, totals.entries);
+    Ok(Applied { diff_id: stream.finish(), bytes, entries, stream: length, is_noted })
+}
+
+struct Layer<'a> {
+    root: RootDir,
+    way: Way,
+    alive: &'a mut dyn FnMut(),
+    policy: &'a Policy,
+    tar: Reader<Stream<'a>>,
+    totals: Totals,
+    looked_at: u64,
+    /// Times of directories, set last: what is made in them changes them. Keyed by path.
+    folders: BTreeMap<Vec<u8>, Times>,
+    /// Paths this layer made in a whole tree: deletions spare them. A layer of an overlay has nothing else.
+    made: BTreeSet<Vec<u8>>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Layer<'a> {
+    fn new(into: Place<'a>, policy: &'a Policy, tar: Reader<Stream<'a>>) -> Self {
+        Self {
+            root: into.root,
+            way: into.way,
+            alive: into.alive,
+            policy,
+            tar,
+            totals: Totals::default(),
+            looked_at: 0,
+            folders: BTreeMap::new(),
+            made: BTreeSet::new(),
+            buffer: vec![0; BUFFER],
+        }
+    }
+
+    fn run(&mut self) -> Result<(), ImageError> {
+        loop {
+            // Bounds first: skipped content counts too.
+            self.check()?;
+            let Some(entry) = self.tar.next_entry().map_err(|error| self.broken(&error))? else { return Ok(()) };
+            self.totals.entries += 1;
+            let shown = String::from_utf8_lossy(entry.name.get(..200).unwrap_or(&entry.name)).into_owned();
+            self.entry(&entry).map_err(|error| error.within(format!("unpack {shown:?}")))?;
+        }
+    }
+
+    /// A cut stream is told as a broken archive, a bomb's limit as its limit.
+    fn broken(&self, error: &crate::images::tar::TarError) -> ImageError {
+        ImageError::bad_content(format!("invalid layer: {error}"))
+    }
+
+    fn check(&mut self) -> Result<(), ImageError> {
+        (self.alive)();
+        let stream = self.tar.get_ref().inner();
+        self.policy.bounds.check(self.totals, stream.inner().packed(), stream.length())
+    }
+
+    fn entry(&mut self, entry: &Entry) -> Result<(), ImageError> {
+        if entry.uid > HIGHEST_ID || entry.gid > HIGHEST_ID {
+            return Err(ImageError::bad_content(format!("owner {}:{} out of range", entry.uid, entry.gid)));
+        }
+        let parts = path::parts(&entry.name)?;
+        let Some((last, before)) = parts.split_last() else { return self.root_itself(entry) };
+        if mark(last) == Mark::Ignored {
+            return Ok(());
+        }
+        let parent = self.parent(before)?;
+        let key = |name: &[u8]| [before, &[name]].concat().join(&b'/');
+        match mark(last) {
+            Mark::Opaque => self.opaque(&parent, &before.join(&b'/')),
+            Mark::Removed(name) => {
+                let at = At { parent: parent.as_fd(), name: OsStr::from_bytes(name) };
+                self.whiteout(at, &key(name))
+            }
+            _ => {
+                let at = At { parent: parent.as_fd(), name: OsStr::from_bytes(last) };
+                self.ordinary(entry, at, key(last))
+            }
+        }
+    }
+
+    fn root_itself(&mut self, entry: &Entry) -> Result<(), ImageError> {
+        if entry.kind != Kind::Directory {
+            return Err(ImageError::bad_content("the root is no directory"));
+        }
+        let itself = self.root.resolve(b"", OFlags::RDONLY | OFlags::DIRECTORY).attempt("open root")?;
+        let at = At { parent: itself.as_fd(), name: OsStr::new(".") };
+        owner(at, entry)?;
+        at.set_mode(entry.mode).attempt("set mode")?;
+        self.attributes(at, entry)?;
+        self.folders.insert(Vec::new(), (entry.atime.unwrap_or(entry.mtime), entry.mtime));
+        Ok(())
+    }
+
+    fn ordinary(&mut self, entry: &Entry, at: At<'_>, key: Vec<u8>) -> Result<(), ImageError> {
+        let is_folder = entry.kind == Kind::Directory;
+        let stat = at.look().attempt("look at it")?;
+        let was_removed = stat.as_ref().is_some_and(is_whiteout);
+        let there = stat.map(|stat| FileType::from_raw_mode(stat.st_mode));
+        // Found before anything is removed: a link to itself must not lose the file.
+        let target = match &entry.kind {
+            Kind::HardLink(target) => Some(self.link_target(target)?),
+            _ => None,
+        };
+        if there.is_some() && !(is_folder && there == Some(FileType::Directory)) {
+            if let Some((folder, name)) = &target {
+                let same = At { parent: folder.as_fd(), name: OsStr::from_bytes(name) }.look().ok().flatten();
+                let here = at.look().ok().flatten();
+                if same.zip(here).is_some_and(|(a, b)| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)) {
+                    return Ok(());
+                }
+            }
+            at.remove().attempt("replace what is there")?;
+            self.folders.retain(|path, _| !is_at_or_below(path, &key));
+        }
+        match &entry.kind {
+            Kind::Regular => self.file(entry, at, &key)?,
+            Kind::HardLink(_) => {
+                let (folder, name) = target.ok_or_else(|| ImageError::bad_content("hardlink target not found"))?;
+                rustix::fs::linkat(&folder, OsStr::from_bytes(&name), at.parent, at.name, AtFlags::empty())
+                    .attempt("link")?;
+            }
+            Kind::Symlink(text) => symlink(text, at)?,
+            Kind::Directory => root::make_folder(at, 0o755).attempt("make directory")?,
+            Kind::Fifo => node(at, FileType::Fifo, 0)?,
+            Kind::Character(major, minor) => {
+                if !self.device(at, FileType::CharacterDevice, *major, *minor)? {
+                    return Ok(());
+                }
+            }
+            Kind::Block(major, minor) => {
+                if !self.device(at, FileType::BlockDevice, *major, *minor)? {
+                    return Ok(());
+                }
+            }
+        }
+        if !matches!(entry.kind, Kind::HardLink(_)) {
+            self.describe(entry, at, &key)?;
+        }
+        if was_removed && is_folder {
+            self.set_opaque(at)?;
+        }
+        if self.policy.form == Form::Merged {
+            self.made.insert(key);
+        }
+        Ok(())
+    }
+
+    /// Owner, then mode (a new owner takes setuid away), attributes, times.
+    fn describe(&mut self, entry: &Entry, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
+        owner(at, entry)?;
+        if !matches!(entry.kind, Kind::Symlink(_)) {
+            at.set_mode(entry.mode).attempt("set mode")?;
+        }
+        self.attributes(at, entry)?;
+        let times = (entry.atime.unwrap_or(entry.mtime), entry.mtime);
+        if entry.kind == Kind::Directory {
+            self.folders.insert(key.to_vec(), times);
+            return Ok(());
+        }
+        at.set_times(times.0, times.1).attempt("set times")
+    }
+
+    fn file(&mut self, entry: &Entry, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
+        self.totals.bytes = self.totals.bytes.saturating_add(entry.length());
+        // A claim alone is refused, before anything is written.
+        self.check()?;
+        let mut file = root::create_file(at).attempt("create file")?;
+        match &entry.sparse {
+            None => {
+                self.tar.get_mut().file(key, entry.size);
+                self.piece(&mut file, entry.size)?;
+            }
+            Some(map) => {
+                for (offset, length) in &map.pieces {
+                    file.seek(SeekFrom::Start(*offset)).attempt("seek")?;
+                    self.piece(&mut file, *length)?;
+                }
+                file.set_len(map.size).attempt("set length")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, file: &mut File, length: u64) -> Result<(), ImageError> {
+        let mut left = length;
+        while left > 0 {
+            let most = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len());
+            let window = self.buffer.get_mut(..most).unwrap_or_default();
+            let count = self.tar.read(window).map_err(|error| unreadable(&error))?;
+            if count == 0 {
+                return Err(ImageError::bad_content("invalid layer: unexpected end of archive"));
+            }
+            file.write_all(window.get(..count).unwrap_or_default()).attempt("write")?;
+            left = left.saturating_sub(count as u64);
+            self.look_at_disk(count as u64)?;
+        }
+        if length >= EARLY {
+            write_back::begin(file);
+        }
+        Ok(())
+    }
+
+    fn look_at_disk(&mut self, more: u64) -> Result<(), ImageError> {
+        self.looked_at += more;
+        if self.looked_at < LOOK_EVERY {
+            return Ok(());
+        }
+        self.looked_at = 0;
+        self.check()?;
+        let disk = rustix::fs::fstatvfs(self.root.fd()).attempt("look at the disk")?;
+        if disk.f_bavail.saturating_mul(disk.f_frsize) < self.policy.keep_free {
+            return Err(ImageError::new(ErrorKind::ResourceExhausted, "layer exceeds limits: not enough disk space"));
+        }
+        Ok(())
+    }
+
+    /// The directory and name of what a hard link names.
+    fn link_target(&self, target: &[u8]) -> Result<(OwnedFd, Vec<u8>), ImageError> {
+        let missing = || ImageError::bad_content("hardlink target not found");
+        let parts = path::parts(target)?;
+        let (last, before) = parts.split_last().ok_or_else(missing)?;
+        let folder =
+            self.root.resolve(&before.join(&b'/'), OFlags::RDONLY | OFlags::DIRECTORY).map_err(|_| missing())?;
+        let stat = At { parent: folder.as_fd(), name: OsStr::from_bytes(last) }.look().ok().flatten();
+        let stat = stat.ok_or_else(missing)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => Err(ImageError::bad_content("hardlink target is a directory")),
+            _ if is_whiteout(&stat) => Err(missing()),
+            _ => Ok((folder, last.to_vec())),
+        }
+    }
+
+    /// Whether the node was made; it is not where we may not.
+    fn device(&self, at: At<'_>, kind: FileType, major: u32, minor: u32) -> Result<bool, ImageError> {
+        if (major, minor) == (0, 0) && kind == FileType::CharacterDevice {
+            // An overlay would take it for a deletion.
+            warn!(name = %at.name.to_string_lossy(), "Device 0:0 in a layer left out");
+            return Ok(false);
+        }
+        match rustix::fs::mknodat(
+            at.parent,
+            at.name,
+            kind,
+            Mode::from_raw_mode(0o600),
+            rustix::fs::makedev(major, minor),
+        ) {
+            Err(Errno::PERM) => {
+                warn!(name = %at.name.to_string_lossy(), "Device in a layer left out: not permitted here");
+                Ok(false)
+            }
+            other => other.map(|()| true).attempt("make device"),
+        }
+    }
+
+    fn attributes(&self, at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
+        for (name, value) in &entry.attributes {
+            // They steer the overlay; a layer must not.
+            if name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.") || name.contains(&0) {
+                continue;
+            }
+            let shown = String::from_utf8_lossy(name).into_owned();
+            match at.set_attribute(self.way, name, value) {
+                Ok(()) => {}
+                Err(error) if name == b"security.capability" => {
+                    return Err(ImageError::io(format!("set attribute {shown}"), &error.into()));
+                }
+                Err(Errno::OPNOTSUPP) => warn!(attribute = %shown, "Attribute in a layer left out: not supported"),
+                Err(Errno::PERM) if name.starts_with(b"user.") && entry.kind != Kind::Regular => {
+                    warn!(attribute = %shown, "Attribute in a layer left out: only files have it");
+                }
+                Err(Errno::PERM) if name.starts_with(b"trusted.") || name.starts_with(b"security.") => {
+                    warn!(attribute = %shown, "Attribute in a layer left out: not permitted here");
+                }
+                Err(error) => return Err(ImageError::io(format!("set attribute {shown}"), &error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Times of directories, the deepest first.
+    fn finish_folders(&mut self) -> Result<(), ImageError> {
+        for (path, (atime, mtime)) in std::mem::take(&mut self.folders).into_iter().rev() {
+            let Ok(folder) = self.root.resolve(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW) else {
+                // Another entry made it something else.
+                continue;
+            };
+            (self.alive)();
+            rustix::fs::futimens(&folder, &root::times(atime, mtime)).attempt("set times of a directory")?;
+        }
+        Ok(())
+    }
+
+    /// Reads what follows the archive, for the digest is of the whole stream.
+    fn drain(mut self) -> Result<Stream<'a>, ImageError> {
+        let mut rest = std::mem::take(&mut self.buffer);
+        let (totals, bounds) = (self.totals, self.policy.bounds);
+        let mut stream = self.tar.into_inner();
+        loop {
+            (self.alive)();
+            match stream.read(&mut rest).map_err(|error| unreadable(&error))? {
+                0 => return Ok(stream),
+                _ => bounds.check(totals, stream.inner().inner().packed(), stream.inner().length())?,
+            }
+        }
+    }
+}
+
+fn unreadable(error: &io::Error) -> ImageError {
+    ImageError::bad_content(format!("invalid layer: {error}"))
+}
+
+fn owner(at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
+    // Both were checked against the highest id.
+    let id = |value: u64| u32::try_from(value).unwrap_or(u32::MAX >> 1);
+    at.set_owner(id(entry.uid), id(entry.gid)).attempt("set owner")
+}
+
+fn symlink(text: &[u8], at: At<'_>) -> Result<(), ImageError> {
+    if text.contains(&0) {
+        return Err(ImageError::bad_content("link target holds a NUL"));
+    }
+    rustix::fs::symlinkat(OsStr::from_bytes(text), at.parent, at.name).attempt("make link")
+}
+
+fn node(at: At<'_>, kind: FileType, device: u64) -> Result<(), ImageError> {
+    rustix::fs::mknodat(at.parent, at.name, kind, Mode::from_raw_mode(0o600), device).attempt("make node")
+}
+
+mod deletions;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! What a layer deletes, and the directories it needs in spite of that.
+//!
+//! An overlay knows deletions by devices and attributes; in a whole tree they are carried out. Behaviour: spec 09b §5.2.
+
+use std::{
+    ffi::OsStr,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+};
+
+use rustix::{
+    fs::{FileType, OFlags, Stat},
+    io::Errno,
+};
+
+use super::{Layer, node};
+use crate::images::{
+    apply::{
+        limits::Form,
+        root::{self, At},
+    },
+    error::{Attempt, ImageError},
+};
+
+impl Layer<'_> {
+    pub(super) fn parent(&self, parts: &[&[u8]]) -> Result<OwnedFd, ImageError> {
+        let told = |error: Errno| match error {
+            Errno::NOTDIR => ImageError::bad_content("its parent is not a directory"),
+            other => ImageError::io("open its directory", &other.into()),
+        };
+        match self.root.folder(parts) {
+            Err(Errno::NOTDIR) if self.revive(parts)? => self.root.folder(parts).map_err(told),
+            other => other.map_err(told),
+        }
+    }
+
+    /// Makes a directory of the deletion that stands on the way, where one does: the layer deleted it and has it anew.
+    fn revive(&self, parts: &[&[u8]]) -> Result<bool, ImageError> {
+        for end in 1..=parts.len() {
+            let (Some(name), Some(before)) = (parts.get(end - 1), parts.get(..end - 1)) else { continue };
+            let Ok(folder) = self.root.resolve(&before.join(&b'/'), OFlags::RDONLY | OFlags::DIRECTORY) else {
+                return Ok(false);
+            };
+            let at = At { parent: folder.as_fd(), name: OsStr::from_bytes(name) };
+            if at.look().attempt("look at its directory")?.as_ref().is_some_and(is_whiteout) {
+                at.remove().attempt("replace a deletion")?;
+                root::make_folder(at, 0o755).attempt("make its directory")?;
+                self.set_opaque(at)?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Deletions speak of lower layers: what this layer has itself stays, and a directory hides what is below it.
+    pub(super) fn whiteout(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
+        if self.policy.form == Form::Merged {
+            return self.remove_lower(at, key);
+        }
+        match at.look().attempt("look at it")? {
+            None => node(at, FileType::CharacterDevice, 0),
+            Some(stat) if is_folder(stat.st_mode) => self.set_opaque(at),
+            Some(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn opaque(&mut self, folder: &OwnedFd, key: &[u8]) -> Result<(), ImageError> {
+        if self.policy.form != Form::Merged {
+            let at = At { parent: folder.as_fd(), name: OsStr::new(".") };
+            return self.set_opaque(at);
+        }
+        self.clear(folder, key)
+    }
+
+    /// Empties a directory of a whole tree of what lower layers gave.
+    fn clear(&mut self, folder: &OwnedFd, key: &[u8]) -> Result<(), ImageError> {
+        for name in root::names(folder).attempt("list directory")? {
+            let mut below = key.to_vec();
+            if !below.is_empty() {
+                below.push(b'/');
+            }
+            below.extend_from_slice(name.as_bytes());
+            self.remove_lower(At { parent: folder.as_fd(), name: &name }, &below)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what lower layers gave of a path of a whole tree, and spares what this layer made.
+    fn remove_lower(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
+        let has_made = self.made.contains(key)
+            || self.made.range(child_prefix(key)..).next().is_some_and(|path| is_at_or_below(path, key));
+        if !has_made {
+            return at.remove().attempt("remove what lower layers gave");
+        }
+        match at.open_folder() {
+            Ok(folder) => self.clear(&folder, key),
+            Err(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn set_opaque(&self, at: At<'_>) -> Result<(), ImageError> {
+        match self.policy.form {
+            Form::Merged => Ok(()),
+            Form::Overlay { userxattr } => {
+                let name: &[u8] = if userxattr { b"user.overlay.opaque" } else { b"trusted.overlay.opaque" };
+                at.set_attribute(self.way, name, b"y").attempt("mark directory opaque")
+            }
+        }
+    }
+}
+
+pub(super) fn is_whiteout(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
+}
+
+fn is_folder(mode: u32) -> bool {
+    FileType::from_raw_mode(mode) == FileType::Directory
+}
+
+fn child_prefix(key: &[u8]) -> Vec<u8> {
+    [key, b"/"].concat()
+}
+
+pub(super) fn is_at_or_below(path: &[u8], folder: &[u8]) -> bool {
+    path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+}

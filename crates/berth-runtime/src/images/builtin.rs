@@ -1,0 +1,199 @@
+//! Images made from a program we bring, so that the first pod needs no registry.
+//!
+//! One layer: the program, links to it by the names of its applets, `passwd`, `group` and `/tmp`. The program is the shim's:
+//! a tenth of ours, static where it ships, and a container of it holds few pages. One that is linked dynamically, as in
+//! development, brings the libraries that we have loaded, and its loader. Blocking. Behaviour: spec 09b §8.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, Cursor, Read},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    archive::Found,
+    digest::{Digest, Hashing},
+    elf,
+    error::{Attempt, ImageError},
+    model::{Descriptor, Manifest, OCI_CONFIG, OCI_LAYER, OCI_MANIFEST},
+    names::Name,
+    platform,
+    tar::write,
+};
+use crate::store::record::{self, Durability};
+use berth_shim::applets;
+
+/// Registries nobody is asked about: what they have is in this program.
+pub const HOSTS: [&str; 2] = ["builtin.local", "berth.local"];
+/// The images, and what their containers run.
+const IMAGES: [(&str, &[&str]); 2] = [("pause", &["/bin/pause"]), ("demo", &["/bin/httpd", ":8080"])];
+/// Name of the program in the layer.
+const PROGRAM: &str = "bin/berth";
+/// Of a program, bytes that say how it is loaded.
+const LONGEST_HEAD: u64 = 64 << 10;
+const PASSWD: &[u8] = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n";
+const GROUP: &[u8] = b"root:x:0:\nnobody:x:65534:\n";
+
+/// The layer of one program.
+pub struct Layer {
+    program: PathBuf,
+    libraries: Vec<PathBuf>,
+    diff_id: Digest,
+    size: u64,
+}
+
+/// What was computed for a program, so that it is read once.
+#[derive(Serialize, Deserialize)]
+struct Known {
+    v: u64,
+    fingerprint: String,
+    diff_id: Digest,
+    size: u64,
+}
+
+impl Layer {
+    /// The layer of a program; its digest is kept in `$ROOT/builtin.json`.
+    ///
+    /// # Errors
+    /// Where the program cannot be read.
+    pub fn of(program: &Path, root: &Path) -> Result<Self, ImageError> {
+        let program = fs::canonicalize(program).attempt("find our own program")?;
+        let mut out = Self { libraries: libraries(&program)?, program, diff_id: Digest::of(b""), size: 0 };
+        let fingerprint = out.fingerprint()?;
+        let path = root.join("builtin.json");
+        if let Ok(Some(known)) = record::read::<Known>(&path)
+            && known.fingerprint == fingerprint
+        {
+            (out.diff_id, out.size) = (known.diff_id, known.size);
+            return Ok(out);
+        }
+        let mut stream = Hashing::new(out.stream()?);
+        out.size = io::copy(&mut stream, &mut io::sink()).attempt("read our own program")?;
+        out.diff_id = stream.finish();
+        let known = Known { v: record::VERSION, fingerprint, diff_id: out.diff_id, size: out.size };
+        record::write(&path, &known, Durability::Unsynced).attempt("write builtin.json")?;
+        Ok(out)
+    }
+
+    fn fingerprint(&self) -> Result<String, ImageError> {
+        let mut text = String::from(env!("CARGO_PKG_VERSION"));
+        for path in std::iter::once(&self.program).chain(&self.libraries) {
+            let stat = fs::metadata(path).attempt("look at our own program")?;
+            let facts = (stat.dev(), stat.ino(), stat.len(), stat.mtime(), stat.mtime_nsec());
+            text.push_str(&format!(";{}:{facts:?}", path.display()));
+        }
+        text.push_str(&applets::NAMES.join(","));
+        Ok(text)
+    }
+
+    /// The layer as a tar stream.
+    ///
+    /// # Errors
+    /// Where the program cannot be opened.
+    pub fn stream(&self) -> Result<Box<dyn Read + Send>, ImageError> {
+        let mut out: Box<dyn Read + Send> = Box::new(io::empty());
+        let mut add = |more: Box<dyn Read + Send>| {
+            let before = std::mem::replace(&mut out, Box::new(io::empty()));
+            out = Box::new(before.chain(more));
+        };
+        let mut head = Vec::new();
+        let mut folders: BTreeSet<String> = ["bin", "etc", "dev", "proc", "sys", "var"].map(str::to_owned).into();
+        let names = self.libraries.iter().filter_map(|path| path.to_str()).map(|path| path.trim_start_matches('/'));
+        for name in names.clone() {
+            folders.extend(name.match_indices('/').filter_map(|(at, _)| name.get(..at)).map(str::to_owned));
+        }
+        for folder in &folders {
+            head.extend(write::entry(&format!("{folder}/"), b'5', 0o755, 0, ""));
+        }
+        head.extend(write::entry("tmp/", b'5', 0o1777, 0, ""));
+        for (name, content) in [("etc/passwd", PASSWD), ("etc/group", GROUP)] {
+            head.extend(write::entry(name, b'0', 0o644, content.len() as u64, ""));
+            head.extend_from_slice(content);
+            head.resize(head.len().next_multiple_of(512), 0);
+        }
+        for applet in applets::NAMES {
+            head.extend(write::entry(&format!("bin/{applet}"), b'2', 0o777, 0, "berth"));
+        }
+        let files = std::iter::once((PROGRAM, &self.program)).chain(names.zip(&self.libraries));
+        for (name, path) in files {
+            let file = File::open(path).attempt("open our own program")?;
+            let length = file.metadata().attempt("look at our own program")?.len();
+            head.extend(write::entry(name, b'0', 0o755, length, ""));
+            add(Box::new(Cursor::new(std::mem::take(&mut head))));
+            add(Box::new(file.take(length)));
+            let padding = (512 - length % 512) % 512;
+            add(Box::new(io::repeat(0).take(padding)));
+        }
+        add(Box::new(io::repeat(0).take(1024)));
+        Ok(out)
+    }
+
+    /// The images with this layer.
+    ///
+    /// # Errors
+    /// Where a document cannot be written (it can).
+    pub fn images(&self) -> Result<Vec<Found>, ImageError> {
+        IMAGES.iter().map(|(name, command)| self.image(name, command)).collect()
+    }
+
+    fn image(&self, name: &str, command: &[&str]) -> Result<Found, ImageError> {
+        let machine = platform::host();
+        let config = serde_json::json!({
+            "architecture": machine.architecture, "os": machine.os,
+            "config": {
+                "Cmd": command, "Env": ["PATH=/bin"], "WorkingDir": "/",
+                "Labels": {"org.opencontainers.image.title": name},
+            },
+            "rootfs": {"type": "layers", "diff_ids": [self.diff_id]},
+        });
+        let config = config.to_string().into_bytes();
+        let parsed = Manifest {
+            schema_version: 2,
+            media_type: OCI_MANIFEST.to_owned(),
+            config: Descriptor::of(OCI_CONFIG, &config),
+            layers: vec![Descriptor::new(OCI_LAYER, self.diff_id, self.size)],
+        };
+        let failed = |error| ImageError::bad_content(format!("write manifest: {error}"));
+        let manifest_bytes = serde_json::to_vec(&parsed).map_err(failed)?;
+        let manifest = Descriptor::of(OCI_MANIFEST, &manifest_bytes);
+        let mut names = Vec::new();
+        for host in HOSTS {
+            for tag in [env!("CARGO_PKG_VERSION"), "latest"] {
+                names.push(Name::parse(&format!("{host}/{name}:{tag}"))?);
+            }
+        }
+        Ok(Found {
+            names,
+            target: manifest.clone(),
+            target_bytes: manifest_bytes.clone(),
+            manifest,
+            manifest_bytes,
+            parsed,
+            config,
+            layers: vec![String::new()],
+        })
+    }
+}
+
+/// What a program needs to run: nothing where it is static; else its loader and the shared objects that this process has
+/// mapped, which was built like it.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let mut head = Vec::new();
+    let file = File::open(program).attempt("open the program of the built-in images")?;
+    file.take(LONGEST_HEAD).read_to_end(&mut head).attempt("read the program of the built-in images")?;
+    let Some(loader) = elf::loader(&head) else { return Ok(Vec::new()) };
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| line.find('/').and_then(|at| line.get(at..)));
+    let objects: BTreeSet<&str> = paths.filter(|path| path.contains(".so") && !path.ends_with("(deleted)")).collect();
+    if objects.is_empty() {
+        let text = format!("{} is linked dynamically, and nobody knows its libraries", program.display());
+        return Err(ImageError::bad_content(text));
+    }
+    // The loader goes by a path that is a link on most machines.
+    let all: BTreeSet<PathBuf> = objects.into_iter().map(PathBuf::from).chain([PathBuf::from(loader)]).collect();
+    Ok(all.into_iter().collect())
+}

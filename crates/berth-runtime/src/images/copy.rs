@@ -1,0 +1,261 @@
+//! Copies trees: for machines without overlays, where a root is a copy of an image.
+//!
+//! Owners, modes, times, attributes, hard links and holes are kept; blocks are shared where the file system can. Blocking.
+//! Behaviour: spec 09b §5.1.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs::File,
+    io::{self, Read, Seek},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    time::Instant,
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat},
+    io::Errno,
+};
+
+use super::{
+    apply::root::{At, RootDir, Way, create_file, make_folder, names},
+    error::{Attempt, ImageError},
+};
+
+/// Most bytes that are copied between two looks at the clock.
+const PIECE: u64 = 64 << 20;
+/// Longest list of attribute names and longest value the kernel has, bytes.
+const ATTRIBUTES: usize = 64 << 10;
+
+/// What a copy may take. Blocks that are shared cost nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Bytes of content.
+    pub bytes: u64,
+    /// When the copy ends, done or not.
+    pub deadline: Option<Instant>,
+}
+
+impl Budget {
+    /// As much and as long as it takes.
+    pub const UNLIMITED: Self = Self { bytes: u64::MAX, deadline: None };
+
+    /// Takes bytes that are about to be copied.
+    fn take(&mut self, bytes: u64) -> io::Result<()> {
+        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        self.bytes = self.bytes.checked_sub(bytes).ok_or(Errno::NOSPC)?;
+        Ok(())
+    }
+}
+
+/// Copies what is in one directory into another, which exists; the directory's own owner, mode and attributes too.
+///
+/// # Errors
+/// What the kernel says; no space where the budget of bytes is used up, timed out where that of time is.
+pub fn tree(from: &Path, to: &Path, mut budget: Budget) -> Result<(), ImageError> {
+    let what = || format!("copy {}", from.display());
+    let (from_root, to_root) = (RootDir::open(from).attempt(what())?, RootDir::open(to).attempt(what())?);
+    let mut links = BTreeMap::new();
+    let result = (|| {
+        // Paths on a stack: depth and breadth are the image's choice, descriptors are few.
+        let mut stack: Vec<Vec<u8>> = vec![Vec::new()];
+        while let Some(path) = stack.pop() {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+            let (from, to) = (from_root.resolve(&path, flags)?, to_root.resolve(&path, flags)?);
+            let stat = rustix::fs::fstat(&from)?;
+            for name in names(&from)? {
+                let mut below = path.clone();
+                if !below.is_empty() {
+                    below.push(b'/');
+                }
+                below.extend_from_slice(name.as_bytes());
+                if one(at(from.as_fd(), &name), at(to.as_fd(), &name), &to_root, &below, &mut links, &mut budget)? {
+                    stack.push(below);
+                }
+            }
+            let (dot_from, dot_to) = (at(from.as_fd(), OsStr::new(".")), at(to.as_fd(), OsStr::new(".")));
+            dot_to.set_owner(stat.st_uid, stat.st_gid)?;
+            dot_to.set_mode(stat.st_mode & 0o7777)?;
+            attributes(dot_from, dot_to)?;
+            dot_to.set_times(accessed(&stat), modified(&stat))?;
+        }
+        Ok::<(), io::Error>(())
+    })();
+    result.attempt(what())
+}
+
+fn at<'a>(parent: BorrowedFd<'a>, name: &'a OsStr) -> At<'a> {
+    At { parent, name }
+}
+
+/// Copies one entry; whether it is a directory, which is made and not filled.
+fn one(
+    source: At<'_>,
+    target: At<'_>,
+    root: &RootDir,
+    path: &[u8],
+    links: &mut BTreeMap<(u64, u64), Vec<u8>>,
+    budget: &mut Budget,
+) -> io::Result<bool> {
+    budget.take(0)?;
+    let Some(stat) = source.look()? else { return Ok(false) };
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    let key = (stat.st_dev, stat.st_ino);
+    if kind == FileType::Directory {
+        make_folder(target, 0o700)?;
+        return Ok(true);
+    }
+    if stat.st_nlink > 1
+        && let Some(known) = links.get(&key)
+    {
+        rustix::fs::linkat(root.fd(), OsStr::from_bytes(known), target.parent, target.name, AtFlags::empty())?;
+        return Ok(false);
+    }
+    match kind {
+        FileType::RegularFile => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let mut file = File::from(rustix::fs::openat(source.parent, source.name, flags, Mode::empty())?);
+            content(&mut file, &mut create_file(target)?, budget)?;
+        }
+        FileType::Symlink => {
+            let text = rustix::fs::readlinkat(source.parent, source.name, Vec::new())?;
+            rustix::fs::symlinkat(text.as_c_str(), target.parent, target.name)?;
+        }
+        FileType::Socket => return Ok(false),
+        kind => rustix::fs::mknodat(target.parent, target.name, kind, Mode::from_raw_mode(0o600), stat.st_rdev)?,
+    }
+    target.set_owner(stat.st_uid, stat.st_gid)?;
+    if kind != FileType::Symlink {
+        target.set_mode(stat.st_mode & 0o7777)?;
+    }
+    attributes(source, target)?;
+    target.set_times(accessed(&stat), modified(&stat))?;
+    if stat.st_nlink > 1 {
+        links.insert(key, path.to_vec());
+    }
+    Ok(false)
+}
+
+/// Shares the blocks, else copies them in the kernel; holes stay holes.
+fn content(from: &mut File, to: &mut File, budget: &mut Budget) -> io::Result<()> {
+    if rustix::fs::ioctl_ficlone(&*to, &*from).is_ok() {
+        return Ok(());
+    }
+    let mut at = 0;
+    loop {
+        let data = match rustix::fs::seek(&*from, SeekFrom::Data(at)) {
+            // The rest is a hole, or there is none.
+            Err(Errno::NXIO) => break,
+            other => other?,
+        };
+        let hole = rustix::fs::seek(&*from, SeekFrom::Hole(data))?;
+        from.seek(io::SeekFrom::Start(data))?;
+        to.seek(io::SeekFrom::Start(data))?;
+        let length = hole.saturating_sub(data).min(PIECE);
+        budget.take(length)?;
+        io::copy(&mut from.by_ref().take(length), to)?;
+        at = data.saturating_add(length);
+    }
+    to.set_len(from.metadata()?.len())
+}
+
+fn attributes(from: At<'_>, to: At<'_>) -> io::Result<()> {
+    let path = from.path();
+    let path = OsStr::from_bytes(&path);
+    let mut list = vec![0u8; ATTRIBUTES];
+    let length = match rustix::fs::llistxattr(path, list.as_mut_slice()) {
+        Err(Errno::OPNOTSUPP) => return Ok(()),
+        other => other?,
+    };
+    let listed = list.get(..length).unwrap_or_default();
+    for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        let mut value = vec![0u8; ATTRIBUTES];
+        let length = rustix::fs::lgetxattr(path, OsStr::from_bytes(name), value.as_mut_slice())?;
+        to.set_attribute(Way::Proc, name, value.get(..length).unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+fn accessed(stat: &Stat) -> (i64, u32) {
+    (stat.st_atime, u32::try_from(stat.st_atime_nsec).unwrap_or(0))
+}
+
+fn modified(stat: &Stat) -> (i64, u32) {
+    (stat.st_mtime, u32::try_from(stat.st_mtime_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    };
+
+    use super::*;
+
+    #[test]
+    fn holes_stay_holes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a")).expect("makeable");
+        fs::create_dir(at("b")).expect("makeable");
+        let file = File::create(at("a/sparse")).expect("makeable");
+        file.set_len(64 << 30).expect("a hole");
+        file.write_all_at(b"middle", 1 << 30).expect("written");
+        tree(&at("a"), &at("b"), Budget { bytes: 1 << 20, deadline: None }).expect("holes cost nothing");
+        let copy = fs::metadata(at("b/sparse")).expect("there");
+        assert_eq!(copy.len(), 64 << 30);
+        assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
+        let mut middle = [0; 8];
+        File::open(at("b/sparse")).and_then(|file| file.read_exact_at(&mut middle, 1 << 30)).expect("readable");
+        assert_eq!(&middle, b"middle\0\0");
+    }
+
+    /// An image does not fill the disk, and no copy goes on when nobody waits for it any more.
+    #[test]
+    fn a_copy_ends_with_its_budget() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory whose blocks cannot be shared");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a")).expect("makeable");
+        fs::write(at("a/one"), vec![1; 1 << 20]).expect("written");
+        fs::write(at("a/two"), vec![1; 1 << 20]).expect("written");
+        let mut number = 0;
+        let mut copy = |budget| {
+            number += 1;
+            let to = at(&number.to_string());
+            fs::create_dir(&to).expect("makeable");
+            tree(&at("a"), &to, budget)
+        };
+        copy(Budget { bytes: 2 << 20, deadline: None }).expect("it is enough");
+        let error = copy(Budget { bytes: (2 << 20) - 1, deadline: None }).expect_err("not enough");
+        assert_eq!(error.kind, super::super::error::Kind::ResourceExhausted, "{error}");
+        let error = copy(Budget { bytes: u64::MAX, deadline: Some(Instant::now()) }).expect_err("too late");
+        assert!(error.text.contains("timed out"), "{error}");
+        assert_eq!(fs::read_dir(at("3")).expect("there").count(), 0);
+    }
+
+    #[test]
+    fn a_copy_is_the_same() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a/x/y")).expect("makeable");
+        fs::create_dir(at("b")).expect("makeable");
+        fs::write(at("a/x/file"), "content").expect("writable");
+        fs::hard_link(at("a/x/file"), at("a/x/y/other")).expect("makeable");
+        symlink("/etc/passwd", at("a/x/link")).expect("makeable");
+        fs::set_permissions(at("a/x/file"), fs::Permissions::from_mode(0o640)).expect("settable");
+        tree(&at("a"), &at("b"), Budget::UNLIMITED).expect("copied");
+        let (file, other) =
+            (fs::metadata(at("b/x/file")).expect("there"), fs::metadata(at("b/x/y/other")).expect("there"));
+        assert_eq!((file.ino(), file.mode() & 0o7777), (other.ino(), 0o640));
+        assert_eq!(fs::read_to_string(at("b/x/y/other")).expect("readable"), "content");
+        assert_eq!(fs::read_link(at("b/x/link")).expect("a link"), Path::new("/etc/passwd"));
+        assert_ne!(file.ino(), fs::metadata(at("a/x/file")).expect("there").ino());
+    }
+}

@@ -1,0 +1,211 @@
+//! Where people's orders about images are taken while the runtime runs: a local socket of root's.
+//!
+//! ```text
+//!  berth images ──order, descriptor──► $STATE/images/ctl.sock ──► orders::carry_out
+//!               ◄──told, told, done──
+//! ```
+//! One order for each connection. Who leaves gives a pull up, unless others wait for it too; other work is finished.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, warn};
+
+use super::{
+    orders::{self, Order, Told},
+    store::ImageStore,
+};
+use berth_shim::socket::{self, Received};
+use berth_sys::watched::Watched;
+
+/// Orders at a time; more wait.
+const MOST: usize = 8;
+/// How long somebody who connects may take to say what is wanted, and to hear the next word.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Words that wait to be heard.
+const WAITING: usize = 64;
+
+/// Where orders are taken, below `$STATE`.
+pub fn folder(state: &Path) -> PathBuf {
+    state.join("images")
+}
+
+/// One end of a connection.
+struct Line(Watched);
+
+impl Line {
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        Watched::new(socket).map(Self)
+    }
+
+    async fn say(&self, what: &impl serde::Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = serde_json::to_vec(what).map_err(io::Error::other)?;
+        let sent = async {
+            loop {
+                let mut ready = self.0.writable().await?;
+                if socket::send(self.0.get_ref().as_fd(), &bytes, files)? {
+                    return Ok(());
+                }
+                ready.clear_ready();
+            }
+        };
+        timeout(PATIENCE, sent).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// The next message; `None`: the other side has gone.
+    async fn hear<T: serde::de::DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match socket::receive(self.0.get_ref().as_fd())? {
+                Received::Nothing => ready.clear_ready(),
+                Received::End => return Ok(None),
+                Received::Datagram(bytes, files) => {
+                    let message = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
+                    return Ok(Some((message, files)));
+                }
+            }
+        }
+    }
+}
+
+/// Takes orders until told to stop.
+pub async fn serve(store: ImageStore, folder: PathBuf, tasks: TaskTracker, stop: CancellationToken) {
+    let listening = std::fs::create_dir_all(&folder).and_then(|()| Watched::new(socket::listen(&folder)?));
+    let listener = match listening {
+        Ok(listener) => listener,
+        Err(error) => {
+            warn!(path = %folder.display(), err = %error, "`berth images` cannot ask this runtime");
+            return;
+        }
+    };
+    let places = Arc::new(Semaphore::new(MOST));
+    loop {
+        let socket = tokio::select! {
+            socket = accept(&listener) => socket,
+            () = stop.cancelled() => return,
+        };
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(error) => {
+                warn!(err = %error, "An order about images cannot be taken");
+                tokio::time::sleep(Duration::from_millis(100)).await; // out of descriptors, most likely
+                continue;
+            }
+        };
+        // Never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let (store, stop) = (store.clone(), stop.clone());
+        tasks.spawn(async move {
+            let attended = tokio::select! {
+                attended = attend(&store, socket) => attended,
+                () = stop.cancelled() => Ok(()),
+            };
+            if let Err(error) = attended {
+                debug!(err = %error, "Who asked about images was not answered");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn accept(listener: &Watched) -> io::Result<OwnedFd> {
+    loop {
+        let mut ready = listener.readable().await?;
+        match socket::accept(listener.get_ref().as_fd())? {
+            Some(socket) => return Ok(socket),
+            None => ready.clear_ready(),
+        }
+    }
+}
+
+async fn attend(store: &ImageStore, socket: OwnedFd) -> io::Result<()> {
+    let line = Line::new(socket)?;
+    let heard = timeout(PATIENCE, line.hear::<Order>()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+    let Some((order, files)) = heard? else { return Ok(()) };
+    let (tell, mut told) = mpsc::channel(WAITING);
+    let work = async {
+        let outcome = orders::carry_out(store, order, files.into_iter().next(), &tell).await;
+        // The receiver lives as long as this does.
+        let _ = tell.send(orders::last(outcome)).await;
+    };
+    let mut work = std::pin::pin!(work);
+    let mut is_done = false;
+    loop {
+        tokio::select! {
+            word = told.recv() => {
+                let Some(word) = word else { return Ok(()) };
+                line.say(&word, &[]).await?;
+                if matches!(word, Told::Done | Told::Failed(..)) {
+                    return Ok(());
+                }
+            }
+            () = &mut work, if !is_done => is_done = true,
+            gone = line.hear::<Order>() => match gone? {
+                None => return Ok(()),
+                Some(_) => return Err(io::Error::other("a second order on one connection")),
+            },
+        }
+    }
+}
+
+/// Why an order was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody takes orders there.
+    #[error("no runtime takes orders in {}", folder.display())]
+    Nobody {
+        /// Where.
+        folder: PathBuf,
+    },
+    /// We may not ask.
+    #[error("{}: {source}", folder.display())]
+    Refused {
+        /// Where.
+        folder: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The runtime went away in the middle.
+    #[error("the runtime went away: {0}")]
+    Broken(String),
+}
+
+/// Gives an order to the runtime that runs, with a descriptor where it needs one; `hear` gets every word until the last.
+///
+/// # Errors
+/// Where no runtime runs, or it goes away.
+pub async fn ask(
+    folder: &Path,
+    order: &Order,
+    file: Option<BorrowedFd<'_>>,
+    mut hear: impl FnMut(Told),
+) -> Result<(), AskError> {
+    let refused = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::Nobody { folder: folder.to_owned() },
+        _ => AskError::Refused { folder: folder.to_owned(), source },
+    };
+    let line = socket::connect(folder).and_then(Line::new).map_err(refused)?;
+    let broken = |error: io::Error| AskError::Broken(error.to_string());
+    let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+    line.say(order, &files).await.map_err(broken)?;
+    loop {
+        let Some((word, _)) = line.hear::<Told>().await.map_err(broken)? else {
+            return Err(AskError::Broken("it closed the connection".to_owned()));
+        };
+        let is_last = matches!(word, Told::Done | Told::Failed(..));
+        hear(word);
+        if is_last {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Requests to one place: TLS, deadlines, redirects, tokens, repetition.
+//!
+//! What is secret leaves with a redirect to another host only where it is asked for there; nothing goes from TLS to plain HTTP.
+//! Behaviour: spec 09b §4.2, §4.3.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+
+use super::{
+    auth::{self, Challenge, Identity},
+    client::{self, HttpClient},
+    hosts::Endpoint,
+};
+use crate::images::error::ImageError;
+
+/// How long an answer's head may take, connecting and TLS included.
+const FIRST_BYTE: Duration = Duration::from_secs(50);
+const MOST_REDIRECTS: usize = 10;
+/// Repetitions of a request where the server asks for them by a time.
+const RETRIES: u32 = 3;
+/// Pause before the only repetition of a request that failed without such a time.
+const PAUSE: Duration = Duration::from_millis(250);
+/// A request that failed after longer than this is not repeated: other pulls may wait for this one, and the kubelet's
+/// back-off repeats it.
+const QUICK: Duration = Duration::from_secs(3);
+/// Longest wait a server may ask for.
+const LONGEST_WAIT: u64 = 60;
+/// Longest answer of a token server, bytes.
+const LONGEST_TOKEN: u64 = 1 << 20;
+
+/// Why a place did not give what was asked.
+#[derive(Clone, Debug)]
+pub enum Refusal {
+    /// It does not have it.
+    NotFound,
+    /// It does not give it to us.
+    Denied(String),
+    /// It does not answer, or not well.
+    Unavailable(String),
+    /// Something else, for good.
+    Other(ImageError),
+}
+
+/// One place, and what it knows us by.
+pub struct Place {
+    /// What is known of it.
+    pub endpoint: Endpoint,
+    client: HttpClient,
+    identity: Identity,
+    /// What tokens are asked for where the place does not say.
+    scope: String,
+    authorization: tokio::sync::Mutex<Option<String>>,
+}
+
+impl Place {
+    /// A place; nothing is connected yet.
+    ///
+    /// # Errors
+    /// Where its authorities or our certificates for it cannot be read.
+    pub fn new(endpoint: Endpoint, identity: Identity, path: &str) -> Result<Self, ImageError> {
+        let client = client::of(&endpoint)?;
+        let token = match &identity {
+            Identity::Bearer(token) => Some(format!("Bearer {token}")),
+            _ => None,
+        };
+        let scope = format!("repository:{path}:pull");
+        Ok(Self { endpoint, client, identity, scope, authorization: tokio::sync::Mutex::new(token) })
+    }
+
+    /// Whether plain HTTP may be tried after this.
+    pub fn plain(&self) -> Option<Endpoint> {
+        let can = self.endpoint.falls_back && self.endpoint.scheme == "https";
+        can.then(|| Endpoint { scheme: "http".into(), ..self.endpoint.clone() })
+    }
+
+    /// Asks; an answer is one of success.
+    ///
+    /// # Errors
+    /// What a place refuses, after repetition where that may help.
+    pub async fn ask(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, Refusal> {
+        let url = format!("{}://{}{}{path}", self.endpoint.scheme, self.endpoint.authority, self.endpoint.prefix);
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let begun = Instant::now();
+            let answer = self.authorized(&method, &url, &headers).await;
+            let once = (attempt == 1 && begun.elapsed() < QUICK).then_some(PAUSE);
+            let pause = match &answer {
+                Ok(answer) => match retry_after(answer) {
+                    Some(Some(asked)) => (attempt <= RETRIES).then_some(asked),
+                    Some(None) => once,
+                    None => None,
+                },
+                // Where plain HTTP may be tried, it is tried at once.
+                Err(Refusal::Unavailable(_)) if self.plain().is_none() => once,
+                Err(_) => None,
+            };
+            let Some(pause) = pause else {
+                return self.judge(&method, &url, answer?);
+            };
+            let jitter = Duration::from_millis(rand::random::<u64>() % 250);
+            tokio::time::sleep(pause + jitter).await;
+        }
+    }
+
+    fn judge(&self, method: &Method, url: &str, answer: Response<Incoming>) -> Result<Response<Incoming>, Refusal> {
+        let status = answer.status();
+        let unexpected = || format!("unexpected status from {method} request to {url}: {status}");
+        match status {
+            _ if status.is_success() => Ok(answer),
+            StatusCode::RANGE_NOT_SATISFIABLE => Ok(answer),
+            StatusCode::NOT_FOUND => Err(Refusal::NotFound),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Refusal::Denied(unexpected())),
+            _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+                Err(Refusal::Unavailable(unexpected()))
+            }
+            _ => Err(Refusal::Other(ImageError::bad_content(unexpected()))),
+        }
+    }
+
+    /// Asks, and once more with what a challenge wants.
+    async fn authorized(&self, method: &Method, url: &str, headers: &HeaderMap) -> Result<Response<Incoming>, Refusal> {
+        let known = self.authorization.lock().await.clone();
+        let answer = self.follow(method, url, headers, known.as_deref()).await?;
+        if answer.status() != StatusCode::UNAUTHORIZED {
+            return Ok(answer);
+        }
+        let challenges =
+            answer.headers().get_all(header::WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
+        let Some(challenge) = challenges.filter_map(auth::challenge).next() else { return Ok(answer) };
+        let authorization = match (challenge, &self.identity) {
+            (Challenge::Basic, Identity::Basic(user, password)) => auth::basic(user, password),
+            (Challenge::Basic, _) | (_, Identity::Bearer(_)) => return Ok(answer),
+            (Challenge::Bearer { realm, service, scope }, _) => {
+                let scope = if scope.is_empty() { self.scope.clone() } else { scope };
+                format!("Bearer {}", self.token(&realm, &service, &scope).await?)
+            }
+        };
+        *self.authorization.lock().await = Some(authorization.clone());
+        self.follow(method, url, headers, Some(&authorization)).await
+    }
+
+    async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<String, Refusal> {
+        let failed = |text: String| Refusal::Denied(format!("failed to authorize: {text}"));
+        let (method, url, headers, body) = self.token_request(realm, service, scope).map_err(failed)?;
+        let answer = self.send(&method, &url, &headers, body.into()).await.map_err(|error| failed(told(&error)))?;
+        let status = answer.status();
+        if !status.is_success() {
+            return Err(failed(format!("unexpected status from {method} request to {realm}: {status}")));
+        }
+        let bytes = body_bytes(answer, LONGEST_TOKEN).await.map_err(|error| failed(error.text))?;
+        auth::token(&bytes).map_err(|error| failed(error.text))
+    }
+
+    /// How a token is asked for: method, URL, headers, body.
+    fn token_request(
+        &self,
+        realm: &str,
+        service: &str,
+        scope: &str,
+    ) -> Result<(Method, String, HeaderMap, String), String> {
+        let uri: Uri = realm.parse().map_err(|_| format!("invalid token realm {realm:?}"))?;
+        let is_plain = uri.scheme_str() == Some("http") && self.endpoint.scheme == "https";
+        if is_plain || !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(format!("token realm {realm:?} is refused"));
+        }
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.append_pair("service", service).append_pair("scope", scope);
+        let mut headers = HeaderMap::new();
+        if let Identity::Refresh(token) = &self.identity {
+            query.append_pair("grant_type", "refresh_token").append_pair("refresh_token", token);
+            query.append_pair("client_id", "berth");
+            let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+            headers.insert(header::CONTENT_TYPE, kind);
+            return Ok((Method::POST, realm.to_owned(), headers, query.finish()));
+        }
+        if let Identity::Basic(user, password) = &self.identity {
+            query.append_pair("account", user);
+            let value = HeaderValue::from_str(&auth::basic(user, password)).map_err(|error| error.to_string())?;
+            headers.insert(header::AUTHORIZATION, value);
+        }
+        let separator = if realm.contains('?') { '&' } else { '?' };
+        Ok((Method::GET, format!("{realm}{separator}{}", query.finish()), headers, String::new()))
+    }
+
+    /// Follows redirects; what is secret stays with the host it is for.
+    async fn follow(
+        &self,
+        method: &Method,
+        url: &str,
+        headers: &HeaderMap,
+        authorization: Option<&str>,
+    ) -> Result<Response<Incoming>, Refusal> {
+        let mut url = url.to_owned();
+        let mut headers = headers.clone();
+        for (name, value) in &self.endpoint.headers {
+            let name = http::HeaderName::try_from(name.as_str());
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
+                headers.append(name, value);
+            }
+        }
+        if let Some(value) = authorization.and_then(|text| HeaderValue::from_str(text).ok()) {
+            headers.insert(header::AUTHORIZATION, value);
+        }
+        for _ in 0..=MOST_REDIRECTS {
+            let answer = self.send(method, &url, &headers, Bytes::new()).await?;
+            let is_redirect = matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+            let location = answer.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let Some(location) = location.filter(|_| is_redirect) else { return Ok(answer) };
+            let next = redirect(&url, location).map_err(|text| Refusal::Other(ImageError::bad_content(text)))?;
+            let host = |url: &str| url.parse::<Uri>().ok().and_then(|uri| uri.authority().map(ToString::to_string));
+            if host(&next) != host(&url) {
+                headers.remove(header::AUTHORIZATION);
+                for (name, _) in &self.endpoint.headers {
+                    headers.remove(name.as_str());
+                }
+            }
+            url = next;
+        }
+        Err(Refusal::Other(ImageError::bad_content(format!("stopped after {MOST_REDIRECTS} redirects"))))
+    }
+
+    async fn send(
+        &self,
+        method: &Method,
+        url: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Refusal> {
+        let mut request = Request::builder().method(method).uri(url);
+        if let Some(all) = request.headers_mut() {
+            all.extend(headers.clone());
+            all.insert(header::USER_AGENT, HeaderValue::from_static(concat!("berth/", env!("CARGO_PKG_VERSION"))));
+        }
+        let request = request.body(Full::new(body));
+        let request = request.map_err(|error| Refusal::Other(ImageError::invalid(format!("{url}: {error}"))))?;
+        let unavailable = |text: &dyn std::fmt::Display| {
+            Refusal::Unavailable(format!("failed to do request: {method} {url}: {text}"))
+        };
+        match tokio::time::timeout(FIRST_BYTE, self.client.request(request)).await {
+            Err(_) => Err(unavailable(&format!("no answer within {} s", FIRST_BYTE.as_secs()))),
+            Ok(Err(error)) => Err(unavailable(&chain(&error))),
+            Ok(Ok(answer)) => Ok(answer),
+        }
+    }
+}
+
+/// Whether an answer asks to be asked again, and when.
+fn retry_after(answer: &Response<Incoming>) -> Option<Option<Duration>> {
+    let status = answer.status();
+    let can = status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS);
+    let seconds = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match seconds {
+        Some(seconds) if seconds > LONGEST_WAIT => None,
+        seconds => can.then(|| seconds.map(Duration::from_secs)),
+    }
+}
+
+/// Where a redirect leads.
+fn redirect(from: &str, location: &str) -> Result<String, String> {
+    let uri: Uri = from.parse().map_err(|_| format!("invalid URL {from:?}"))?;
+    let (scheme, authority) = (uri.scheme_str().unwrap_or_default(), uri.authority().map_or("", |a| a.as_str()));
+    let next = match location.split_once("://") {
+        Some(("https", _)) => location.to_owned(),
+        Some(("http", _)) if scheme == "http" => location.to_owned(),
+        Some(_) => return Err(format!("redirect from {scheme} to {location:?} is refused")),
+        None if location.starts_with("//") => format!("{scheme}:{location}"),
+        None if location.starts_with('/') => format!("{scheme}://{authority}{location}"),
+        None => return Err(format!("redirect to {location:?} is refused")),
+    };
+    Ok(next)
+}
+
+/// A short body.
+///
+/// # Errors
+/// Where it is longer than `limit` bytes or breaks off.
+pub async fn body_bytes(answer: Response<Incoming>, limit: u64) -> Result<Bytes, ImageError> {
+    let limited = http_body_util::Limited::new(answer.into_body(), usize::try_from(limit).unwrap_or(usize::MAX));
+    let collected = tokio::time::timeout(FIRST_BYTE, limited.collect()).await;
+    let collected = collected.map_err(|_| ImageError::bad_content("answer took too long"))?;
+    collected
+        .map(http_body_util::Collected::to_bytes)
+        .map_err(|error| ImageError::bad_content(format!("read answer: {error}")))
+}
+
+/// For people.
+pub fn told(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::NotFound => "not found".to_owned(),
+        Refusal::Denied(text) | Refusal::Unavailable(text) => text.clone(),
+        Refusal::Other(error) => error.text.clone(),
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(&format!(": {error}"));
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_lead_nowhere_unsafe() {
+        for (from, location, expected) in [
+            ("https://a/x", "https://b/y", Some("https://b/y")),
+            ("https://a/x", "/y", Some("https://a/y")),
+            ("https://a/x", "//b/y", Some("https://b/y")),
+            ("http://a/x", "http://b/y", Some("http://b/y")),
+            ("https://a/x", "http://b/y", None),
+            ("http://a/x", "file:///etc/passwd", None),
+            ("http://a/x", "ftp://b", None),
+            ("http://a/x", "y", None),
+        ] {
+            assert_eq!(redirect(from, location).ok().as_deref(), expected, "{from} to {location}");
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! One pull: finds who has the image, and fetches its documents and layers.
+//!
+//! The first place that resolves the name serves the manifest; content is asked of every place in turn. A blob goes to disk as it
+//! comes, hashed on the way, and a broken download goes on where it stopped. Behaviour: spec 09b §4.3.
+
+use std::{fs::File, io::Write, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http_body_util::BodyExt;
+use tokio::sync::{Semaphore, mpsc};
+
+use super::{
+    auth::Credentials,
+    hosts,
+    http::{Place, Refusal, body_bytes, told},
+};
+use crate::images::{
+    content::{self, Content},
+    digest::{Digest, Hasher},
+    error::{ImageError, Kind},
+    model::{self, DOCKER_LIST, DOCKER_MANIFEST, Descriptor, LONGEST_MANIFEST, OCI_INDEX, OCI_MANIFEST},
+    names::{Name, Version},
+    progress::{Progress, Stage},
+};
+
+/// Pieces of a blob between network and disk.
+const PIECES: usize = 64;
+/// Downloads that may break off before a blob is given up.
+const BREAKS: u32 = 5;
+
+/// What a name led to.
+#[derive(Clone)]
+pub struct Resolved {
+    /// The manifest or index.
+    pub target: Descriptor,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// One pull.
+pub struct Session {
+    name: Name,
+    places: Vec<Place>,
+    content: Content,
+    /// Downloads at a time, of all pulls.
+    slots: Arc<Semaphore>,
+    /// How long nothing may come.
+    patience: Duration,
+    /// How far it is.
+    pub progress: Arc<Progress>,
+}
+
+impl Session {
+    /// Finds out who may be asked; asks nobody yet. Blocking: reads small files.
+    ///
+    /// # Errors
+    /// Where no place can be set up.
+    pub fn new(
+        name: &Name,
+        credentials: &Credentials,
+        roots: &[PathBuf],
+        content: Content,
+        slots: Arc<Semaphore>,
+        patience: Duration,
+    ) -> Result<Self, ImageError> {
+        let mut places = Vec::new();
+        for endpoint in hosts::endpoints(&name.host, roots)? {
+            let identity = credentials.for_host(&endpoint.authority, &name.host);
+            let place = Place::new(endpoint, identity.clone(), &name.path)?;
+            let plain = place.plain();
+            places.push(place);
+            if let Some(endpoint) = plain {
+                places.push(Place::new(endpoint, identity, &name.path)?);
+            }
+        }
+        let progress = Arc::default();
+        Ok(Self { name: name.clone(), places, content, slots, patience, progress })
+    }
+
+    /// What the name leads to.
+    ///
+    /// # Errors
+    /// The texts of spec 09b §4.3.
+    pub async fn resolve(&self) -> Result<Resolved, ImageError> {
+        let reference = match &self.name.version {
+            Version::Tag(tag) => tag.clone(),
+            Version::Digest(digest) => digest.to_string(),
+        };
+        let by_digest = self.name.tag().is_none();
+        let places = self.places.iter().filter(|place| by_digest || place.endpoint.resolves);
+        let mut refusals = Vec::new();
+        for place in places {
+            match self.manifest_of(place, &reference).await {
+                Ok(resolved) => return Ok(resolved),
+                Err(refusal) => note(&mut refusals, place.endpoint.is_fallback(), refusal),
+            }
+        }
+        Err(self.unresolved(&refusals))
+    }
+
+    fn unresolved(&self, refusals: &[Refusal]) -> ImageError {
+        let name = &self.name;
+        let within = |error: ImageError| error.within(format!("failed to resolve reference \"{name}\""));
+        if let Some(Refusal::Denied(text)) = refusals.iter().find(|refusal| matches!(refusal, Refusal::Denied(_))) {
+            let denied = "pull access denied, repository does not exist or may require authorization";
+            let text = if text.starts_with("failed to authorize") { text.clone() } else { format!("{denied}: {text}") };
+            return within(with_others(ImageError::new(Kind::Unknown, text), refusals));
+        }
+        let is_unavailable = !refusals.is_empty() && refusals.iter().all(|r| matches!(r, Refusal::Unavailable(_)));
+        let error = match refusals.last() {
+            Some(Refusal::Other(error)) => error.clone(),
+            Some(refusal) if is_unavailable => ImageError::new(Kind::Unavailable, told(refusal)),
+            _ => ImageError::not_found(format!("{name}: not found")),
+        };
+        within(with_others(error, refusals))
+    }
+
+    async fn manifest_of(&self, place: &Place, reference: &str) -> Result<Resolved, Refusal> {
+        let path = format!("/{}/manifests/{reference}{}", self.name.path, self.origin(place));
+        let answer = place.ask(Method::GET, &path, accept()).await?;
+        let told = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let kind = told("content-type").unwrap_or_default();
+        let claimed = told("docker-content-digest");
+        let bytes = body_bytes(answer, LONGEST_MANIFEST).await.map_err(|error| Refusal::Unavailable(error.text))?;
+        let digest = Digest::of(&bytes);
+        let wanted = match &self.name.version {
+            Version::Digest(wanted) => Some(*wanted),
+            Version::Tag(_) => claimed.and_then(|text| text.parse().ok()),
+        };
+        if let Some(wanted) = wanted {
+            content::check(&wanted, None, digest, bytes.len() as u64).map_err(Refusal::Other)?;
+        }
+        let kind = kind.split(';').next().unwrap_or_default().trim().to_owned();
+        Ok(Resolved { target: Descriptor::new(&kind, digest, bytes.len() as u64), bytes })
+    }
+
+    /// A document that a manifest or index names.
+    ///
+    /// # Errors
+    /// Where nobody has it, or it is not what its digest says.
+    pub async fn document(&self, entry: &Descriptor, limit: u64) -> Result<Bytes, ImageError> {
+        if entry.size > limit {
+            return Err(ImageError::bad_content(format!("content {} is longer than {limit} bytes", entry.digest)));
+        }
+        let is_manifest = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].contains(&entry.media_type.as_str());
+        let kind = if is_manifest { "manifests" } else { "blobs" };
+        let mut refusals = Vec::new();
+        for place in &self.places {
+            let path = format!("/{}/{kind}/{}{}", self.name.path, entry.digest, self.origin(place));
+            let read = async {
+                let answer = place.ask(Method::GET, &path, accept()).await?;
+                let bytes = body_bytes(answer, limit).await.map_err(|error| Refusal::Unavailable(error.text))?;
+                content::check(&entry.digest, Some(entry.size), Digest::of(&bytes), bytes.len() as u64)
+                    .map_err(Refusal::Other)?;
+                Ok(bytes)
+            };
+            match read.await {
+                Ok(bytes) => return Ok(bytes),
+                Err(refusal) => note(&mut refusals, place.endpoint.is_fallback(), refusal),
+            }
+        }
+        Err(missing(entry, &refusals))
+    }
+
+    /// Fetches a layer, or what is missing of it.
+    ///
+    /// # Errors
+    /// Where nobody has it, it is not what its digest says, or nothing came for too long.
+    pub async fn layer(&self, entry: &Descriptor) -> Result<(), ImageError> {
+        let _slot = self.slots.acquire().await.map_err(|_| ImageError::new(Kind::Cancelled, "pull was cancelled"))?;
+        let mut refusals = Vec::new();
+        for place in &self.places {
+            let mut last = Refusal::NotFound;
+            for _ in 0..=BREAKS {
+                if self.content.has(&entry.digest) {
+                    return Ok(());
+                }
+                match self.part(place, entry).await {
+                    Ok(()) => return Ok(()),
+                    Err(refusal) => last = refusal,
+                }
+                if !matches!(last, Refusal::Unavailable(_)) || place.plain().is_some() {
+                    break;
+                }
+            }
+            note(&mut refusals, place.endpoint.is_fallback(), last);
+        }
+        Err(missing(entry, &refusals))
+    }
+
+    /// Goes on with a download.
+    async fn part(&self, place: &Place, entry: &Descriptor) -> Result<(), Refusal> {
+        let content = self.content.clone();
+        let (digest, size) = (entry.digest, entry.size);
+        let (file, hasher) = run(move || content.resume(&digest, size)).await?;
+        let have = hasher.length();
+        let mut headers = HeaderMap::new();
+        if have > 0 && have < size {
+            let range = HeaderValue::from_str(&format!("bytes={have}-"));
+            headers.insert(header::RANGE, range.map_err(|error| Refusal::Unavailable(error.to_string()))?);
+        }
+        if have == size {
+            let content = self.content.clone();
+            return run(move || content.finish(&file, hasher, &digest, size)).await;
+        }
+        let path = format!("/{}/blobs/{digest}{}", self.name.path, self.origin(place));
+        let answer = place.ask(Method::GET, &path, headers).await?;
+        let begins_there = answer.status() == StatusCode::PARTIAL_CONTENT
+            && content_range(answer.headers()).is_some_and(|from| from == have);
+        let (file, hasher) = if begins_there {
+            (file, hasher)
+        } else {
+            let content = self.content.clone();
+            let mut file = file;
+            let file = run(move || content.restart(&mut file).map(|()| file)).await?;
+            (file, Hasher::default())
+        };
+        if answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
+            return Err(Refusal::Unavailable("range not satisfiable".into()));
+        }
+        self.progress.enter(digest, Stage::Downloading, hasher.length());
+        self.receive(answer.into_body(), file, hasher, entry).await
+    }
+
+    async fn receive(
+        &self,
+        mut body: hyper::body::Incoming,
+        file: File,
+        hasher: Hasher,
+        entry: &Descriptor,
+    ) -> Result<(), Refusal> {
+        let (sender, pieces) = mpsc::channel::<Bytes>(PIECES);
+        let size = entry.size;
+        let from_network = async move {
+            loop {
+                let frame = tokio::time::timeout(self.patience, body.frame()).await;
+                let frame = match frame {
+                    Err(_) => return Err(Refusal::Other(no_progress(self.patience))),
+                    Ok(None) => return Ok(()),
+                    Ok(Some(Err(error))) => return Err(Refusal::Unavailable(format!("download broke off: {error}"))),
+                    Ok(Some(Ok(frame))) => frame,
+                };
+                if let Ok(piece) = frame.into_data() {
+                    self.progress.add(entry.digest, piece.len() as u64);
+                    if sender.send(piece).await.is_err() {
+                        // Who writes has failed and says why.
+                        return Ok(());
+                    }
+                }
+            }
+        };
+        let to_disk = run(move || write_all(file, hasher, pieces, size));
+        let (received, written) = futures::join!(from_network, to_disk);
+        let (file, hasher) = written?;
+        received?;
+        if hasher.length() < size {
+            return Err(Refusal::Unavailable("download broke off".into()));
+        }
+        let (content, digest) = (self.content.clone(), entry.digest);
+        run(move || content.finish(&file, hasher, &digest, size)).await
+    }
+
+    /// Tells a mirror whose images are asked for.
+    fn origin(&self, place: &Place) -> String {
+        let own = if self.name.host == "docker.io" { "registry-1.docker.io" } else { &self.name.host };
+        if place.endpoint.authority == own { String::new() } else { format!("?ns={}", self.name.host) }
+    }
+}
+
+fn write_all(
+    mut file: File,
+    mut hasher: Hasher,
+    mut pieces: mpsc::Receiver<Bytes>,
+    size: u64,
+) -> Result<(File, Hasher), ImageError> {
+    while let Some(piece) = pieces.blocking_recv() {
+        if hasher.length().saturating_add(piece.len() as u64) > size {
+            return Err(ImageError::new(
+                Kind::DataLoss,
+                format!("more than the {size} bytes that were announced: size mismatch"),
+            ));
+        }
+        hasher.update(&piece);
+        file.write_all(&piece).map_err(|error| ImageError::io("write blob", &error))?;
+    }
+    Ok((file, hasher))
+}
+
+async fn run<T: Send + 'static>(work: impl FnOnce() -> Result<T, ImageError> + Send + 'static) -> Result<T, Refusal> {
+    let joined = tokio::task::spawn_blocking(work).await;
+    joined.map_err(|error| Refusal::Unavailable(error.to_string()))?.map_err(Refusal::Other)
+}
+
+fn no_progress(patience: Duration) -> ImageError {
+    let (minutes, seconds) = (patience.as_secs() / 60, patience.as_secs() % 60);
+    ImageError::new(Kind::DeadlineExceeded, format!("no progress in {minutes}m{seconds}s"))
+}
+
+fn missing(entry: &Descriptor, refusals: &[Refusal]) -> ImageError {
+    let error = match refusals.last() {
+        Some(Refusal::Other(error)) => error.clone(),
+        Some(Refusal::Unavailable(text)) => ImageError::new(Kind::Unavailable, text.clone()),
+        Some(Refusal::Denied(text)) => ImageError::new(Kind::Unknown, text.clone()),
+        Some(Refusal::NotFound) | None => ImageError::not_found(format!("content {}: not found", entry.digest)),
+    };
+    with_others(error, refusals)
+}
+
+/// An error with what the other places said, each text once.
+fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
+    let mut text = error.text;
+    for refusal in refusals.iter().filter(|refusal| !matches!(refusal, Refusal::NotFound)) {
+        let other = told(refusal);
+        if !text.contains(&other) {
+            text.push_str("; ");
+            text.push_str(&other);
+        }
+    }
+    ImageError { kind: error.kind, text }
+}
+
+/// Adds what a place said. That TLS failed says nothing where plain HTTP then reached the registry.
+fn note(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
+    if is_fallback && !matches!(refusal, Refusal::Unavailable(_)) {
+        refusals.pop();
+    }
+    refusals.push(refusal);
+}
+
+/// Where the content of a partial answer begins.
+fn content_range(headers: &HeaderMap) -> Option<u64> {
+    let value = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
+    value.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
+}
+
+fn accept() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let all = [DOCKER_MANIFEST, DOCKER_LIST, model::OCI_MANIFEST, OCI_INDEX, "*/*"].join(", ");
+    if let Ok(value) = HeaderValue::from_str(&all) {
+        headers.insert(header::ACCEPT, value);
+    }
+    headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_all_places_said_is_told() {
+        let down = |text: &str| Refusal::Unavailable(text.to_owned());
+        let told_of = |refusals: Vec<(bool, Refusal)>| {
+            let mut all = Vec::new();
+            for (is_fallback, refusal) in refusals {
+                note(&mut all, is_fallback, refusal);
+            }
+            with_others(ImageError::not_found("r/a:1: not found"), &all).text
+        };
+        for (refusals, expected) in [
+            (vec![(false, Refusal::NotFound)], "r/a:1: not found"),
+            (
+                vec![(false, down("bad certificate")), (false, down("no such host"))],
+                "r/a:1: not found; bad certificate; no such host",
+            ),
+            (
+                vec![(false, down("bad certificate")), (false, down("bad certificate"))],
+                "r/a:1: not found; bad certificate",
+            ),
+            // Plain HTTP reached a registry that speaks no TLS.
+            (vec![(false, down("no TLS")), (true, Refusal::NotFound)], "r/a:1: not found"),
+            (vec![(false, down("no TLS")), (true, down("refused"))], "r/a:1: not found; no TLS; refused"),
+        ] {
+            assert_eq!(told_of(refusals), expected);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The writable side of containers: an upper directory over an image's layers, or a copy of them.
+//!
+//! Nothing is mounted here: the root's kind goes into the plan, and the container's own process mounts it where nobody else
+//! sees it. Blocking. Behaviour: spec 09b §5.1, 09 D7.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown},
+    },
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags},
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags},
+};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::{
+    apply::Form,
+    copy,
+    error::{Attempt, ImageError, Kind},
+    layers::{self, Layers},
+};
+use crate::store::record::{self, Durability};
+use berth_shim::plan::{RootKind, Source};
+
+/// How roots are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Snapshotter {
+    /// As an overlay where the machine can, else as copies.
+    #[default]
+    Auto,
+    /// As an overlay or not at all.
+    Overlay,
+    /// As copies.
+    Copy,
+}
+
+/// What is remembered of a container's root.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Snapshot {
+    v: u64,
+    /// The image's layers, from the bottom.
+    layers: Vec<u64>,
+    /// Layers of images that are mounted into the container.
+    #[serde(default)]
+    mounted: BTreeSet<u64>,
+}
+
+/// The roots of containers.
+pub struct Snapshots {
+    folder: PathBuf,
+    form: Form,
+    known: Mutex<BTreeMap<String, Snapshot>>,
+}
+
+impl Snapshots {
+    /// Those below `$ROOT/snap`; what was being made or deleted goes.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn open(root: &Path, form: Form) -> Result<Self, ImageError> {
+        let folder = root.join("snap");
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create snapshots")?;
+        let mut known = BTreeMap::new();
+        for entry in fs::read_dir(&folder).attempt("list snapshots")? {
+            let name = entry.attempt("list snapshots")?.file_name().to_string_lossy().into_owned();
+            match record::read::<Snapshot>(&folder.join(&name).join("snap.json")) {
+                Ok(Some(snapshot)) if !name.starts_with('.') => drop(known.insert(name, snapshot)),
+                _ => layers::delete(&folder, &name),
+            }
+        }
+        Ok(Self { folder, form, known: Mutex::new(known) })
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Snapshot>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory of all of them.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Containers that have one.
+    pub fn containers(&self) -> Vec<String> {
+        self.known().keys().cloned().collect()
+    }
+
+    /// Layers some container needs.
+    pub fn owned(&self) -> BTreeSet<u64> {
+        let known = self.known();
+        known.values().flat_map(|snapshot| snapshot.layers.iter().chain(&snapshot.mounted)).copied().collect()
+    }
+
+    /// Makes a container's root over these layers, from the bottom.
+    ///
+    /// # Errors
+    /// Where the container has one, or it cannot be made; nothing stays behind then.
+    pub fn prepare(&self, container: &str, numbers: &[u64], layers: &Layers) -> Result<RootKind, ImageError> {
+        check(container)?;
+        let folder = self.folder.join(container);
+        if let Err(error) = fs::DirBuilder::new().mode(0o700).create(&folder) {
+            let kind = match error.kind() {
+                std::io::ErrorKind::AlreadyExists => Kind::AlreadyExists,
+                _ => ImageError::io("", &error).kind,
+            };
+            return Err(ImageError::new(kind, format!("create snapshot of container {container:?}: {error}")));
+        }
+        let snapshot = Snapshot { v: record::VERSION, layers: numbers.to_vec(), mounted: BTreeSet::new() };
+        // Known before it is filled: the layers it stands on must stay.
+        self.known().insert(container.to_owned(), snapshot.clone());
+        let made = self.fill(&folder, &snapshot, layers);
+        made.inspect_err(|_| self.release(container))?;
+        self.root_for(container, layers).ok_or_else(|| ImageError::not_found("snapshot vanished"))
+    }
+
+    fn fill(&self, folder: &Path, snapshot: &Snapshot, layers: &Layers) -> Result<(), ImageError> {
+        let upper = folder.join("u");
+        fs::DirBuilder::new().mode(0o755).create(&upper).attempt("create upper directory")?;
+        if let Some(top) = snapshot.layers.last() {
+            let top = layers.path(*top);
+            match self.form {
+                Form::Merged => copy::tree(&top, &upper, copy::Budget::UNLIMITED)?,
+                Form::Overlay { .. } => {
+                    let stat = fs::metadata(&top).attempt("look at the top layer")?;
+                    chown(&upper, Some(stat.uid()), Some(stat.gid())).attempt("set owner of the root")?;
+                    let mode = fs::Permissions::from_mode(stat.mode() & 0o7777);
+                    fs::set_permissions(&upper, mode).attempt("set mode of the root")?;
+                }
+            }
+        }
+        fs::DirBuilder::new().mode(0o700).create(folder.join("w")).attempt("create work directory")?;
+        record::write(&folder.join("snap.json"), snapshot, Durability::Unsynced).attempt("write snap.json")
+    }
+
+    /// How a container's root is made; `None`: it has none.
+    pub fn root_for(&self, container: &str, layers: &Layers) -> Option<RootKind> {
+        let snapshot = self.known().get(container).cloned()?;
+        let folder = self.folder.join(container);
+        Some(match self.form {
+            Form::Overlay { userxattr } if !snapshot.layers.is_empty() => RootKind::Overlay {
+                layers: layers.folder().to_owned(),
+                lower: lower(&snapshot.layers),
+                upper: folder.join("u"),
+                work: folder.join("w"),
+                userxattr,
+            },
+            _ => RootKind::Directory(folder.join("u")),
+        })
+    }
+
+    /// What is mounted to show an image's layers, read-only, in a container; they stay until its root is released.
+    ///
+    /// # Errors
+    /// Where the container has no root, or that cannot be written down.
+    pub fn mount_image(
+        &self,
+        container: &str,
+        numbers: &[u64],
+        sub_path: &str,
+        layers: &Layers,
+    ) -> Result<Source, ImageError> {
+        let snapshot = {
+            let mut known = self.known();
+            let missing = || ImageError::not_found(format!("container {container:?} has no root"));
+            let snapshot = known.get_mut(container).ok_or_else(missing)?;
+            snapshot.mounted.extend(numbers);
+            snapshot.clone()
+        };
+        let path = self.folder.join(container).join("snap.json");
+        record::write(&path, &snapshot, Durability::Unsynced).attempt("write snap.json")?;
+        let shown = match self.form {
+            Form::Overlay { .. } => numbers,
+            Form::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
+        };
+        let (layers, sub_path) = (layers.folder().to_owned(), sub_path.to_owned());
+        Ok(Source::Layers { layers, lower: lower(shown), sub_path })
+    }
+
+    /// Deletes a container's root; none there is good.
+    pub fn release(&self, container: &str) {
+        if check(container).is_err() {
+            return;
+        }
+        if self.folder.join(container).exists() {
+            layers::delete(&self.folder, container);
+        }
+        self.known().remove(container);
+    }
+}
+
+/// Names of layers from the top, as an overlay wants them.
+fn lower(numbers: &[u64]) -> Vec<String> {
+    numbers.iter().rev().map(|number| format!("{number}/d")).collect()
+}
+
+/// Containers' ids are ours, and still they become names of directories.
+fn check(container: &str) -> Result<(), ImageError> {
+    let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+    if !container.is_empty() && container.len() <= 128 && container.bytes().all(is_good) {
+        return Ok(());
+    }
+    Err(ImageError::invalid(format!("invalid container id {container:?}")))
+}
+
+/// What this machine can: tries an overlay that nobody sees.
+///
+/// # Errors
+/// Where an overlay is demanded and refused.
+pub fn probe(root: &Path, wanted: Snapshotter) -> Result<Form, ImageError> {
+    if wanted == Snapshotter::Copy {
+        return Ok(Form::Merged);
+    }
+    let folder = root.join(format!(".probe-{:08x}", rand::random::<u32>()));
+    let result = try_overlay(&folder, false).or_else(|first| try_overlay(&folder, true).map_err(|_| first));
+    layers::delete(root, &folder.file_name().unwrap_or_default().to_string_lossy());
+    match result {
+        Ok(userxattr) => Ok(Form::Overlay { userxattr }),
+        Err(error) if wanted == Snapshotter::Overlay => {
+            Err(ImageError::io("snapshotter overlay is not supported here", &error))
+        }
+        Err(error) => {
+            warn!(error = %error, "No overlays on this machine: roots of containers are copies");
+            Ok(Form::Merged)
+        }
+    }
+}
+
+fn try_overlay(folder: &Path, userxattr: bool) -> std::io::Result<bool> {
+    let open = |name: &str| -> std::io::Result<_> {
+        let path = folder.join(name);
+        fs::create_dir_all(&path)?;
+        Ok(rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+    };
+    let (lower, upper, work) = (open("l")?, open("u")?, open("w")?);
+    let attribute = if userxattr { "user.overlay.opaque" } else { "trusted.overlay.opaque" };
+    rustix::fs::lsetxattr(folder.join("l"), attribute, b"y", rustix::fs::XattrFlags::empty())?;
+    let fs = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let by_fd = |fd: &std::os::fd::OwnedFd| format!("/proc/self/fd/{}", fd.as_raw_fd());
+    for (key, fd) in [("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)] {
+        rustix::mount::fsconfig_set_string(&fs, key, by_fd(fd))?;
+    }
+    if userxattr {
+        rustix::mount::fsconfig_set_flag(&fs, "userxattr")?;
+    }
+    rustix::mount::fsconfig_create(&fs)?;
+    // Never attached anywhere: it is gone with its descriptor.
+    let mount = rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    rustix::fs::openat(&mount, "probe", flags, Mode::from_raw_mode(0o600))?;
+    info!(userxattr, "Overlays work on this machine");
+    Ok(userxattr)
+}

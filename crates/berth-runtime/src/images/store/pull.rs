@@ -1,0 +1,351 @@
+//! Brings an image here from its registry.
+//!
+//! Whoever asks for the same name with the same credentials meanwhile shares the work; the last one who leaves ends it. Layers
+//! are downloaded side by side and unpacked in their order as they come. Behaviour: spec 09b §4.3.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt, StreamExt, TryStreamExt,
+    future::{BoxFuture, Shared, WeakShared},
+    stream,
+};
+use tokio::sync::{Semaphore, oneshot};
+use tracing::info;
+
+use super::{Inner, blocking, now_ns};
+use crate::images::{
+    archive::Found,
+    catalogue::references,
+    digest::{Digest, chain_ids},
+    error::{Attempt, ImageError, Kind},
+    layers::Lease,
+    model::{self, Descriptor, LONGEST_CONFIG, LONGEST_MANIFEST, Top},
+    names::Name,
+    platform,
+    progress::{Progress, Shown, Stage},
+    record::{Origin, Platform, Record},
+    registry::{Credentials, Session, session::Resolved},
+};
+use crate::store::record::{self, Durability};
+
+/// Most downloads of one pull at a time, whatever is configured.
+const MOST_DOWNLOADS: usize = 64;
+/// Deepest index in an index.
+const DEEPEST: usize = 3;
+/// Disk that must be there for an image, besides thrice what is downloaded: bytes.
+const MARGIN: u64 = 64 << 20;
+/// How often a long pull tells how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+/// Longest wait for the next byte where the configuration sets none.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+type Outcome = Result<Arc<Record>, ImageError>;
+type Work = BoxFuture<'static, Outcome>;
+/// A pull that is under way as long as somebody waits for it, and how far it is.
+type Running = (WeakShared<Work>, Arc<Progress>);
+
+/// What is asked for, and by whom.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) name: Name,
+    pub(super) credentials: Credentials,
+    /// For which machine; none: this one, and an image that is only for another is taken too.
+    pub(super) machine: Option<Platform>,
+}
+
+/// Who asks for the same shares the work: name, credentials, machine.
+type Key = (String, Digest, Option<String>);
+
+/// Pulls that are under way.
+pub(super) struct Pulls {
+    slots: Arc<Semaphore>,
+    /// Downloads of one pull at a time.
+    most: usize,
+    running: Mutex<BTreeMap<Key, Running>>,
+    blobs: Arc<Blobs>,
+}
+
+/// Blobs somebody downloads or is about to use, how often; and who downloads which.
+#[derive(Default)]
+pub(super) struct Blobs {
+    held: Mutex<BTreeMap<Digest, usize>>,
+    turns: Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// Keeps blobs from being collected.
+pub(super) struct Hold {
+    of: Arc<Blobs>,
+    digests: Vec<Digest>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut held = self.of.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.of.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        for digest in &self.digests {
+            let left = held.get(digest).map_or(0, |count| count.saturating_sub(1));
+            if left == 0 {
+                held.remove(digest);
+                turns.remove(digest);
+            } else {
+                held.insert(*digest, left);
+            }
+        }
+    }
+}
+
+impl Blobs {
+    pub(super) fn hold(self: &Arc<Self>, digests: Vec<Digest>) -> Hold {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        digests.iter().for_each(|digest| *held.entry(*digest).or_default() += 1);
+        Hold { of: Arc::clone(self), digests }
+    }
+
+    fn turn(&self, digest: Digest) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(turns.entry(digest).or_default())
+    }
+}
+
+impl Pulls {
+    pub(super) fn new(most: usize) -> Self {
+        let most = most.clamp(1, MOST_DOWNLOADS);
+        let slots = Arc::new(Semaphore::new(2 * most));
+        Self { slots, most, running: Mutex::default(), blobs: Arc::default() }
+    }
+
+    /// Blobs that pulls need now.
+    pub(super) fn held(&self) -> Vec<Digest> {
+        self.blobs.held.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
+    /// Joins the pull of that, or begins it.
+    pub(super) fn join(inner: &Arc<Inner>, asked: Asked) -> (Shared<Work>, Arc<Progress>) {
+        let mut running = inner.pulls.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|_, (pull, _)| pull.upgrade().is_some_and(|pull| pull.peek().is_none()));
+        let machine = asked.machine.as_ref().map(|machine| format!("{machine:?}"));
+        let key = (asked.name.to_string(), asked.credentials.key(), machine);
+        if let Some((pull, progress)) = running.get(&key)
+            && let Some(pull) = pull.upgrade()
+        {
+            return (pull, Arc::clone(progress));
+        }
+        let progress: Arc<Progress> = Arc::default();
+        let work = pull(Arc::clone(inner), asked, Arc::clone(&progress)).boxed().shared();
+        if let Some(weak) = work.downgrade() {
+            running.insert(key, (weak, Arc::clone(&progress)));
+        }
+        (work, progress)
+    }
+}
+
+async fn pull(inner: Arc<Inner>, asked: Asked, progress: Arc<Progress>) -> Outcome {
+    let name = &asked.name;
+    let result = {
+        let mut work = std::pin::pin!(pull_now(&inner, &asked, &progress, Known::Taken));
+        loop {
+            match tokio::time::timeout(TELL_EVERY, &mut work).await {
+                Ok(result) => break result,
+                Err(_) => {
+                    let shown = progress.shown();
+                    let sum = |of: fn(&Shown) -> u64| shown.iter().map(of).fold(0u64, u64::saturating_add);
+                    let done = shown.iter().filter(|layer| layer.stage == Stage::Done).count();
+                    let (bytes, of) = (sum(|layer| layer.done), sum(|layer| layer.size));
+                    info!(image = %name, bytes, of, layersDone = done, layers = shown.len(), "Pulling");
+                }
+            }
+        }
+    };
+    // Packed layers are of no use any more, whatever became of them.
+    inner.garbage.notify_one();
+    result.map_err(|error| error.within(format!("failed to pull and unpack image \"{name}\"")))
+}
+
+/// What an image means that is here already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// Nothing needs to be fetched.
+    Taken,
+    /// It is broken: what is missing of it is fetched.
+    Fetched,
+}
+
+pub(super) async fn pull_now(inner: &Arc<Inner>, asked: &Asked, progress: &Arc<Progress>, known: Known) -> Outcome {
+    let mut session = {
+        let (inner, Asked { name, credentials, .. }) = (Arc::clone(inner), asked.clone());
+        blocking(move || {
+            let settings = &inner.settings;
+            let patience = if settings.patience.is_zero() { FOR_EVER } else { settings.patience };
+            let (content, slots) = (inner.content.clone(), Arc::clone(&inner.pulls.slots));
+            Session::new(&name, &credentials, &settings.registries, content, slots, patience)
+        })
+        .await?
+    };
+    session.progress = Arc::clone(progress);
+    let resolved = session.resolve().await?;
+    // The registry has just let this caller have it.
+    if known == Known::Taken {
+        let (here, asked, resolved) = (Arc::clone(inner), asked.clone(), resolved.clone());
+        if let Some(known) = blocking(move || here.refer(&asked, &resolved)).await? {
+            return Ok(known);
+        }
+    }
+    let found = documents(&session, resolved, asked).await?;
+    fetch(inner, session, found).await
+}
+
+/// Manifest and configuration for the machine.
+async fn documents(session: &Session, resolved: Resolved, asked: &Asked) -> Result<Found, ImageError> {
+    let machine = asked.machine.clone().unwrap_or_else(platform::host);
+    let target_bytes = resolved.bytes.to_vec();
+    let (mut manifest, mut bytes) = (resolved.target.clone(), resolved.bytes);
+    for _ in 0..DEEPEST {
+        match model::top(&bytes, &manifest.media_type)? {
+            Top::Index(index) => {
+                manifest = platform::choose(&index, &machine)?.clone();
+                bytes = session.document(&manifest, LONGEST_MANIFEST).await?;
+            }
+            Top::Manifest(parsed) => {
+                let config = session.document(&parsed.config, LONGEST_CONFIG).await?.to_vec();
+                if asked.machine.is_some() {
+                    let told = model::config(&config, parsed.layers.len())?.platform;
+                    platform::suits(&told, &machine).ok_or_else(platform::no_match)?;
+                }
+                return Ok(Found {
+                    names: vec![asked.name.clone()],
+                    target: resolved.target,
+                    target_bytes,
+                    manifest,
+                    manifest_bytes: bytes.to_vec(),
+                    parsed,
+                    config,
+                    layers: Vec::new(),
+                });
+            }
+        }
+    }
+    Err(ImageError::bad_content("indexes are nested too deeply"))
+}
+
+/// Downloads what is missing and unpacks it as it comes.
+async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
+    let (known, lease) = {
+        let (inner, found) = (Arc::clone(inner), found.clone());
+        blocking(move || inner.known_layers(&found)).await?
+    };
+    let wanted: Vec<Descriptor> = found.parsed.layers.iter().skip(known).cloned().collect();
+    inner.guard_disk(&wanted)?;
+    let bytes = wanted.iter().fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+    session.progress.begin(&found.parsed.layers);
+    let _hold = inner.pulls.blobs.hold(wanted.iter().map(|layer| layer.digest).collect());
+    let (senders, receivers): (Vec<_>, Vec<_>) = wanted.iter().map(|_| oneshot::channel::<()>()).unzip();
+    let downloads = stream::iter(wanted.into_iter().zip(senders))
+        .map(|(layer, sender)| {
+            let (session, turn) = (&session, inner.pulls.blobs.turn(layer.digest));
+            async move {
+                let _turn = turn.lock().await;
+                session.layer(&layer).await?;
+                // Where unpacking failed it says why.
+                let _ = sender.send(());
+                Ok::<(), ImageError>(())
+            }
+        })
+        .buffer_unordered(inner.pulls.most)
+        .try_collect::<()>();
+    let unpacking = {
+        let (inner, found, progress) = (Arc::clone(inner), found.clone(), Arc::clone(&session.progress));
+        blocking(move || {
+            let mut receivers = receivers.into_iter().map(Some).collect::<Vec<_>>();
+            let record = inner.commit(&found, Origin::Pull, &progress, |at| {
+                let gone = || ImageError::new(Kind::Cancelled, "pull was cancelled");
+                let slot = at.checked_sub(known).and_then(|at| receivers.get_mut(at)).and_then(Option::take);
+                slot.ok_or_else(gone)?.blocking_recv().map_err(|_| gone())?;
+                let layer = found.parsed.layers.get(at).ok_or_else(gone)?;
+                inner.content.open_blob(&layer.digest)
+            });
+            drop(lease);
+            record
+        })
+    };
+    // A failed download ends the other half: nobody tells it of its layer.
+    match futures::join!(downloads, unpacking) {
+        (Err(error), _) => Err(error),
+        (Ok(()), outcome) => {
+            inner.tally.pulled_bytes.fetch_add(bytes, Ordering::Relaxed);
+            outcome
+        }
+    }
+}
+
+impl Inner {
+    /// Adds names to an image that is here under that very digest.
+    fn refer(&self, asked: &Asked, resolved: &Resolved) -> Result<Option<Arc<Record>>, ImageError> {
+        let (name, target) = (&asked.name, resolved.target.digest);
+        let machine = asked.machine.clone().unwrap_or_else(platform::host);
+        let manifest = match model::top(&resolved.bytes, &resolved.target.media_type)? {
+            Top::Manifest(_) => target,
+            Top::Index(index) => platform::choose(&index, &machine)?.digest,
+        };
+        let is_wanted = |known: &Arc<Record>| {
+            let is_for_it = asked.machine.is_none() || platform::suits(&known.platform, &machine).is_some();
+            is_for_it && self.layers.has_all(&known.layers)
+        };
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = self.catalogue().clone();
+        let Some(known) = changed.targeting(&target, &manifest).filter(is_wanted) else {
+            return Ok(None);
+        };
+        let refs = references(name, target, now_ns());
+        let id = known.id;
+        for written in changed.add(Record { refs, ..Record::clone(&known) }) {
+            record::write(&self.record_path(&written.id), &*written, Durability::Synced)
+                .attempt("write image record")?;
+        }
+        *self.catalogue() = changed;
+        info!(image = %id, name = %name, "Image was here already");
+        Ok(self.catalogue().get(&id))
+    }
+
+    /// Keeps packed layers from being collected before somebody's record names them.
+    pub(super) fn hold_packed(&self, layers: &[Descriptor]) -> Hold {
+        self.pulls.blobs.hold(layers.iter().map(|layer| layer.digest).collect())
+    }
+
+    /// How many layers from the bottom are here, and a lease of them.
+    fn known_layers(&self, found: &Found) -> Result<(usize, Lease), ImageError> {
+        let config = model::config(&found.config, found.parsed.layers.len())?;
+        let mut lease = self.layers.lease();
+        let absent = || Err::<io::Empty, _>(ImageError::not_found("layer is not here"));
+        for (chain, diff_id) in chain_ids(&config.diff_ids).into_iter().zip(&config.diff_ids) {
+            if self.layers.extend(&mut lease, chain, *diff_id, absent).is_err() {
+                break;
+            }
+        }
+        Ok((lease.numbers().len(), lease))
+    }
+
+    /// # Errors
+    /// `not enough disk space`.
+    fn guard_disk(&self, layers: &[Descriptor]) -> Result<(), ImageError> {
+        let disk = rustix::fs::statvfs(&self.settings.root).attempt("look at the disk")?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(self.layers.policy().keep_free);
+        let packed = layers.iter().fold(0u64, |sum, layer| sum.saturating_add(layer.size));
+        if layers.is_empty() || packed.saturating_mul(3).saturating_add(MARGIN) <= free {
+            return Ok(());
+        }
+        Err(ImageError::new(Kind::ResourceExhausted, "not enough disk space"))
+    }
+}
+
+#[cfg(test)]
+mod choices;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod unruly;

@@ -1,0 +1,364 @@
+//! Whether everything an image needs is what it was: blobs by their digest, layers by that of their stream.
+//!
+//! What is broken is fetched or unpacked anew, under new numbers, where that is wished; containers that run keep what they
+//! have until they end. Behaviour: spec 09b §6.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    io,
+    os::{fd::AsFd, unix::ffi::OsStrExt},
+    sync::Arc,
+};
+
+use rustix::fs::{FileType, OFlags};
+
+use super::{
+    ImageStore, Inner, blocking,
+    pull::{Asked, Known, pull_now},
+};
+use crate::images::{
+    apply::{
+        path,
+        root::{At, RootDir},
+        whiteouts::{Mark, mark},
+    },
+    archive::Found,
+    digest::{Digest, Hashing},
+    error::{Attempt, ImageError, Kind},
+    model::{self, Descriptor, LONGEST_CONFIG, OCI_LAYER, Top},
+    names::Name,
+    platform,
+    progress::{Progress, Stage, Watched},
+    record::{Origin, Platform, Record},
+    registry::Credentials,
+    tar::reader::{Kind as TarKind, Reader},
+};
+
+/// What to do with what is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mending {
+    /// Nothing.
+    No,
+    /// Fetch it again.
+    Yes,
+}
+
+/// Something that is broken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// The image.
+    pub image: String,
+    /// What of it, and why.
+    pub cause: String,
+    /// How mending it went; none: it was not tried.
+    pub mended: Option<Result<(), String>>,
+}
+
+/// What was looked at.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Verified {
+    /// Images.
+    pub images: usize,
+    /// Layers.
+    pub layers: usize,
+    /// What is broken.
+    pub findings: Vec<Finding>,
+}
+
+/// What is broken of the store.
+#[derive(Default)]
+struct Broken {
+    layers: BTreeMap<u64, String>,
+    blobs: BTreeMap<Digest, String>,
+    /// Packed layers that were kept.
+    packed: BTreeMap<Digest, String>,
+}
+
+impl ImageStore {
+    /// Reads everything that images need again.
+    ///
+    /// # Errors
+    /// Only where the blocking pool ends: what is broken is a finding.
+    pub async fn verify(&self, mending: Mending, progress: Arc<Progress>) -> Result<Verified, ImageError> {
+        let (inner, watched) = (Arc::clone(&self.inner), progress);
+        let (records, broken) = blocking(move || Ok(inner.look_through(&watched))).await?;
+        let used: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
+        let mut out = Verified { images: records.len(), layers: used.len(), findings: Vec::new() };
+        for record in &records {
+            let packed = self.inner.packed(record).into_iter().map(|layer| layer.digest);
+            let packed: Vec<Digest> = packed.filter(|digest| broken.packed.contains_key(digest)).collect();
+            let causes = causes(record, &broken, &packed);
+            if causes.is_empty() {
+                continue;
+            }
+            let mended = match mending {
+                Mending::No => None,
+                Mending::Yes => Some(self.mend(record, &broken, &packed).await.map_err(|error| error.text)),
+            };
+            let names = record.repo_tags().into_iter().chain(record.repo_digests());
+            let image = names.into_iter().next().unwrap_or_else(|| record.id());
+            out.findings.push(Finding { image, cause: causes.join("; "), mended });
+        }
+        if mending == Mending::Yes && !out.findings.is_empty() {
+            self.collect().await?;
+        }
+        Ok(out)
+    }
+
+    /// What is broken is nobody's from now on; the image is made again of what is not.
+    async fn mend(&self, record: &Arc<Record>, broken: &Broken, packed: &[Digest]) -> Result<(), ImageError> {
+        let inner = Arc::clone(&self.inner);
+        // Kept for convenience: without it the image is whole.
+        packed.iter().try_for_each(|digest| inner.content.remove(digest))?;
+        record.layers.iter().filter(|number| broken.layers.contains_key(number)).for_each(|n| inner.layers.disown(*n));
+        for digest in blobs(record).into_iter().filter(|digest| broken.blobs.contains_key(digest)) {
+            inner.content.remove(&digest)?;
+        }
+        if causes(record, broken, &[]).is_empty() {
+            return Ok(());
+        }
+        match record.source {
+            Origin::Pull => {
+                let digests = record.repo_digests().into_iter().filter_map(|name| Name::parse(&name).ok());
+                let nowhere = || ImageError::not_found("nobody knows where it was pulled from");
+                let name = digests.into_iter().next().ok_or_else(nowhere)?;
+                // Of the index's images this one, whatever machine it is for.
+                let asked = Asked { name, credentials: Credentials::default(), machine: machine(record) };
+                pull_now(&inner, &asked, &Arc::default(), Known::Fetched).await.map(drop)
+            }
+            Origin::Import => {
+                let record = Arc::clone(record);
+                blocking(move || inner.again(&record)).await
+            }
+            Origin::Builtin => {
+                let id = record.id();
+                blocking(move || {
+                    inner.remove(&id)?;
+                    let nobody = || ImageError::not_found("it is made again when the runtime starts");
+                    let program = inner.settings.program.clone().ok_or_else(nobody)?;
+                    inner.make_builtin(&program)
+                })
+                .await
+            }
+        }
+    }
+}
+
+/// What is asked of a registry to get an image again: nothing where it is this machine's, as then too.
+fn machine(record: &Record) -> Option<Platform> {
+    let platform = Some(record.platform.clone()).filter(|platform| !platform.architecture.is_empty());
+    platform.filter(|platform| platform.architecture != platform::host().architecture)
+}
+
+fn blobs(record: &Record) -> BTreeSet<Digest> {
+    [record.id, record.manifest.digest, record.target.digest].into()
+}
+
+fn causes(record: &Record, broken: &Broken, packed: &[Digest]) -> Vec<String> {
+    let layers =
+        record.layers.iter().filter_map(|number| Some(format!("layer {number}: {}", broken.layers.get(number)?)));
+    let blobs = blobs(record).into_iter().filter_map(|digest| broken.blobs.get(&digest).cloned());
+    let packed = packed.iter().filter_map(|digest| broken.packed.get(digest).cloned());
+    layers.chain(blobs).chain(packed).collect()
+}
+
+impl Inner {
+    fn look_through(&self, progress: &Progress) -> (Vec<Arc<Record>>, Broken) {
+        let records = self.catalogue().list();
+        // What is removed meanwhile stays readable until we are through.
+        let _leases: Vec<_> = records.iter().filter_map(|record| self.layers.lease_all(&record.layers)).collect();
+        let numbers: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
+        let metas = numbers.iter().filter_map(|number| Some((*number, self.layers.meta(*number)?)));
+        let metas: Vec<_> = metas.map(|(number, meta)| (number, meta.diff_id, meta.stream)).collect();
+        let entries: Vec<Descriptor> =
+            metas.iter().map(|(_, digest, stream)| Descriptor::new(OCI_LAYER, *digest, *stream)).collect();
+        progress.begin(&entries);
+        let mut broken = Broken::default();
+        for (number, diff_id, stream) in metas {
+            if stream > 0
+                && let Err(error) = self.check_layer(number, diff_id, progress)
+            {
+                broken.layers.insert(number, error.text);
+            }
+            progress.enter(diff_id, Stage::Done, 0);
+        }
+        for digest in records.iter().flat_map(|record| blobs(record)).collect::<BTreeSet<_>>() {
+            let read = self.content.read(&digest, LONGEST_CONFIG);
+            let missing = || ImageError::new(Kind::DataLoss, format!("blob {digest} is missing"));
+            if let Err(error) = read.and_then(|bytes| bytes.ok_or_else(missing)) {
+                broken.blobs.insert(digest, error.text);
+            }
+        }
+        let packed = records.iter().flat_map(|record| self.packed(record)).map(|layer| layer.digest);
+        for digest in packed.collect::<BTreeSet<_>>().into_iter().filter(|digest| self.content.has(digest)) {
+            if let Err(error) = self.content.verify(&digest) {
+                broken.packed.insert(digest, error.text);
+            }
+        }
+        (records, broken)
+    }
+
+    /// Makes an image again of its packed layers, where they were kept.
+    fn again(&self, record: &Record) -> Result<(), ImageError> {
+        let missing = || ImageError::not_found("it was imported: import its archive again");
+        let read = |digest: &Digest| self.content.read(digest, LONGEST_CONFIG)?.ok_or_else(missing);
+        let manifest_bytes = read(&record.manifest.digest)?;
+        let Top::Manifest(parsed) = model::top(&manifest_bytes, &record.manifest.media_type)? else {
+            return Err(missing());
+        };
+        let found = Found {
+            names: Vec::new(),
+            target: record.target.clone(),
+            target_bytes: read(&record.target.digest)?,
+            manifest: record.manifest.clone(),
+            manifest_bytes,
+            parsed,
+            config: read(&record.id)?,
+            layers: Vec::new(),
+        };
+        let _hold = self.hold_packed(&found.parsed.layers);
+        let open = |at: usize| {
+            let layer = found.parsed.layers.get(at).filter(|layer| self.content.has(&layer.digest));
+            self.content.open_blob(&layer.ok_or_else(missing)?.digest)
+        };
+        self.commit(&found, record.source, &Progress::default(), open).map(drop)
+    }
+
+    /// The stream has to have its digest, and what it names has to be there.
+    fn check_layer(&self, number: u64, diff_id: Digest, progress: &Progress) -> Result<(), ImageError> {
+        let broken = |error: &dyn std::fmt::Display| ImageError::new(Kind::DataLoss, error.to_string());
+        let mut stream = Hashing::new(Watched::new(self.layers.stream(number)?, diff_id, progress));
+        progress.enter(diff_id, Stage::Checking, 0);
+        let mut entries = BTreeMap::new();
+        let mut reader = Reader::new(&mut stream);
+        while let Some(entry) = reader.next_entry().map_err(|error| broken(&error))? {
+            let parts = path::parts(&entry.name)?;
+            if parts.last().is_none_or(|last| mark(last) != Mark::Ordinary) {
+                continue;
+            }
+            let key = parts.join(&b'/');
+            let kind = match entry.kind {
+                TarKind::Directory => FileType::Directory,
+                TarKind::Symlink(_) => FileType::Symlink,
+                TarKind::Regular => FileType::RegularFile,
+                // Another name of something else, or left out where we may not make it.
+                _ => continue,
+            };
+            if kind != FileType::Directory {
+                entries.retain(|known: &Vec<u8>, _| !is_below(known, &key));
+            }
+            entries.insert(key, kind);
+        }
+        io::copy(&mut stream, &mut io::sink()).map_err(|error| broken(&error))?;
+        if stream.finish() != diff_id {
+            return Err(broken(&"digest mismatch: its files have changed"));
+        }
+        let root = RootDir::open(&self.layers.path(number)).attempt("open layer")?;
+        for (path, kind) in &entries {
+            check_entry(&root, path, *kind).map_err(|error| broken(&error))?;
+        }
+        Ok(())
+    }
+}
+
+fn is_below(path: &[u8], folder: &[u8]) -> bool {
+    path.strip_prefix(folder).is_some_and(|rest| rest.starts_with(b"/"))
+}
+
+fn check_entry(root: &RootDir, path: &[u8], kind: FileType) -> Result<(), String> {
+    let shown = || String::from_utf8_lossy(path).into_owned();
+    let at = path.iter().rposition(|byte| *byte == b'/');
+    let (folder, name) = at.map_or((&b""[..], path), |at| {
+        let (folder, name) = path.split_at(at);
+        (folder, name.get(1..).unwrap_or_default())
+    });
+    let folder = root.resolve(folder, OFlags::PATH | OFlags::DIRECTORY);
+    let folder = folder.map_err(|error| format!("{}: {}", shown(), io::Error::from(error)))?;
+    let stat = At { parent: folder.as_fd(), name: OsStr::from_bytes(name) }.look();
+    match stat.map_err(|error| format!("{}: {}", shown(), io::Error::from(error)))? {
+        None => Err(format!("{} is missing", shown())),
+        Some(stat) if FileType::from_raw_mode(stat.st_mode) != kind => {
+            Err(format!("{} is another kind of file", shown()))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{
+        super::tests::{imported, is_root, layer, oci, opened, with_program},
+        *,
+    };
+
+    async fn found(store: &ImageStore, mending: Mending) -> Vec<(String, Option<bool>)> {
+        let verified = store.verify(mending, Arc::default()).await.expect("verified");
+        let of = |finding: Finding| (finding.cause, finding.mended.map(|mended| mended.is_ok()));
+        verified.findings.into_iter().map(of).collect()
+    }
+
+    #[tokio::test]
+    async fn what_is_broken_is_found_and_mended_where_its_content_can_be_had() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().join("root");
+        let store = opened(&root).await;
+        let files = [("a/f", "right"), ("a/g", ""), (".wh.x", ""), ("a/.wh..wh..opq", "")];
+        let archive = oci("x.tld/a:1", &[layer(&files), layer(&[("h", "h")])], "");
+        let image = imported(&store, dir.path(), &archive).await.remove(0);
+        assert_eq!(found(&store, Mending::No).await, []);
+        let at = |name: &str| root.join("layers/1/d").join(name);
+        for (name, change) in [("a/f", Some("wrong")), ("a/f", None), ("a/g", None)] {
+            match change {
+                Some(content) => fs::write(at(name), content).expect("writable"),
+                None => fs::remove_file(at(name)).expect("removable"),
+            }
+            let causes = found(&store, Mending::No).await;
+            let is_told = causes.len() == 1 && causes[0].0.starts_with("layer 1: ");
+            assert!(is_told, "{name}: {change:?}: {causes:?}");
+            fs::write(at("a/f"), "right").expect("writable");
+            fs::write(at("a/g"), "").expect("writable");
+        }
+        fs::write(at("a/f"), "wrong").expect("writable");
+        assert_eq!(found(&store, Mending::Yes).await[0].1, Some(false), "nobody knows its archive");
+        // Whoever imports it again gets a whole layer; a container keeps what it has.
+        store.prepare_root("c", "x.tld/a:1").await.expect("made");
+        let again = imported(&store, dir.path(), &archive).await.remove(0);
+        assert_eq!((again.id, &again.layers[..]), (image.id, &[3, 2][..]));
+        assert_eq!(found(&store, Mending::No).await, []);
+        drop(store);
+        let store = opened(&root).await;
+        assert_eq!(found(&store, Mending::No).await, []);
+        assert!(root.join("layers/1").exists(), "the container's");
+        store.release_root("c").await.expect("released");
+        store.collect().await.expect("collected");
+        assert!(!root.join("layers/1").exists());
+
+        let blob = root.join("content/blobs/sha256").join(image.id.hex());
+        fs::write(&blob, "{}").expect("writable");
+        assert!(found(&store, Mending::No).await[0].0.contains("digest mismatch"));
+        fs::remove_file(&blob).expect("removable");
+        assert!(found(&store, Mending::No).await[0].0.ends_with("is missing"));
+    }
+
+    #[tokio::test]
+    async fn built_in_images_are_made_again() {
+        if !is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().join("root");
+        let store = ImageStore::open(with_program(dir.path())).await.expect("opens");
+        fs::write(root.join("layers/1/d/bin/berth"), "#!another!!!\n").expect("writable");
+        let causes = found(&store, Mending::Yes).await;
+        assert_eq!(causes.len(), 2, "{causes:?}");
+        assert!(causes.iter().all(|(_, mended)| *mended == Some(true)), "{causes:?}");
+        assert_eq!(found(&store, Mending::No).await, []);
+        assert_eq!(store.list("").expect("a list").len(), 2);
+    }
+}

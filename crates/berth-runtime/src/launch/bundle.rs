@@ -1,0 +1,82 @@
+//! What hooks of devices are told of a container: its state, and the `config.json` of its bundle. Pure.
+//!
+//! Nothing of ours reads that file. It has what hooks of vendors look for: where the root is, whose files, what is executed.
+//! Behaviour: spec 09a §8.4; OCI runtime specification 1.2 (State, Configuration, POSIX-platform Hooks).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{facts::Inputs, oci};
+use berth_shim::plan::{Hooks, LaunchPlan};
+
+/// The hooks of a container's devices; none: nobody wants any.
+pub fn hooks(inputs: &Inputs<'_>) -> Option<Hooks> {
+    let all = inputs.found.edits.hooks.clone();
+    if all.is_empty() {
+        return None;
+    }
+    let bundle = inputs.bundle.clone();
+    let state = json!({
+        "ociVersion": oci::VERSION,
+        "id": inputs.id,
+        "bundle": bundle,
+        "annotations": annotations(inputs),
+    });
+    let state = state.to_string();
+    Some(Hooks { all, bundle, state: state.strip_prefix('{').unwrap_or(&state).to_owned() })
+}
+
+/// Those of the request, and which container it is, as other runtimes call that.
+fn annotations(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
+    let mut all: BTreeMap<String, String> = inputs.config.annotations.clone().into_iter().collect();
+    let pod = inputs.sandbox.config.metadata.clone().unwrap_or_default();
+    let container = inputs.config.metadata.clone().unwrap_or_default();
+    for (key, value) in [
+        ("container-type", "container"),
+        ("container-name", &container.name),
+        ("sandbox-id", inputs.sandbox.id),
+        ("sandbox-name", &pod.name),
+        ("sandbox-namespace", &pod.namespace),
+        ("sandbox-uid", &pod.uid),
+    ] {
+        all.insert(format!("io.kubernetes.cri.{key}"), value.to_owned());
+    }
+    all
+}
+
+/// The container as its bundle says it.
+pub fn config(inputs: &Inputs<'_>, plan: &LaunchPlan) -> Value {
+    let mut spec = oci::spec(plan);
+    spec["hostname"] = json!(inputs.sandbox.hostname);
+    spec["annotations"] = json!(annotations(inputs));
+    spec
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::{self, cdi, testing};
+    use berth_shim::plan::{Hook, Moment};
+
+    #[test]
+    fn hooks_are_told_which_container_it_is() {
+        let mut facts = testing::Facts::default();
+        let (container, sandbox) = (testing::container_config(), testing::sandbox_config());
+        assert_eq!(hooks(&facts.inputs(&container, &sandbox)), None);
+        let hook =
+            Hook { moment: Moment::Prestart, path: "/h".into(), args: Vec::new(), env: Vec::new(), limit_ms: None };
+        facts.found.edits = cdi::Edits { hooks: vec![hook.clone()], ..cdi::Edits::default() };
+        let inputs = facts.inputs(&container, &sandbox);
+        let plan = launch::launch(&inputs).expect("a plan").plan;
+        let hooks = plan.hooks.as_deref().expect("hooks");
+        assert_eq!((hooks.all.as_slice(), hooks.bundle.to_str()), (&[hook][..], Some("/bundle")));
+        let state: Value = serde_json::from_str(&format!("{{{}", hooks.state)).expect("JSON");
+        assert_eq!((&state["id"], &state["bundle"]), (&json!("container-1"), &json!("/bundle")));
+        assert_eq!(state["annotations"]["io.kubernetes.cri.container-name"], "c");
+        let config = config(&inputs, &plan);
+        assert_eq!(config["root"], json!({"path": "/run/stage", "readonly": false}));
+        assert_eq!(config["process"]["args"], json!(["/bin/true"]));
+        assert!(config["annotations"].is_object() && config["hostname"].is_string());
+    }
+}

@@ -1,0 +1,321 @@
+//! Devices of other vendors (CDI): what their files say, and which changes a request asks for. Pure.
+//! Behaviour: spec 09a §8.4.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::{args::absolute, facts::Node, refusal::Refusal};
+use berth_proto::cri;
+use berth_shim::plan::{self, Access, Moment, Mount, Propagation, Source};
+
+/// Annotations that name devices begin with it.
+const ANNOTATION: &str = "cdi.k8s.io/";
+
+/// What devices change about a container; nodes were looked up on the host.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Edits {
+    /// `KEY=value`.
+    pub env: Vec<String>,
+    /// Nodes.
+    pub nodes: Vec<Node>,
+    /// Mounts, each in the place of an earlier one with its target.
+    pub mounts: Vec<Mount>,
+    /// Groups of the container's processes.
+    pub groups: Vec<u32>,
+    /// Programs that are executed on the way.
+    pub hooks: Vec<plan::Hook>,
+}
+
+/// A file of a vendor.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    /// `vendor.com/class`.
+    pub kind: String,
+    /// What is changed for each of its devices.
+    #[serde(default)]
+    container_edits: ContainerEdits,
+    #[serde(default)]
+    devices: Vec<NamedDevice>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NamedDevice {
+    name: String,
+    #[serde(default)]
+    container_edits: ContainerEdits,
+}
+
+/// What a file says about a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ContainerEdits {
+    /// `KEY=value`.
+    pub env: Vec<String>,
+    /// Nodes.
+    pub device_nodes: Vec<DeviceNode>,
+    /// Mounts.
+    pub mounts: Vec<MountEdit>,
+    /// Programs.
+    pub hooks: Vec<Hook>,
+    /// Groups.
+    #[serde(rename = "additionalGids")]
+    pub additional_gids: Vec<u32>,
+}
+
+/// A device node; what is not said is looked up on the host.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceNode {
+    /// In the container.
+    pub path: String,
+    /// On the host; empty: the same.
+    pub host_path: String,
+    /// `b`, `c`, `u`, `p`; empty: as on the host.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Major number.
+    pub major: Option<u32>,
+    /// Minor number.
+    pub minor: Option<u32>,
+    /// Permissions of the node.
+    pub file_mode: Option<u32>,
+    /// What may be done with it.
+    pub permissions: String,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Owning group.
+    pub gid: Option<u32>,
+}
+
+/// A mount.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MountEdit {
+    /// On the host.
+    pub host_path: String,
+    /// In the container.
+    pub container_path: String,
+    /// As `mount(8)` spells them.
+    pub options: Vec<String>,
+    /// A file system; empty: a bind mount.
+    #[serde(rename = "type")]
+    pub kind: String,
+}
+
+/// A program that is executed on the way.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Hook {
+    /// When.
+    pub hook_name: String,
+    /// The program, absolute.
+    pub path: String,
+    /// Its arguments, its own name first.
+    pub args: Vec<String>,
+    /// `KEY=value`.
+    pub env: Vec<String>,
+    /// Seconds it may take; 0 or none: as long as the start.
+    pub timeout: Option<i64>,
+}
+
+/// The devices a request names, each once: those of its list, then those of its annotations.
+pub fn names(config: &cri::ContainerConfig) -> Vec<String> {
+    let annotations: BTreeMap<&String, &String> =
+        config.annotations.iter().filter(|(key, _)| key.starts_with(ANNOTATION)).collect();
+    let listed = config.cdi_devices.iter().map(|device| device.name.as_str());
+    let mut all: Vec<String> = Vec::new();
+    for name in listed.chain(annotations.values().flat_map(|value| value.split(','))) {
+        if !name.is_empty() && !all.iter().any(|known| known == name) {
+            all.push(name.to_owned());
+        }
+    }
+    all
+}
+
+/// What the named devices change, in the order of their names; a device of a later file stands for one of an earlier.
+///
+/// # Errors
+/// Where no file knows a device.
+pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Refusal> {
+    let mut all = Vec::new();
+    let mut unknown = Vec::new();
+    let mut used: Vec<*const Spec> = Vec::new();
+    for name in names {
+        let Some((spec, device)) = find(name, specs) else {
+            unknown.push(name.as_str());
+            continue;
+        };
+        if !used.contains(&std::ptr::from_ref(spec)) {
+            used.push(std::ptr::from_ref(spec));
+            all.push(spec.container_edits.clone());
+        }
+        all.push(device.container_edits.clone());
+    }
+    if !unknown.is_empty() {
+        return Err(Refusal::plain(format!("unresolvable CDI devices {}", unknown.join(", "))));
+    }
+    Ok(all)
+}
+
+/// A hook as a plan has it.
+///
+/// # Errors
+/// Where its moment is not known, its path is not absolute, or a variable has no name.
+pub fn hook(edit: &Hook) -> Result<plan::Hook, Refusal> {
+    let refuse = |what: &str| Refusal::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
+    let moment = Moment::ALL.into_iter().find(|moment| moment.name() == edit.hook_name);
+    let moment = moment.ok_or_else(|| refuse("unknown name"))?;
+    if !edit.path.starts_with('/') {
+        return Err(refuse("it needs an absolute path"));
+    }
+    if edit.env.iter().any(|pair| pair.find('=').is_none_or(|at| at == 0)) {
+        return Err(refuse("a variable has no name"));
+    }
+    if [&edit.path].into_iter().chain(&edit.args).chain(&edit.env).any(|text| text.contains('\0')) {
+        return Err(refuse("a word holds a NUL"));
+    }
+    let limit = edit.timeout.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+    Ok(plan::Hook {
+        moment,
+        path: edit.path.clone().into(),
+        args: edit.args.clone(),
+        env: edit.env.clone(),
+        limit_ms: limit.map(|seconds| seconds.saturating_mul(1000)),
+    })
+}
+
+fn find<'a>(name: &str, specs: &'a [Spec]) -> Option<(&'a Spec, &'a NamedDevice)> {
+    let (kind, device) = name.split_once('=')?;
+    let of_kind = specs.iter().rev().filter(|spec| spec.kind == kind);
+    of_kind.filter_map(|spec| Some((spec, spec.devices.iter().find(|d| d.name == device)?))).next()
+}
+
+/// A mount as a plan has it.
+///
+/// # Errors
+/// Where it names no place, or an option we do not know.
+pub fn mount(edit: &MountEdit) -> Result<Mount, Refusal> {
+    let refuse = |what: &str| Refusal::plain(format!("invalid CDI mount {:?}: {what}", edit.container_path));
+    if !edit.container_path.starts_with('/') || edit.host_path.is_empty() {
+        return Err(refuse("it needs a host path and an absolute container path"));
+    }
+    let is_bind = edit.kind.is_empty() || edit.kind == "bind" || edit.kind == "none";
+    let (mut access, mut propagation, mut flags, mut data) = (Access::ReadWrite, Propagation::Private, 0, Vec::new());
+    for option in &edit.options {
+        match option.as_str() {
+            "ro" => access = Access::ReadOnly,
+            "rro" => access = Access::RecursivelyReadOnly,
+            "rw" | "bind" | "rbind" | "suid" | "dev" | "exec" | "private" | "rprivate" | "relatime" => {}
+            "slave" | "rslave" => propagation = Propagation::Slave,
+            "shared" | "rshared" => propagation = Propagation::Shared,
+            "nosuid" => flags |= 1 << 1,
+            "nodev" => flags |= 1 << 2,
+            "noexec" => flags |= 1 << 3,
+            "noatime" => flags |= 1 << 10,
+            other if is_bind => return Err(refuse(&format!("unknown option {other:?}"))),
+            other => data.push(other),
+        }
+    }
+    let source = match is_bind {
+        true => Source::Bind(edit.host_path.clone().into()),
+        false => Source::New { kind: edit.kind.clone(), data: data.join(",") },
+    };
+    Ok(Mount { target: absolute(&edit.container_path), source, access, propagation, flags, ids: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = r#"{"cdiVersion": "0.6.0", "kind": "acme.com/gpu",
+        "containerEdits": {"env": ["ALL=1"]},
+        "devices": [
+            {"name": "0", "containerEdits": {"env": ["N=0"], "deviceNodes": [{"path": "/dev/acme0", "type": "c"}]}},
+            {"name": "1", "containerEdits": {"env": ["N=1"]}},
+            {"name": "hooked", "containerEdits": {"hooks": [{"hookName": "poststop", "path": "/x",
+                "args": ["x", "y"], "env": ["A="], "timeout": 3}]}},
+            {"name": "odd", "containerEdits": {"hooks": [{"hookName": "never", "path": "/x"}]}}]}"#;
+    const LATER: &str = r#"{"kind": "acme.com/gpu", "devices": [{"name": "1", "containerEdits": {"env": ["N=one"]}}]}"#;
+
+    fn specs() -> Vec<Spec> {
+        [FIRST, LATER].map(|text| serde_json::from_str(text).expect("a spec")).into()
+    }
+
+    fn env(names: &[&str]) -> Result<Vec<String>, String> {
+        let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
+        let all = edits(&names, &specs()).map_err(|refusal| refusal.text)?;
+        Ok(all.into_iter().flat_map(|edits| edits.env).collect())
+    }
+
+    #[test]
+    fn later_files_win_and_a_files_own_edits_come_once() {
+        assert_eq!(env(&[]), Ok(vec![]));
+        assert_eq!(env(&["acme.com/gpu=0", "acme.com/gpu=1"]), Ok(vec!["ALL=1".into(), "N=0".into(), "N=one".into()]));
+        let unknown = env(&["acme.com/gpu=7", "acme.com/gpu=0", "b/c=1"]);
+        assert_eq!(unknown, Err("unresolvable CDI devices acme.com/gpu=7, b/c=1".to_owned()));
+    }
+
+    #[test]
+    fn hooks_are_what_can_be_executed() {
+        let spec = specs().swap_remove(0);
+        let named = |name: &str| {
+            let device = spec.devices.iter().find(|device| device.name == name).expect("a device");
+            hook(&device.container_edits.hooks[0]).map_err(|refusal| refusal.text)
+        };
+        let hooked = plan::Hook {
+            moment: Moment::Poststop,
+            path: "/x".into(),
+            args: vec!["x".into(), "y".into()],
+            env: vec!["A=".into()],
+            limit_ms: Some(3000),
+        };
+        assert_eq!(named("hooked"), Ok(hooked));
+        assert_eq!(named("odd"), Err("invalid CDI hook \"never\": unknown name".to_owned()));
+        for moment in Moment::ALL {
+            let plain = Hook { hook_name: moment.name().into(), path: "/x".into(), ..Hook::default() };
+            assert_eq!(hook(&plain).map(|hook| (hook.moment, hook.limit_ms)), Ok((moment, None)));
+            let edited = |change: fn(&mut Hook)| {
+                let mut edited = plain.clone();
+                change(&mut edited);
+                hook(&edited).expect_err("no hook").text
+            };
+            for (text, what) in [
+                (edited(|hook| hook.path = "x".into()), "it needs an absolute path"),
+                (edited(|hook| hook.env = vec!["A".into()]), "a variable has no name"),
+                (edited(|hook| hook.env = vec!["=A".into()]), "a variable has no name"),
+                (edited(|hook| hook.args = vec!["a\0".into()]), "a word holds a NUL"),
+            ] {
+                assert_eq!(text, format!("invalid CDI hook {:?}: {what}", moment.name()));
+            }
+        }
+    }
+
+    #[test]
+    fn names_come_from_the_list_and_from_annotations() {
+        let config = cri::ContainerConfig {
+            cdi_devices: vec![cri::CdiDevice { name: "b=1".into() }, cri::CdiDevice { name: "a=1".into() }],
+            annotations: [("cdi.k8s.io/z".into(), "a=1,c=1".into()), ("other".into(), "d=1".into())].into(),
+            ..Default::default()
+        };
+        assert_eq!(names(&config), ["b=1", "a=1", "c=1"]);
+    }
+
+    #[test]
+    fn options_of_mounts_are_understood() {
+        let edit = |options: &[&str], kind: &str| MountEdit {
+            host_path: "/h".into(),
+            container_path: "/c".into(),
+            options: options.iter().map(|o| (*o).to_owned()).collect(),
+            kind: kind.into(),
+        };
+        let got = mount(&edit(&["ro", "nosuid", "nodev", "bind"], "")).expect("a mount");
+        assert_eq!((got.access, got.flags, got.source), (Access::ReadOnly, 6, Source::Bind("/h".into())));
+        let got = mount(&edit(&["size=1m", "noexec"], "tmpfs")).expect("a mount");
+        assert_eq!((got.flags, got.source), (8, Source::New { kind: "tmpfs".into(), data: "size=1m".into() }));
+        assert!(mount(&edit(&["fancy"], "")).is_err());
+        assert!(mount(&MountEdit { container_path: "c".into(), ..edit(&[], "") }).is_err());
+    }
+}

@@ -1,0 +1,264 @@
+//! What is mounted in a container, in order. Pure. Behaviour: spec 09a §8.1-§8.3.
+//!
+//! First what every container has, then the sandbox's files, the image's volumes and the request's mounts, those with
+//! fewer path components first. A mount of the request takes the place of one of ours.
+
+use std::path::Path;
+
+use super::{
+    args::absolute,
+    facts::{Groups, Inputs, Place},
+    namespaces::range,
+    refusal::Refusal,
+};
+use berth_proto::cri::{self, MountPropagation};
+use berth_shim::plan::{Access, IdMap, Mount, Propagation, Source};
+
+/// `MS_*` bits.
+pub const NO_SUID: u64 = 1 << 1;
+const NO_DEV: u64 = 1 << 2;
+const NO_EXEC: u64 = 1 << 3;
+const RELATIVE_TIME: u64 = 1 << 21;
+const STRICT_TIME: u64 = 1 << 24;
+const USUAL: u64 = NO_SUID | NO_EXEC | NO_DEV;
+
+/// What a container is, as far as mounts depend on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Style {
+    /// Whether it may do everything.
+    pub is_privileged: bool,
+    /// Whether its root is read-only.
+    pub has_read_only_root: bool,
+    /// Whether a control group namespace is made for it.
+    pub has_group_namespace: bool,
+    /// Ids of the pod's user namespace.
+    pub users: Option<(IdMap, IdMap)>,
+    /// Whether it has the host's network, processes, message queues.
+    pub host: HostParts,
+}
+
+/// What of the host a container shares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct HostParts {
+    /// The network.
+    pub network: bool,
+    /// Processes.
+    pub processes: bool,
+    /// Message queues and shared memory.
+    pub ipc: bool,
+}
+
+/// All mounts of a container, in the order in which they are made.
+///
+/// # Errors
+/// With the texts of spec 09a §8.2 and §8.3.
+pub fn mounts(inputs: &Inputs<'_>, style: &Style) -> Result<Vec<Mount>, Refusal> {
+    let mut requested = Vec::new();
+    for (index, mount) in inputs.config.mounts.iter().enumerate() {
+        let place = inputs.found.places.get(index);
+        let place =
+            place.ok_or_else(|| Refusal::plain(format!("mount {:?} was not looked up", mount.container_path)))?;
+        requested.push(of_request(mount, place, inputs.host.has_recursive_read_only)?);
+    }
+    let is_free = |target: &str| !requested.iter().any(|mount| mount.target == target);
+    let has_own_dev = is_free("/dev");
+    let mut all = kernel(style, &inputs.host.groups);
+    all.retain(|mount| is_free(&mount.target) && (has_own_dev || !mount.target.starts_with("/dev/")));
+    let mut later = sandbox_files(inputs, style);
+    later.retain(|mount| is_free(&mount.target) && (has_own_dev || !mount.target.starts_with("/dev/")));
+    later.extend(volumes(inputs, style.users).into_iter().filter(|mount| is_free(&mount.target)));
+    later.extend(requested);
+    later.sort_by_key(|mount| components(&mount.target));
+    all.extend(later);
+    Ok(all)
+}
+
+/// Whether any mount of a request travels to the host.
+pub fn is_shared(config: &cri::ContainerConfig) -> bool {
+    config.mounts.iter().any(|mount| mount.propagation() == MountPropagation::PropagationBidirectional)
+}
+
+fn components(target: &str) -> usize {
+    target.split('/').filter(|name| !name.is_empty()).count()
+}
+
+fn mount(target: &str, source: Source, flags: u64) -> Mount {
+    Mount {
+        target: target.to_owned(),
+        source,
+        access: Access::ReadWrite,
+        propagation: Propagation::Private,
+        flags,
+        ids: None,
+    }
+}
+
+fn new(target: &str, kind: &str, data: &str, flags: u64) -> Mount {
+    mount(target, Source::New { kind: kind.to_owned(), data: data.to_owned() }, flags)
+}
+
+fn bind(target: &str, source: &Path) -> Mount {
+    mount(target, Source::Bind(source.to_owned()), 0)
+}
+
+/// The kernel's own file systems. Where a user namespace may not have a fresh one, the host's is shown.
+fn kernel(style: &Style, groups: &Groups) -> Vec<Mount> {
+    let is_foreign = |of_host: bool| style.users.is_some() && of_host;
+    let proc = match is_foreign(style.host.processes) {
+        true => bind("/proc", Path::new("/proc")),
+        false => new("/proc", "proc", "", USUAL),
+    };
+    let mqueue = match is_foreign(style.host.ipc) {
+        true => bind("/dev/mqueue", Path::new("/dev/mqueue")),
+        false => new("/dev/mqueue", "mqueue", "", USUAL),
+    };
+    let plain = if style.is_privileged { Access::ReadWrite } else { Access::ReadOnly };
+    let sys = match is_foreign(style.host.network) {
+        true => Mount { access: Access::RecursivelyReadOnly, flags: USUAL, ..bind("/sys", Path::new("/sys")) },
+        false => Mount { access: plain, ..new("/sys", "sysfs", "", USUAL) },
+    };
+    let options = match groups {
+        Groups::V2 { options } if !style.has_group_namespace => options.as_str(),
+        _ => "",
+    };
+    let cgroup = Mount { access: plain, ..new("/sys/fs/cgroup", "cgroup", options, USUAL | RELATIVE_TIME) };
+    let pts = "newinstance,ptmxmode=0666,mode=0620,gid=5";
+    vec![
+        proc,
+        new("/dev", "tmpfs", "mode=755,size=65536k", NO_SUID | STRICT_TIME),
+        new("/dev/pts", "devpts", pts, NO_SUID | NO_EXEC),
+        mqueue,
+        sys,
+        cgroup,
+    ]
+}
+
+/// `/etc/hostname`, `/etc/hosts`, `/etc/resolv.conf` and `/dev/shm` of the sandbox.
+fn sandbox_files(inputs: &Inputs<'_>, style: &Style) -> Vec<Mount> {
+    let access = if style.has_read_only_root { Access::ReadOnly } else { Access::ReadWrite };
+    let file = |name: &str| Mount {
+        access,
+        ids: style.users,
+        ..bind(&format!("/etc/{name}"), &inputs.sandbox.files.join(name))
+    };
+    let mut all: Vec<Mount> = ["hostname", "hosts", "resolv.conf"].into_iter().map(file).collect();
+    all.push(bind("/dev/shm", inputs.sandbox.shm));
+    all
+}
+
+fn volumes(inputs: &Inputs<'_>, users: Option<(IdMap, IdMap)>) -> Vec<Mount> {
+    let volumes = inputs.found.volumes.iter();
+    volumes.map(|(path, directory)| Mount { ids: users, ..bind(&absolute(path), directory) }).collect()
+}
+
+fn of_request(asked: &cri::Mount, place: &Place, has_recursive: bool) -> Result<Mount, Refusal> {
+    if asked.container_path.is_empty() || asked.container_path.contains('\0') {
+        return Err(Refusal::invalid(format!("mount of {:?} has no container path", asked.host_path)));
+    }
+    check_target(&absolute(&asked.container_path))?;
+    let propagation = MountPropagation::try_from(asked.propagation)
+        .map_err(|_| Refusal::invalid(format!("unknown mount propagation {}", asked.propagation)))?;
+    let ids = match (range(&asked.uid_mappings)?, range(&asked.gid_mappings)?) {
+        (Some(uids), Some(gids)) => Some((uids, gids)),
+        (None, None) => None,
+        _ => return Err(Refusal::invalid("a mount needs both UID and GID mappings or none")),
+    };
+    let source = match place {
+        Place::Host { path, on, is_shared, is_slave } => {
+            check_propagation(propagation, path, on, (*is_shared, *is_slave))?;
+            Source::Bind(path.clone())
+        }
+        Place::Image { layers, lower } => {
+            check_image(asked)?;
+            let sub_path = absolute(&asked.image_sub_path).trim_start_matches('/').to_owned();
+            Source::Layers { layers: layers.clone(), lower: lower.clone(), sub_path }
+        }
+    };
+    let access = access(asked, propagation, has_recursive)?;
+    let propagation = match propagation {
+        MountPropagation::PropagationPrivate => Propagation::Private,
+        MountPropagation::PropagationHostToContainer => Propagation::Slave,
+        MountPropagation::PropagationBidirectional => Propagation::Shared,
+    };
+    Ok(Mount { target: absolute(&asked.container_path), source, access, propagation, flags: 0, ids })
+}
+
+/// Files of `/proc` that may be hidden; anything else there would let a container lie to whoever sets it up.
+const OF_PROC: [&str; 10] = [
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/net/dev",
+    "/proc/slabinfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/uptime",
+];
+
+fn check_target(target: &str) -> Result<(), Refusal> {
+    if target == "/" {
+        return Err(Refusal::invalid("nothing can be mounted on the root of a container"));
+    }
+    if target.starts_with("/proc/") && !OF_PROC.contains(&target) {
+        return Err(Refusal::invalid(format!("{target:?} cannot be mounted because it is inside /proc")));
+    }
+    Ok(())
+}
+
+fn check_propagation(
+    wanted: MountPropagation,
+    path: &Path,
+    on: &Path,
+    (is_shared, is_slave): (bool, bool),
+) -> Result<(), Refusal> {
+    let text = |what: &str| format!("path {path:?} is mounted on {on:?} but it is not a {what}");
+    match wanted {
+        MountPropagation::PropagationBidirectional if !is_shared => Err(Refusal::plain(text("shared mount"))),
+        MountPropagation::PropagationHostToContainer if !is_shared && !is_slave => {
+            Err(Refusal::plain(text("shared or slave mount")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What has to hold of a mount that shows an image.
+///
+/// # Errors
+/// Beginning with `ImageVolumeMountFailed: `.
+pub fn check_image(asked: &cri::Mount) -> Result<(), Refusal> {
+    let refuse = |text: &str| Err(Refusal::plain(format!("ImageVolumeMountFailed: {text}")));
+    let sub_path = Path::new(&asked.image_sub_path);
+    if !asked.host_path.is_empty() {
+        return refuse("host_path must be empty while mount image");
+    }
+    if !asked.readonly {
+        return refuse("readonly must be true while mount image");
+    }
+    if asked.image.as_ref().is_none_or(|image| image.image.is_empty()) {
+        return refuse("image must be specified while mount image");
+    }
+    if sub_path.is_absolute() || sub_path.components().any(|part| part == std::path::Component::ParentDir) {
+        return refuse(&format!("image_sub_path {:?} is not below the image", asked.image_sub_path));
+    }
+    Ok(())
+}
+
+fn access(asked: &cri::Mount, propagation: MountPropagation, has_recursive: bool) -> Result<Access, Refusal> {
+    match (asked.recursive_read_only, asked.readonly) {
+        (false, false) => Ok(Access::ReadWrite),
+        (false, true) => Ok(Access::ReadOnly),
+        (true, false) => Err(Refusal::invalid("recursive read-only mount conflicts with RW mount")),
+        (true, true) if propagation != MountPropagation::PropagationPrivate => {
+            Err(Refusal::invalid("recursive read-only mount needs private propagation"))
+        }
+        (true, true) if !has_recursive => {
+            Err(Refusal::plain("RROUnsupported: recursive read-only mounts need Linux 5.12 or later"))
+        }
+        (true, true) => Ok(Access::RecursivelyReadOnly),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Which namespaces a pod has and whose processes a container sees. Pure. Behaviour: spec 09a §2.3, §2.4.
+
+use std::collections::BTreeMap;
+
+use super::{
+    facts::{Host, Inputs, Sandbox},
+    refusal::Refusal,
+    security,
+};
+use berth_proto::cri::{self, NamespaceMode};
+use berth_shim::plan::{IdMap, Namespace, NamespacePlan, Processes};
+
+/// The namespaces a sandbox asks for. Its groups are for the caller to fill in.
+///
+/// # Errors
+/// With the texts of spec 09a §2.3, §2.4 and §7.7, and where a sandbox has no metadata.
+pub fn namespaces(config: &cri::PodSandboxConfig, hostname: &str, host: &Host) -> Result<NamespacePlan, Refusal> {
+    if config.metadata.is_none() {
+        return Err(Refusal::invalid("sandbox config must include metadata"));
+    }
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    security::check_selinux(context.and_then(|context| context.selinux_options.as_ref()), host)?;
+    let options = options(config);
+    let network = own_or_host("network", options.network)?;
+    let ipc = own_or_host("ipc", options.ipc)?;
+    let pid = mode("pid", options.pid)?;
+    if pid == NamespaceMode::Target {
+        return Err(unsupported("pid", pid));
+    }
+    let users = users(options.userns_options.as_ref())?;
+    if users.is_some() && !host.has_user_namespaces {
+        return Err(Refusal::impossible("user namespaces are not supported by this host"));
+    }
+    let mut made = Vec::new();
+    made.extend(users.is_some().then_some(Namespace::User));
+    made.extend(network.then_some(Namespace::Network));
+    made.extend(ipc.then_some(Namespace::Ipc));
+    made.extend(network.then_some(Namespace::Uts));
+    let requested = config.linux.as_ref().map(|linux| &linux.sysctls);
+    let mut sysctls = BTreeMap::new();
+    for (name, value) in requested.into_iter().flatten() {
+        sysctls.insert(sysctl(name, network, ipc)?, value.clone());
+    }
+    if network {
+        let mut default = |is_wanted: bool, file: &str, value: &str| {
+            if is_wanted && !sysctls.contains_key(file) {
+                sysctls.insert(file.to_owned(), value.to_owned());
+            }
+        };
+        default(host.unprivileged_ports, "net/ipv4/ip_unprivileged_port_start", "0");
+        default(host.unprivileged_icmp && users.is_none(), "net/ipv4/ping_group_range", "0 2147483647");
+    }
+    Ok(NamespacePlan {
+        made,
+        users,
+        hostname: if network { hostname.to_owned() } else { String::new() },
+        sysctls,
+        shares_processes: pid == NamespaceMode::Pod,
+        groups: Vec::new(),
+    })
+}
+
+/// What a sandbox says about namespaces; nothing said is everything of its own.
+pub fn options(config: &cri::PodSandboxConfig) -> cri::NamespaceOption {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    context.and_then(|context| context.namespace_options.clone()).unwrap_or_default()
+}
+
+/// Whose processes a container sees.
+///
+/// # Errors
+/// Where a target is not there, or a container says otherwise about users than its sandbox.
+pub fn processes(inputs: &Inputs<'_>, asked: &cri::NamespaceOption) -> Result<Processes, Refusal> {
+    let of_sandbox = options(inputs.sandbox.config);
+    if users(asked.userns_options.as_ref())? != users(of_sandbox.userns_options.as_ref())? {
+        return Err(Refusal::invalid("user namespace config for sandbox is different from container"));
+    }
+    match mode("pid", asked.pid)? {
+        NamespaceMode::Container => Ok(Processes::Own),
+        NamespaceMode::Node => Ok(Processes::Host),
+        NamespaceMode::Target => target(inputs, &asked.target_id),
+        // A pod without processes of its own has those of the host or none.
+        NamespaceMode::Pod => match mode("pid", of_sandbox.pid)? {
+            NamespaceMode::Node => Ok(Processes::Host),
+            NamespaceMode::Container => Ok(Processes::Own),
+            _ => Ok(Processes::Pod),
+        },
+    }
+}
+
+fn target(inputs: &Inputs<'_>, id: &str) -> Result<Processes, Refusal> {
+    let Some(target) = inputs.target else {
+        let text = format!("an error occurred when try to find container {id:?}: not found");
+        return Err(Refusal::missing(text));
+    };
+    let Sandbox { id: sandbox, .. } = inputs.sandbox;
+    if target.sandbox != sandbox {
+        let text =
+            format!("container {:?} (sandbox {}) does not belong to sandbox {sandbox}", target.id, target.sandbox);
+        return Err(Refusal::invalid(text));
+    }
+    if target.pid.is_none() {
+        let text = format!("container {:?} is not running - in state {}", target.id, target.state);
+        return Err(Refusal::state(text));
+    }
+    Ok(Processes::Of(target.id.to_owned()))
+}
+
+/// The ids of a pod's user namespace; none where it has that of the host.
+///
+/// # Errors
+/// Where there is not exactly one range that begins at 0, for users and for groups.
+pub fn users(asked: Option<&cri::UserNamespace>) -> Result<Option<(IdMap, IdMap)>, Refusal> {
+    let Some(asked) = asked else { return Ok(None) };
+    let mode = match NamespaceMode::try_from(asked.mode) {
+        Ok(mode @ (NamespaceMode::Pod | NamespaceMode::Node)) => mode,
+        Ok(other) => return Err(unsupported_users(other.as_str_name())),
+        Err(_) => return Err(unsupported_users(&asked.mode.to_string())),
+    };
+    let (uids, gids) = (range(&asked.uids)?, range(&asked.gids)?);
+    match (mode, uids, gids) {
+        (NamespaceMode::Node, None, None) => Ok(None),
+        (NamespaceMode::Node, ..) => {
+            Err(Refusal::invalid("can't use user namespace mode \"NODE\" with UID or GID mappings"))
+        }
+        (_, Some(uids), Some(gids)) => Ok(Some((uids, gids))),
+        _ => Err(Refusal::invalid("can't use user namespace mode \"POD\" without UID and GID mappings")),
+    }
+}
+
+/// The one range of a list; none of an empty one.
+///
+/// # Errors
+/// Where there are more, or the range is empty, does not begin at 0 or has no end.
+pub fn range(lines: &[cri::IdMapping]) -> Result<Option<IdMap>, Refusal> {
+    let line = match lines {
+        [] => return Ok(None),
+        [line] => line,
+        _ => {
+            let text = format!("only one mapping line supported, got {} mapping lines", lines.len());
+            return Err(Refusal::invalid(text));
+        }
+    };
+    if line.length < 1 || line.host_id.checked_add(line.length - 1).is_none() {
+        return Err(Refusal::invalid(format!("invalid mapping length: {}", line.length)));
+    }
+    if line.container_id != 0 {
+        return Err(Refusal::invalid("container ID 0 is not mapped"));
+    }
+    Ok(Some(IdMap { inside: 0, outside: line.host_id, count: line.length }))
+}
+
+fn unsupported_users(mode: &str) -> Refusal {
+    Refusal::invalid(format!("unsupported user namespace mode: {mode:?}"))
+}
+
+/// Whether the pod has one of its own.
+fn own_or_host(which: &str, number: i32) -> Result<bool, Refusal> {
+    match mode(which, number)? {
+        NamespaceMode::Pod | NamespaceMode::Container => Ok(true),
+        NamespaceMode::Node => Ok(false),
+        NamespaceMode::Target => Err(unsupported(which, NamespaceMode::Target)),
+    }
+}
+
+fn mode(which: &str, number: i32) -> Result<NamespaceMode, Refusal> {
+    NamespaceMode::try_from(number)
+        .map_err(|_| Refusal::invalid(format!("unsupported {which} namespace mode: {number}")))
+}
+
+fn unsupported(which: &str, mode: NamespaceMode) -> Refusal {
+    Refusal::invalid(format!("unsupported {which} namespace mode: {:?}", mode.as_str_name()))
+}
+
+/// The file of a kernel setting below `/proc/sys`, if a pod may set it for itself.
+fn sysctl(name: &str, has_network: bool, has_ipc: bool) -> Result<String, Refusal> {
+    // Whichever separator comes first is the separator: `net/ipv4/conf/eth0.1/forwarding`.
+    let slashes_first = name.find(['.', '/']).is_some_and(|at| name.as_bytes().get(at) == Some(&b'/'));
+    let swapped = |c| match c {
+        '.' => '/',
+        '/' => '.',
+        c => c,
+    };
+    let file: String = if slashes_first { name.to_owned() } else { name.chars().map(swapped).collect() };
+    let separate = || Refusal::invalid(format!("sysctl {name:?} is not in a separate kernel namespace"));
+    if file.contains('\0') || file.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(separate());
+    }
+    let is_ipc = file.starts_with("kernel/shm")
+        || file.starts_with("kernel/msg")
+        || file == "kernel/sem"
+        || file.starts_with("fs/mqueue/");
+    match (is_ipc, file.starts_with("net/")) {
+        (true, _) if has_ipc => Ok(file),
+        (true, _) => Err(Refusal::invalid(format!("sysctl {name:?} is not allowed in the host ipc namespace"))),
+        (_, true) if has_network => Ok(file),
+        (_, true) => Err(Refusal::invalid(format!("sysctl {name:?} is not allowed in the host network namespace"))),
+        _ => Err(separate()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! Puts a container's plan together. Pure. Behaviour: spec 09a §3.2, §6-§8, §11.
+
+use super::{
+    args::{args, log_path, working_dir},
+    bundle,
+    capabilities::{capabilities, names},
+    devices::{self, Rule, Wanted},
+    environment::{self, environment},
+    facts::{Groups, Host, Inputs},
+    mounts::{self, HostParts, Style},
+    namespaces,
+    refusal::Refusal,
+    security::{self, Filter},
+    users::{Identity, identity},
+};
+use crate::seccomp;
+use berth_proto::cri::{self, NamespaceMode};
+use berth_shim::plan::{Capabilities, ExecPlan, LaunchPlan, MAX_BODY, Process, Processes, Root, Source};
+
+/// The size of a terminal nobody has told the size of: columns, rows.
+const FIRST_SIZE: (u16, u16) = (80, 24);
+/// Most bytes of a container's arguments and environment: a plan is one message, and the rest of it needs room too.
+const LONGEST_TEXTS: usize = MAX_BODY - (128 << 10);
+/// Bytes that a message needs for the length of a text.
+const TEXT_OVERHEAD: usize = 5;
+
+/// A container's plan, and what is decided with it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Launch {
+    /// For the shim.
+    pub plan: LaunchPlan,
+    /// For the control group.
+    pub device_rules: Vec<Rule>,
+}
+
+/// How a container is started. Also what creating it validates: nothing else can be wrong with a request.
+///
+/// # Errors
+/// With the texts of spec 09a §2.4, §6, §7 and §8.
+pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
+    let config = inputs.config;
+    if config.metadata.is_none() {
+        return Err(Refusal::invalid("container config must include metadata"));
+    }
+    let context = security::context(config);
+    let is_privileged = security::is_privileged(inputs, &context)?;
+    let asked = context.namespace_options.clone().unwrap_or_default();
+    let processes = namespaces::processes(inputs, &asked)?;
+    security::check_selinux(context.selinux_options.as_ref(), inputs.host)?;
+    let identity = identity(&context, inputs.image, &inputs.found.edits.groups)?;
+    let process = process(inputs, &context, &identity)?;
+    let style = style(inputs, &context, &processes)?;
+    let mut all = mounts::mounts(inputs, &style)?;
+    let has_own_dev = all.iter().any(|m| m.target == "/dev" && matches!(m.source, Source::New { .. }));
+    let edited = &inputs.found.edits.mounts;
+    all.retain(|mount| !edited.iter().any(|edit| edit.target == mount.target));
+    all.extend(edited.iter().cloned());
+    let nodes: Vec<_> = inputs.found.devices.iter().chain(&inputs.found.edits.nodes).cloned().collect();
+    let wanted = Wanted {
+        nodes: &nodes,
+        host: is_privileged.then_some(&*inputs.found.host_devices),
+        owner: owner(&context, &identity, inputs.host),
+        has_own_dev,
+        terminal: config.tty,
+    };
+    let list = |paths: &[String]| if is_privileged { Vec::new() } else { paths.to_vec() };
+    let plan = LaunchPlan {
+        container: inputs.id.to_owned(),
+        groups: inputs.groups.clone(),
+        has_group_namespace: style.has_group_namespace,
+        processes,
+        root: Root {
+            is_read_only: context.readonly_rootfs,
+            is_shared: mounts::is_shared(config),
+            ..inputs.root.clone()
+        },
+        mounts: all,
+        devices: devices::devices(&wanted),
+        masked: list(&context.masked_paths),
+        read_only: list(&context.readonly_paths),
+        process,
+        stdin: config.stdin,
+        stdin_once: config.stdin_once,
+        log: log_path(&inputs.sandbox.config.log_directory, &config.log_path)?,
+        longest_record: inputs.longest_record,
+        limit_ms: inputs.limit_ms,
+        hooks: bundle::hooks(inputs).map(Box::new),
+    };
+    check_length(&plan.process)?;
+    Ok(Launch { plan, device_rules: devices::rules(&wanted) })
+}
+
+/// Refuses at create what could not be sent to the shim at start.
+fn check_length(process: &Process) -> Result<(), Refusal> {
+    let texts = process.args.iter().chain(&process.env);
+    let length: usize = texts.map(|text| text.len() + TEXT_OVERHEAD).sum();
+    if length > LONGEST_TEXTS {
+        let text =
+            format!("arguments and environment take {length} bytes, more than the {LONGEST_TEXTS} that are possible");
+        return Err(Refusal::invalid(text));
+    }
+    Ok(())
+}
+
+fn process(
+    inputs: &Inputs<'_>,
+    context: &cri::LinuxContainerSecurityContext,
+    identity: &Identity,
+) -> Result<Process, Refusal> {
+    let (config, image, host) = (inputs.config, inputs.image, inputs.host);
+    let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    let sources = environment::Sources {
+        terminal: config.tty,
+        hostname: inputs.sandbox.hostname,
+        image: &image.env,
+        requested: &config.envs,
+        devices: &inputs.found.edits.env,
+        home: identity.home.as_deref(),
+    };
+    let capabilities = capabilities(context.capabilities.as_ref(), context.privileged, host.capabilities)?;
+    let filter = filter(inputs, context, &capabilities)?;
+    Ok(Process {
+        args: args(&config.command, &config.args, image)?,
+        env: environment(&sources)?,
+        cwd: working_dir(&config.working_dir, image)?,
+        uid: identity.uid,
+        gid: identity.gid,
+        groups: identity.groups.clone(),
+        capabilities,
+        no_new_privileges: context.no_new_privs,
+        seccomp_flags: filter.as_ref().map_or(0, |filter| filter.flags),
+        seccomp: filter.map(|filter| filter.bytes()),
+        apparmor: security::apparmor(context, host.has_apparmor.then_some(&*inputs.found.apparmor))?,
+        limits: host.limits.clone(),
+        oom_score_adj: security::oom_score_adj(resources, host.least_oom_score_adj),
+        terminal: config.tty.then_some(FIRST_SIZE),
+    })
+}
+
+/// The compiled filter of a container.
+fn filter(
+    inputs: &Inputs<'_>,
+    context: &cri::LinuxContainerSecurityContext,
+    capabilities: &Capabilities,
+) -> Result<Option<seccomp::Filter>, Refusal> {
+    let wanted = security::filter(context, inputs.host.has_seccomp)?;
+    let is_built_in = matches!(wanted, Filter::BuiltIn);
+    let text = match wanted {
+        Filter::None => return Ok(None),
+        Filter::BuiltIn => seccomp::DEFAULT_PROFILE.as_bytes(),
+        Filter::File(path) => inputs
+            .found
+            .profile
+            .as_deref()
+            .ok_or_else(|| Refusal::plain(format!("failed to load seccomp profile {path:?}: it was not found")))?,
+    };
+    let conditions = seccomp::Conditions {
+        machine: inputs.host.machine,
+        capabilities: names(capabilities.bounding),
+        kernel: inputs.host.kernel,
+        has_spec_allow: inputs.host.has_spec_allow,
+    };
+    let architecture = inputs.image.architecture.as_str();
+    let is_native = architecture.is_empty() || architecture == conditions.machine.name();
+    let filter = seccomp::Profile::parse(text).and_then(|mut profile| {
+        if is_built_in && is_native && !inputs.host.allows_32_bit {
+            profile.restrict_to(conditions.machine);
+        }
+        seccomp::compile(&profile, &conditions)
+    });
+    filter.map(Some).map_err(|error| Refusal::plain(format!("invalid seccomp profile: {error}")))
+}
+
+fn style(
+    inputs: &Inputs<'_>,
+    context: &cri::LinuxContainerSecurityContext,
+    processes: &Processes,
+) -> Result<Style, Refusal> {
+    let of_sandbox = namespaces::options(inputs.sandbox.config);
+    let is_host = |mode: i32| mode == i32::from(NamespaceMode::Node);
+    Ok(Style {
+        is_privileged: context.privileged,
+        has_read_only_root: context.readonly_rootfs,
+        has_group_namespace: !context.privileged && matches!(inputs.host.groups, Groups::V2 { .. }),
+        users: namespaces::users(of_sandbox.userns_options.as_ref())?,
+        host: HostParts {
+            network: is_host(of_sandbox.network),
+            processes: *processes == Processes::Host,
+            ipc: is_host(of_sandbox.ipc),
+        },
+    })
+}
+
+/// Whose the request's devices become: the user's and group's that are asked for.
+fn owner(context: &cri::LinuxContainerSecurityContext, identity: &Identity, host: &Host) -> Option<(u32, u32)> {
+    if !host.owns_devices {
+        return None;
+    }
+    let uid = context.run_as_user.as_ref().map(|_| identity.uid);
+    let gid = context.run_as_group.as_ref().map(|_| identity.gid);
+    (uid.is_some() || gid.is_some()).then(|| (uid.unwrap_or(0), gid.unwrap_or(0)))
+}
+
+/// Another process of a container: the container's own with other words, and with or without a terminal.
+///
+/// # Errors
+/// Where there is nothing to execute, or a word holds a NUL.
+pub fn exec(
+    first: &LaunchPlan,
+    exec: &str,
+    words: &[String],
+    terminal: Option<(u16, u16)>,
+) -> Result<ExecPlan, Refusal> {
+    if words.is_empty() {
+        return Err(Refusal::invalid("exec cmd must not be empty"));
+    }
+    if let Some(word) = words.iter().find(|word| word.contains('\0')) {
+        return Err(Refusal::invalid(format!("argument {word:?} holds a NUL")));
+    }
+    let mut process = Process { args: words.to_vec(), terminal, ..first.process.clone() };
+    if terminal.is_some() {
+        environment::set(&mut process.env, "TERM", "xterm");
+    }
+    Ok(ExecPlan { container: first.container.clone(), exec: exec.to_owned(), process, keeps_orphans: false })
+}
+
+#[cfg(test)]
+mod tests;

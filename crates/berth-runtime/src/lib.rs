@@ -1,0 +1,39 @@
+//! Our own container runtime: pods on a Linux machine that has nothing but this program.
+//!
+//! It speaks CRI v1, to the agent over memory and to others over a socket. Metadata is a directory per object; what runs
+//! is held by one small process per pod, the shim, which survives the agent. Behaviour: spec 09, 09a, 09b.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+pub mod actor;
+pub mod config;
+pub mod container;
+pub mod cri;
+pub mod errors;
+pub mod events;
+pub mod groups;
+pub mod ids;
+pub mod images;
+pub mod launch;
+pub mod logs;
+pub mod lost_networks;
+mod names;
+pub mod network;
+pub mod parts;
+pub mod ports;
+mod reconcile;
+pub mod recover;
+pub mod runtime;
+pub mod sandbox;
+pub mod scopes;
+pub mod seccomp;
+pub mod settings;
+pub mod shell;
+pub mod shim;
+pub mod stats;
+pub mod store;
+pub mod streams;
+#[cfg(test)]
+mod test_data;
+pub mod view;

@@ -1,0 +1,76 @@
+//! How much containers have written to their logs since we know of them, whatever has become of their pods.
+//! Behaviour: spec 09 §13.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use super::store::Layout;
+use berth_shim::log_tally::LogTally;
+
+/// Sums over all pods. A pod that goes leaves its part behind.
+#[derive(Debug, Default)]
+pub struct Logs {
+    gone: Mutex<Gone>,
+}
+
+#[derive(Debug, Default)]
+struct Gone {
+    sum: LogTally,
+    /// Pods that are in the sum, and may still have their folders.
+    pods: BTreeSet<String>,
+}
+
+impl Logs {
+    fn gone(&self) -> MutexGuard<'_, Gone> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pod is about to be deleted: its shim has ended. Once for each. Blocking: reads a file in memory.
+    pub fn leave(&self, layout: &Layout, pod: &str) {
+        let mut gone = self.gone();
+        if gone.pods.insert(pod.to_owned()) {
+            gone.sum = gone.sum.plus(LogTally::read(&layout.shim(pod)));
+        }
+    }
+
+    /// Of all pods there were; `pods` are there. Blocking: reads a file in memory for each.
+    pub fn sum<'a>(&self, layout: &Layout, pods: impl Iterator<Item = &'a str>) -> LogTally {
+        let mut gone = self.gone();
+        let pods: BTreeSet<&str> = pods.collect();
+        let here = pods.iter().filter(|pod| !gone.pods.contains(**pod)).map(|pod| LogTally::read(&layout.shim(pod)));
+        let sum = here.fold(gone.sum, LogTally::plus);
+        // Identities are never used again: those that are no longer there need not be remembered.
+        gone.pods.retain(|pod| pods.contains(pod.as_str()));
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_shim::log_tally::Told;
+
+    #[test]
+    fn a_pod_that_goes_leaves_its_part() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let layout = Layout { root: folder.path().join("r"), state: folder.path().join("s") };
+        let write = |pod: &str, bytes| {
+            std::fs::create_dir_all(layout.shim(pod)).expect("made");
+            let tally = LogTally { bytes, dropped: 1, errors: 1 };
+            Told::default().tell(&layout.shim(pod), tally).expect("told");
+        };
+        let logs = Logs::default();
+        let sum = |pods: &[&str]| logs.sum(&layout, pods.iter().copied()).bytes;
+        assert_eq!(sum(&["a", "b"]), 0, "nobody has written");
+        write("a", 5);
+        write("b", 7);
+        assert_eq!(sum(&["a", "b"]), 12);
+        logs.leave(&layout, "a");
+        assert_eq!(sum(&["a", "b"]), 12, "it is still there");
+        logs.leave(&layout, "a");
+        std::fs::remove_dir_all(layout.shim("a")).expect("deleted");
+        assert_eq!((sum(&["b"]), sum(&["b"])), (12, 12));
+    }
+}

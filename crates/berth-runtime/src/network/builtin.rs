@@ -1,0 +1,314 @@
+//! The built-in network: what is done to the machine and for a pod, step by step, and undone.
+//!
+//! Owns the leases. Every step of taking down takes "already gone" for done. Blocking. Behaviour: spec 09b §11, §14.
+
+use std::{
+    net::IpAddr,
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::json;
+use tracing::warn;
+
+use super::{
+    bandwidth,
+    bridge::{self, Bridge, Wanted},
+    cidr::Cidr,
+    errors::NetworkError,
+    firewall::Firewall,
+    host_ports::HostPorts,
+    leases::Leases,
+    mode::{self, Mode},
+    names,
+    pod_link::{self, Join},
+    rules::Rules,
+    sandbox::{Attached, SandboxNetwork},
+};
+use berth_sys::step;
+
+/// Where pods are known by their own addresses, besides their own ranges: link-local and multicast.
+const KNOWN: [&str; 4] = ["169.254.0.0/16", "224.0.0.0/4", "fe80::/10", "ff00::/8"];
+
+/// How the built-in network is configured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// The bridge's name.
+    pub bridge: String,
+    /// MTU; `None`: that of the default route's link.
+    pub mtu: Option<u32>,
+    /// Whether pods get the machine's address elsewhere.
+    pub masquerade: bool,
+    /// Where they do not, besides pods' ranges, link-local and multicast.
+    pub no_masquerade: Vec<Cidr>,
+    /// Whether pods can have ports of the machine.
+    pub host_ports: bool,
+    /// Pods' ranges until somebody gives others; empty: the first usual one that meets no route.
+    pub nets: Vec<Cidr>,
+    /// Where the leases are written.
+    pub directory: PathBuf,
+}
+
+/// The built-in network.
+#[derive(Debug)]
+pub struct Builtin {
+    settings: Settings,
+    leases: Mutex<Leases>,
+    firewall: Firewall,
+    failure: Mutex<Option<String>>,
+}
+
+impl Builtin {
+    /// Changes nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        let rules = Rules {
+            table: names::owner(&settings.bridge).to_owned(),
+            bridge: settings.bridge.clone(),
+            pods: Vec::new(),
+            no_masquerade: Vec::new(),
+            masquerade: settings.masquerade,
+        };
+        let leases = Mutex::new(Leases::new(settings.directory.clone()));
+        Self { settings, leases, firewall: Firewall::new(rules), failure: Mutex::new(None) }
+    }
+
+    /// The packet filter.
+    pub fn firewall(&self) -> &Firewall {
+        &self.firewall
+    }
+
+    /// The bridge's name.
+    pub fn bridge(&self) -> &str {
+        &self.settings.bridge
+    }
+
+    /// Why the machine could not be set up.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The ranges new pods get addresses from.
+    pub fn nets(&self) -> Vec<Cidr> {
+        self.leases().ipam().nets()
+    }
+
+    /// What a pod has.
+    pub fn addresses(&self, pod: &str) -> Vec<IpAddr> {
+        self.leases().ipam().of(pod)
+    }
+
+    /// Addresses that are leased: of version 4 and of version 6.
+    pub fn leased(&self) -> (usize, usize) {
+        let leases = self.leases();
+        let v6 = leases.ipam().leases().keys().filter(|a| a.is_ipv6()).count();
+        (leases.ipam().leases().len() - v6, v6)
+    }
+
+    /// Sets the machine up: ranges where there are none yet, bridge, settings, packet filter.
+    ///
+    /// # Errors
+    /// What failed; also kept for [`Self::failure`].
+    pub fn prepare(&self) -> Result<Bridge, NetworkError> {
+        let prepared = self.try_prepare();
+        let failure = prepared.as_ref().err().map(ToString::to_string);
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+        prepared
+    }
+
+    fn try_prepare(&self) -> Result<Bridge, NetworkError> {
+        if self.nets().is_empty() {
+            let nets = self.first_nets()?;
+            self.leases().set_nets(&nets);
+        }
+        let nets = self.nets();
+        let wanted = Wanted { name: self.settings.bridge.clone(), mtu: self.settings.mtu, nets: nets.clone() };
+        let bridge = bridge::ensure(&wanted)?;
+        self.adopt(bridge)?;
+        self.set_rules(&bridge)?;
+        Ok(bridge)
+    }
+
+    fn first_nets(&self) -> Result<Vec<Cidr>, NetworkError> {
+        if !self.settings.nets.is_empty() {
+            return Ok(self.settings.nets.clone());
+        }
+        let routes = bridge::routes(&self.settings.bridge).map_err(|e| NetworkError::kernel("routes", e))?;
+        let net = mode::default_net(&routes).ok_or_else(|| NetworkError::NotReady("pod CIDR not set".to_owned()))?;
+        Ok(vec![net])
+    }
+
+    /// Makes links of our pods ports of the bridge again: they lose it when somebody removes it.
+    fn adopt(&self, bridge: Bridge) -> Result<(), NetworkError> {
+        let pods: Vec<String> = self.leases().ipam().leases().values().cloned().collect();
+        let strays = |l: &berth_sys::netlink::route::Link| l.master != bridge.index && pods.contains(&l.alias);
+        pod_link::adopt(bridge, strays).map_err(|e| NetworkError::kernel("links of pods", e))
+    }
+
+    fn set_rules(&self, bridge: &Bridge) -> Result<(), NetworkError> {
+        let gateways = bridge::gateways(bridge).map_err(|e| NetworkError::kernel("bridge addresses", e))?;
+        let used = gateways.iter().filter_map(|(address, prefix)| Cidr::of(*address, *prefix));
+        let link_local = |net: &Cidr| KNOWN.iter().filter_map(|k| k.parse::<Cidr>().ok()).any(|k| k.overlaps(*net));
+        let pods: Vec<Cidr> = used.chain(self.nets()).filter(|net| !link_local(net)).collect();
+        let known = KNOWN.iter().filter_map(|net| net.parse().ok()).chain(self.settings.no_masquerade.iter().copied());
+        let known: Vec<Cidr> = pods.iter().copied().chain(known).collect();
+        self.firewall.set(|rules| (rules.pods, rules.no_masquerade) = (pods, known))
+    }
+
+    /// Leases from other ranges from now on. Pods keep what they have, and their gateway. Where plugins make the networks the
+    /// machine is not set up for them (`prepares`).
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn set_nets(&self, nets: &[Cidr], prepares: bool) -> Result<(), NetworkError> {
+        if self.nets() == nets {
+            return Ok(());
+        }
+        self.leases().set_nets(nets);
+        if !prepares {
+            return Ok(());
+        }
+        let bridge = self.prepare()?;
+        self.prune(&bridge)
+    }
+
+    /// Takes gateways of ranges that nobody uses any more from the bridge.
+    fn prune(&self, bridge: &Bridge) -> Result<(), NetworkError> {
+        let failed = |e| NetworkError::kernel("bridge addresses", e);
+        let (nets, leased): (Vec<Cidr>, Vec<IpAddr>) = {
+            let leases = self.leases();
+            (leases.ipam().nets(), leases.ipam().leases().keys().copied().collect())
+        };
+        let mut pruned = false;
+        for (address, prefix) in bridge::gateways(bridge).map_err(failed)? {
+            let Some(net) = Cidr::of(address, prefix) else { continue };
+            let is_ours = net.gateway() == address;
+            if is_ours && !nets.contains(&net) && !leased.iter().any(|a| net.contains(*a)) {
+                bridge::drop_gateway(bridge, address, prefix).map_err(failed)?;
+                pruned = true;
+            }
+        }
+        if pruned { self.set_rules(bridge) } else { Ok(()) }
+    }
+
+    /// Gives a pod its network. Whatever was done is undone when a step fails.
+    ///
+    /// # Errors
+    /// The step that failed.
+    pub fn setup(&self, pod: &SandboxNetwork) -> Result<Attached, NetworkError> {
+        let attached = self.try_setup(pod);
+        if attached.is_err()
+            && let Err(e) = self.teardown(pod)
+        {
+            warn!(podSandboxID = %pod.id, err = %e, "Pod's network not undone");
+        }
+        attached
+    }
+
+    fn try_setup(&self, pod: &SandboxNetwork) -> Result<Attached, NetworkError> {
+        let bandwidth = bandwidth::of(&pod.annotations)?;
+        let namespace = pod.netns.as_ref().ok_or_else(|| NetworkError::NotReady("no network namespace".to_owned()))?;
+        let ports = if self.settings.host_ports { pod.ports.as_slice() } else { &[] };
+        HostPorts::entries(ports, &[])?;
+        let found = bridge::look(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?;
+        let bridge = match found.filter(|_| !self.nets().is_empty() && self.failure().is_none()) {
+            Some(bridge) => bridge,
+            None => self.prepare()?,
+        };
+        let (ips, nets) = {
+            let mut leases = self.leases();
+            (leases.lease(&pod.id)?, leases.ipam().nets())
+        };
+        let net_of = |ip: IpAddr| nets.iter().find(|net| net.contains(ip)).copied();
+        let addresses: Vec<(IpAddr, Cidr)> = ips.iter().filter_map(|ip| Some((*ip, net_of(*ip)?))).collect();
+        let bridge_name = self.settings.bridge.as_str();
+        let namespace = namespace.as_fd();
+        let join = Join { sandbox: &pod.id, namespace, bridge, bridge_name, addresses: &addresses, bandwidth };
+        step::reached("network.leased");
+        // First, because another pod may have a port, and links are dear.
+        self.firewall.open(&pod.id, ports, &ips)?;
+        step::reached("network.ports");
+        pod_link::attach(&join).map_err(|e| NetworkError::kernel("pod's links", e))?;
+        step::reached("network.links");
+        Ok(Attached { mode: Mode::Builtin, result: told(&addresses), ips })
+    }
+
+    /// Takes a pod's network down.
+    ///
+    /// # Errors
+    /// The first step that failed; all are tried.
+    pub fn teardown(&self, pod: &SandboxNetwork) -> Result<(), NetworkError> {
+        let mut addresses = self.leases().ipam().of(&pod.id);
+        let told = pod.attached.iter().filter(|a| a.mode == Mode::Builtin).flat_map(|a| a.ips.iter().copied());
+        // Only those that are not another's by now.
+        let others = |ip: &IpAddr| self.leases().ipam().leases().get(ip).is_some_and(|p| *p != pod.id);
+        let more: Vec<IpAddr> = told.filter(|ip| !addresses.contains(ip) && !others(ip)).collect();
+        addresses.extend(more);
+        let closed = self.firewall.close(&pod.id, &addresses);
+        step::reached("unnetwork.ports");
+        let detached = pod_link::detach(&pod.id).map_err(|e| NetworkError::kernel("pod's links", e));
+        step::reached("unnetwork.links");
+        closed.and(detached)?;
+        self.leases().release(&pod.id);
+        step::reached("unnetwork.lease");
+        self.forget_ranges(&addresses)
+    }
+
+    fn forget_ranges(&self, released: &[IpAddr]) -> Result<(), NetworkError> {
+        let nets = self.nets();
+        if released.iter().all(|ip| nets.iter().any(|net| net.contains(*ip))) {
+            return Ok(());
+        }
+        let found = bridge::look(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?;
+        found.map_or(Ok(()), |bridge| self.prune(&bridge))
+    }
+
+    /// Takes over after a start: leases, ports and links are those of these pods, all else goes. Tells the pods whose link
+    /// is gone. Sets the machine up where it `prepares`, or was set up before.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn recover(&self, pods: &[SandboxNetwork], prepares: bool) -> Result<Vec<String>, NetworkError> {
+        let ours: Vec<(&SandboxNetwork, &Attached)> = pods
+            .iter()
+            .filter_map(|pod| Some((pod, pod.attached.as_ref().filter(|a| a.mode == Mode::Builtin)?)))
+            .collect();
+        self.leases().restore(ours.iter().map(|(pod, attached)| (pod.id.as_str(), attached.ips.as_slice())));
+        let mut entries = Vec::new();
+        for (pod, attached) in ours.iter().filter(|_| self.settings.host_ports) {
+            match HostPorts::entries(&pod.ports, &attached.ips) {
+                Ok(of_pod) => entries.push((pod.id.clone(), of_pod)),
+                Err(e) => warn!(podSandboxID = %pod.id, err = %e, "Host ports of a sandbox"),
+            }
+        }
+        self.firewall.restore(&entries);
+        let has_bridge = bridge::look(&self.settings.bridge).map_err(|e| NetworkError::kernel("bridge", e))?.is_some();
+        if !(prepares || has_bridge) {
+            return Ok(ours.iter().map(|(pod, _)| pod.id.clone()).collect());
+        }
+        let bridge = self.prepare()?;
+        let failed = |e| NetworkError::kernel("links of pods", e);
+        let ports = pod_link::ports(bridge).map_err(failed)?;
+        let (known, strays): (Vec<_>, Vec<_>) =
+            ports.into_iter().partition(|port| ours.iter().any(|(pod, _)| pod.id == port.alias));
+        pod_link::delete(&strays).map_err(failed)?;
+        self.prune(&bridge)?;
+        let lost = ours.iter().filter(|(pod, _)| !known.iter().any(|port| port.alias == pod.id));
+        Ok(lost.map(|(pod, _)| pod.id.clone()).collect())
+    }
+
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What plugins would have answered.
+fn told(addresses: &[(IpAddr, Cidr)]) -> serde_json::Value {
+    let ips: Vec<_> = addresses
+        .iter()
+        .map(|(ip, net)| {
+            json!({"address": format!("{ip}/{}", net.prefix()), "gateway": net.gateway().to_string(), "interface": 0})
+        })
+        .collect();
+    json!({"cniVersion": "1.0.0", "interfaces": [{"name": names::POD_LINK}], "ips": ips})
+}

@@ -1,0 +1,228 @@
+//! Keeps the network right while the daemon runs.
+//!
+//! | News | Then |
+//! |---|---|
+//! | something of our table was removed | it is put in place again (`nft flush ruleset`, firewalld) |
+//! | the bridge was removed | it is made again, and pods' links become its ports |
+//! | files of plugins' configurations changed | the configuration is read anew, half a second after the last change |
+//! | a pod's link was removed, or the file that names its namespace | whoever keeps the pods is told to look |
+//!
+//! A flood of news costs one look. Behaviour: spec 09b §10, §12, §13.1.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use inotify::{EventMask, EventStream, Inotify, WatchMask};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::{manager::Network, mode::Mode, names};
+use berth_sys::netlink::{Protocol, Socket, filter, route};
+
+/// How long a flood of the kernel's news is let pass.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How long files are let settle.
+const FILES_SETTLE: Duration = Duration::from_millis(500);
+/// A wait before what failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+impl Network {
+    /// Runs until it is stopped.
+    pub async fn keep(&self, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            _ = async {
+                tokio::join!(
+                    self.keep_filter(),
+                    self.keep_bridge(),
+                    self.keep_plugins(),
+                    self.keep_links(),
+                    self.keep_files()
+                )
+            } => {}
+        }
+    }
+
+    async fn keep_filter(&self) {
+        let table = self.inner.builtin.firewall().table();
+        if !self.inner.builtin.firewall().has_filter() {
+            return;
+        }
+        self.follow(
+            Protocol::Netfilter,
+            filter::NEWS,
+            |reply| filter::removes_of(reply, &table),
+            |network| network.inner.builtin.firewall().mend().map(drop),
+        )
+        .await;
+    }
+
+    async fn keep_bridge(&self) {
+        let bridge = self.inner.builtin.bridge().to_owned();
+        let is_ours = |reply: &_| route::removed_link(reply).as_deref() == Some(&bridge);
+        self.follow(Protocol::Route, route::LINK_NEWS, is_ours, |network| {
+            // Where plugins make the networks somebody may remove it for good.
+            let is_needed = network.mode() == Mode::Builtin || network.leased() != (0, 0);
+            if is_needed { network.inner.builtin.prepare().map(drop) } else { Ok(()) }
+        })
+        .await;
+    }
+
+    async fn keep_links(&self) {
+        let is_of_pod = |reply: &_| route::removed_link(reply).is_some_and(|name| names::is_host_end(&name));
+        self.follow(Protocol::Route, route::LINK_NEWS, is_of_pod, |network| {
+            network.disturb();
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn keep_files(&self) {
+        let directory = &self.inner.namespaces;
+        loop {
+            let is_there = directory.is_dir();
+            let mut changes = match watch(directory) {
+                Ok(changes) => changes,
+                Err(e) => {
+                    warn!(err = %e, directory = %directory.display(), "Files of network namespaces not watched");
+                    sleep(RETRY).await;
+                    continue;
+                }
+            };
+            while let Some(Ok(change)) = changes.next().await {
+                if change.mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM | EventMask::Q_OVERFLOW) {
+                    sleep(SETTLE).await;
+                    self.disturb();
+                }
+                // It may be there by now, or gone: then another directory has to be watched.
+                if !is_there
+                    || change.mask.intersects(EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED)
+                {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Mends whenever news are chosen, or may have been lost.
+    async fn follow(
+        &self,
+        protocol: Protocol,
+        groups: u32,
+        chosen: impl Fn(&berth_sys::netlink::Reply) -> bool,
+        mend: fn(&Self) -> Result<(), super::NetworkError>,
+    ) {
+        loop {
+            let watched = Socket::watching(protocol, groups).and_then(Socket::polled);
+            let socket = match watched {
+                Ok(socket) => socket,
+                Err(e) => {
+                    warn!(err = %e, ?protocol, "No news of the kernel's network");
+                    sleep(RETRY).await;
+                    continue;
+                }
+            };
+            while let Ok(mut ready) = socket.readable().await {
+                let mut is_chosen = false;
+                loop {
+                    match ready.get_inner().news() {
+                        Ok(Some(news)) => is_chosen |= news.iter().any(&chosen),
+                        Ok(None) => break,
+                        // News were lost: any of them may have been ours.
+                        Err(_) => is_chosen = true,
+                    }
+                }
+                ready.clear_ready();
+                if is_chosen {
+                    sleep(SETTLE).await;
+                    self.mend(mend).await;
+                }
+            }
+        }
+    }
+
+    async fn mend(&self, mend: fn(&Self) -> Result<(), super::NetworkError>) {
+        loop {
+            let network = self.clone();
+            match spawn_blocking(move || mend(&network)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(e)) => warn!(err = %e, "Network not mended"),
+                Err(e) => warn!(err = %e, "Network not mended"),
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    async fn keep_plugins(&self) {
+        loop {
+            match watch(self.inner.plugins.directory()) {
+                Ok(mut changes) => {
+                    // What changed between the last look and the watch.
+                    self.reload().await;
+                    if changes.next().await.is_none() {
+                        continue;
+                    }
+                    settle(&mut changes).await;
+                    self.reload().await;
+                }
+                Err(e) => {
+                    warn!(err = %e, directory = %self.inner.plugins.directory().display(), "CNI configurations not watched");
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn reload(&self) {
+        let inner = Arc::clone(&self.inner);
+        // Only a panic fails it; the next change reads again.
+        let _ = spawn_blocking(move || inner.plugins.reload()).await;
+    }
+}
+
+/// Watches a directory, or the nearest above it that is there.
+fn watch(directory: &Path) -> std::io::Result<EventStream<Vec<u8>>> {
+    let inotify = Inotify::init()?;
+    let mask = WatchMask::CREATE
+        | WatchMask::CLOSE_WRITE
+        | WatchMask::DELETE
+        | WatchMask::MOVED_FROM
+        | WatchMask::MOVED_TO
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF;
+    let mut failure = std::io::ErrorKind::NotFound.into();
+    for place in directory.ancestors() {
+        match inotify.watches().add(place, mask) {
+            // One that was made this moment is not told of by what is above it.
+            Ok(_) if place != directory && place.join(next_part(directory, place)).exists() => return watch(directory),
+            Ok(_) => return inotify.into_event_stream(vec![0; 4096]),
+            Err(e) => failure = e,
+        }
+    }
+    Err(failure)
+}
+
+/// The first part of a path below a place above it.
+fn next_part<'a>(path: &'a Path, above: &Path) -> &'a Path {
+    let first = path.strip_prefix(above).ok().and_then(|rest| rest.iter().next());
+    first.map_or(path, Path::new)
+}
+
+async fn settle(changes: &mut EventStream<Vec<u8>>) {
+    let mut until = Instant::now() + FILES_SETTLE;
+    // Files that change for ever are read now and then all the same.
+    let latest = Instant::now() + FILES_SETTLE * 10;
+    loop {
+        tokio::select! {
+            () = sleep_until(until.min(latest)) => return,
+            change = changes.next() => match change {
+                Some(_) => until = Instant::now() + FILES_SETTLE,
+                None => return,
+            },
+        }
+    }
+}

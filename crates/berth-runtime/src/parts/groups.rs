@@ -1,0 +1,64 @@
+//! Who makes control groups: we, or systemd.
+
+use std::{path::Path, sync::Arc};
+
+use crate::{
+    errors::{RuntimeError, RuntimeResult},
+    groups::KernelGroups,
+    ports::Groups,
+    scopes::Scopes,
+};
+use berth_proto::cri::CgroupDriver;
+use berth_sys::cgroup::systemd;
+
+/// Which of both, from `cgroupDriver` and what the machine is (spec 09 §2, §5).
+///
+/// # Errors
+/// The one that is asked for cannot be here.
+pub fn driver(asked: &str, is_unified: bool, has_systemd: bool) -> RuntimeResult<CgroupDriver> {
+    match asked {
+        "cgroupfs" => Ok(CgroupDriver::Cgroupfs),
+        "systemd" if !is_unified => Err(RuntimeError::other("embedded runtime: systemd cgroup driver needs cgroup v2")),
+        "systemd" if !has_systemd => Err(RuntimeError::other(systemd::NOT_RUNNING)),
+        "systemd" => Ok(CgroupDriver::Systemd),
+        "" | "auto" if is_unified && has_systemd => Ok(CgroupDriver::Systemd),
+        "" | "auto" => Ok(CgroupDriver::Cgroupfs),
+        other => Err(RuntimeError::other(format!("embeddedRuntime.cgroupDriver: unknown driver {other:?}"))),
+    }
+}
+
+/// Groups as that driver makes them. Must be called within a runtime.
+///
+/// # Errors
+/// systemd does not run.
+pub fn made_by(driver: CgroupDriver, kernel: KernelGroups, program: &Path) -> RuntimeResult<Arc<dyn Groups>> {
+    if driver == CgroupDriver::Cgroupfs {
+        return Ok(Arc::new(kernel));
+    }
+    let bus = systemd::Bus::of_this_machine().map_err(RuntimeError::other)?;
+    Ok(Arc::new(Scopes::new(kernel, systemd::Driver::new(Arc::new(bus)), program.to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_is_the_one_asked_for_or_the_machines() {
+        let v2_only = "embedded runtime: systemd cgroup driver needs cgroup v2";
+        for (asked, is_unified, has_systemd, expected) in [
+            ("", true, true, Ok(CgroupDriver::Systemd)),
+            ("auto", true, false, Ok(CgroupDriver::Cgroupfs)),
+            ("auto", false, true, Ok(CgroupDriver::Cgroupfs)),
+            ("cgroupfs", true, true, Ok(CgroupDriver::Cgroupfs)),
+            ("systemd", true, true, Ok(CgroupDriver::Systemd)),
+            ("systemd", false, true, Err(v2_only)),
+            ("systemd", false, false, Err(v2_only)),
+            ("systemd", true, false, Err("systemd not running on this host, cannot use systemd cgroups manager")),
+            ("x", true, true, Err("embeddedRuntime.cgroupDriver: unknown driver \"x\"")),
+        ] {
+            let got = driver(asked, is_unified, has_systemd).map_err(|error| error.text);
+            assert_eq!(got, expected.map_err(str::to_owned), "{asked} {is_unified} {has_systemd}");
+        }
+    }
+}

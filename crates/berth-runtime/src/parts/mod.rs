@@ -1,0 +1,261 @@
+//! The real parts behind the ports, and a runtime that stands on them.
+
+pub mod groups;
+pub mod images;
+pub mod network;
+pub mod planner;
+pub mod shims;
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokio::{sync::oneshot, task::spawn_blocking};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    config::EmbeddedConfig,
+    errors::{RuntimeError, RuntimeResult},
+    groups::KernelGroups,
+    images::{ImageStore, Settings, apply::Bounds, counter, layers::Helpers, snapshots::Snapshotter},
+    launch::{host, limits::RESOURCES},
+    lost_networks, network as embedded_network,
+    ports::Ports,
+    recover,
+    runtime::{HostFacts, Runtime},
+    store::{self, Layout},
+};
+use berth_metrics::{EmbeddedMetrics, EmbeddedObjects, Registry, register_embedded_objects};
+use berth_sys::cgroup::{Hierarchy, systemd};
+
+/// The program that runs, also once its file was replaced.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// What the runtime lives in.
+pub struct Surroundings {
+    /// The machine's host name.
+    pub hostname: String,
+    /// Whether the built-in images are made; they are of the shim's program.
+    pub has_builtin_images: bool,
+    /// The program that unpacks layers, which is ours ([`OWN_PROGRAM`]); none: they are unpacked in this process.
+    pub unpacker: Option<PathBuf>,
+    /// Every task there is.
+    pub tasks: TaskTracker,
+    /// Cancelled when we are to end; pods go on.
+    pub stop: CancellationToken,
+}
+
+/// A runtime of this machine, with the images it has; what was there before is found again in the background.
+///
+/// # Errors
+/// What stands in the way: another daemon, a wrong setting, a kernel that is too old.
+pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
+    open_counted(config, around, &Registry::new()).await
+}
+
+/// Likewise; what it holds and does is counted in this registry.
+///
+/// # Errors
+/// Those of [`open`].
+pub async fn open_counted(
+    config: EmbeddedConfig,
+    around: Surroundings,
+    registry: &Registry,
+) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
+    let layout = Layout { root: config.root.clone(), state: config.state.clone() };
+    let (looked, first) = (config.clone(), layout.clone());
+    let tasks = (around.tasks.clone(), around.stop.clone());
+    let (lock, host, hierarchy, shims, boot_id) = blocking(move || {
+        let lock = store::open(&first)?;
+        let host = host::look(&host_settings(&looked)?).map_err(|error| RuntimeError::other(error.to_string()))?;
+        let hierarchy = Hierarchy::detect().map_err(|error| RuntimeError::other(error.to_string()))?;
+        let shims = shims::Processes::unpack(first, tasks)?;
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Ok((lock, host, hierarchy, shims, boot_id.trim().to_owned()))
+    })
+    .await?;
+    let driver = groups::driver(&config.cgroup_driver, hierarchy.version() == 2, systemd::is_running())?;
+    let program = around.has_builtin_images.then(|| shims.program().to_owned());
+    let metrics = EmbeddedMetrics::new(registry);
+    let images = image_settings(&config, program)?;
+    let helpers = Helpers { unpacker: around.unpacker.clone(), unpacks: Some(metrics.unpacks.clone()) };
+    let images = ImageStore::open(Settings { helpers, ..images }).await?;
+    let network = network(&config, &around).await?;
+    let facts = HostFacts {
+        boot_id: boot_id.into(),
+        hostname: around.hostname.clone(),
+        driver,
+        has_recursive_read_only: host.has_recursive_read_only,
+        has_user_namespaces: host.has_user_namespaces,
+    };
+    let groups = KernelGroups::new(hierarchy, host.groups.clone(), config.tolerate_missing_hugetlb);
+    let groups = groups::made_by(driver, groups, shims.program())?;
+    let planner = planner::Plans {
+        host,
+        hostname: around.hostname,
+        layout,
+        cdi: config.cdi_spec_dirs.clone(),
+        longest_record: config.longest_record(),
+        images: images.clone(),
+    };
+    let ports = Ports {
+        shims: Arc::new(shims),
+        images: Arc::new(images::Stored(images.clone())),
+        planner: Arc::new(planner),
+        network: Arc::new(network::Networks(network.clone())),
+        groups,
+    };
+    // What was chosen is told, where it was left to us.
+    let config = EmbeddedConfig { snapshotter: images.snapshotter().to_owned(), ..config };
+    let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock, metrics);
+    count(registry, &runtime, &images, network);
+    // What cannot be imported is told, and keeps no pod from running.
+    let folder = runtime.shell.config.import_dir.clone();
+    if let Err(cause) = images.import_folder(&folder).await {
+        tracing::warn!(path = %folder.display(), err = %cause, "Images are not imported");
+    }
+    keep_images(&runtime, &images, around.stop);
+    Ok((runtime, images))
+}
+
+/// What images need while the runtime runs: collection, the directory of archives, people's orders.
+fn keep_images(runtime: &Arc<Runtime>, images: &ImageStore, stop: CancellationToken) {
+    let shell = &runtime.shell;
+    let (collected, watching, folder) = (images.clone(), images.clone(), shell.config.import_dir.clone());
+    let stopped = stop.clone();
+    shell.spawn(async move {
+        tokio::select! {
+            () = collected.collector() => {}
+            () = watching.watch_folder(&folder) => {}
+            () = stopped.cancelled() => {}
+        }
+    });
+    let folder = counter::folder(&shell.layout.state);
+    shell.spawn(counter::serve(images.clone(), folder, shell.tasks.clone(), stop));
+}
+
+/// The images alone, where no runtime runs; nobody else has them while the lock is held. Only for `berth` itself.
+///
+/// # Errors
+/// A runtime runs, or the store cannot be opened.
+pub async fn images_alone(config: &EmbeddedConfig) -> RuntimeResult<(store::Lock, ImageStore)> {
+    let layout = Layout { root: config.root.clone(), state: config.state.clone() };
+    let lock = blocking(move || store::open(&layout)).await?;
+    let helpers = Helpers { unpacker: Some(OWN_PROGRAM.into()), unpacks: None };
+    Ok((lock, ImageStore::open(Settings { helpers, ..image_settings(config, None)? }).await?))
+}
+
+/// Counts what the runtime holds whenever somebody asks, as long as it is there.
+fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, network: embedded_network::Network) {
+    let (runtime, images) = (Arc::downgrade(runtime), images.clone());
+    let held = move || {
+        let runtime = runtime.upgrade();
+        let written = runtime.as_ref().map(|runtime| runtime.written()).unwrap_or_default();
+        let (layers, image_bytes) = images.layers();
+        let (pulled_bytes, removed_layers, removed_blobs) = images.tally();
+        EmbeddedObjects {
+            pulled_bytes,
+            removed: vec![("layer", removed_layers), ("blob", removed_blobs)],
+            layers,
+            image_bytes,
+            leases: network.leased(),
+            filter_reapplied: network.filter_reapplied(),
+            log: (written.bytes, written.dropped, written.errors),
+            ..runtime.map(|runtime| runtime.held()).unwrap_or_default()
+        }
+    };
+    register_embedded_objects(registry, Arc::new(held));
+}
+
+/// Whether what was there could be found again.
+pub struct Recovery(oneshot::Receiver<RuntimeError>);
+
+impl Recovery {
+    /// Waits until it could not be, and says why: no call will ever be answered. Does not return where all is well.
+    pub async fn failed(self) -> RuntimeError {
+        match self.0.await {
+            Ok(cause) => RuntimeError::other(format!("the embedded runtime cannot find again what was there: {cause}")),
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// Finds again what was there, in the background; calls wait for it. Then sees to it that pods that lose their network are
+/// told, until we end.
+#[must_use = "where it fails, whoever needs the runtime ends"]
+pub fn start(runtime: &Arc<Runtime>) -> Recovery {
+    let (tell, failed) = oneshot::channel();
+    let recovering = runtime.clone();
+    runtime.shell.spawn(async move {
+        if let Err(cause) = recover::recover(&recovering).await {
+            let _ = tell.send(cause); // whoever was to hear it has ended
+            return;
+        }
+        drop(tell);
+        lost_networks::keep(&recovering).await;
+    });
+    Recovery(failed)
+}
+
+async fn blocking<R: Send + 'static>(work: impl FnOnce() -> RuntimeResult<R> + Send + 'static) -> RuntimeResult<R> {
+    spawn_blocking(work).await.map_err(|error| RuntimeError::other(error.to_string()))?
+}
+
+/// Who makes networks.
+async fn network(config: &EmbeddedConfig, around: &Surroundings) -> RuntimeResult<embedded_network::Network> {
+    let network = embedded_network::Network::open(network::settings(config)?).await?;
+    let (kept, stop) = (network.clone(), around.stop.clone());
+    around.tasks.spawn(async move { kept.keep(stop).await });
+    Ok(network)
+}
+
+fn image_settings(config: &EmbeddedConfig, program: Option<PathBuf>) -> RuntimeResult<Settings> {
+    let snapshotter = match config.snapshotter.as_str() {
+        "" | "auto" => Snapshotter::Auto,
+        "overlay" => Snapshotter::Overlay,
+        "copy" => Snapshotter::Copy,
+        other => return Err(RuntimeError::other(format!("embeddedRuntime.snapshotter: {other:?} is not built in"))),
+    };
+    let bounds = Bounds {
+        bytes: config.max_layer_bytes,
+        entries: config.max_layer_entries,
+        ratio: config.max_compression_ratio,
+    };
+    let pinned = config.pinned_images.clone();
+    let registries = config.registries.config_path.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
+    if config.max_concurrent_downloads == 0 {
+        return Err(RuntimeError::other("embeddedRuntime.maxConcurrentDownloads: 0 is not at least 1"));
+    }
+    Ok(Settings {
+        root: config.root.clone(),
+        snapshotter,
+        bounds,
+        pinned,
+        registries: registries.collect(),
+        patience: config.pull_progress_timeout,
+        downloads: config.max_concurrent_downloads,
+        keeps_packed: config.keep_compressed_layers,
+        helpers: Helpers::default(),
+        program,
+    })
+}
+
+fn host_settings(config: &EmbeddedConfig) -> RuntimeResult<host::Settings> {
+    let limits = config.default_ulimits.iter().map(|(name, value)| limit(name, value)).collect::<RuntimeResult<_>>()?;
+    Ok(host::Settings {
+        restricts_oom_score_adj: config.restrict_oom_score_adj,
+        limits,
+        owns_devices: config.device_ownership_from_security_context,
+        ignores_image_volumes: config.ignore_image_volumes,
+        unprivileged_ports: config.unprivileged_ports,
+        unprivileged_icmp: config.unprivileged_icmp,
+        allows_32_bit: config.allow_32_bit_system_calls,
+    })
+}
+
+fn limit(name: &str, value: &str) -> RuntimeResult<(u32, u64, u64)> {
+    let wrong = || RuntimeError::other(format!("embeddedRuntime.defaultUlimits: {name}: {value:?} is no soft:hard"));
+    let number = RESOURCES.iter().position(|known| *known == name).ok_or_else(wrong)?;
+    let (soft, hard) = value.split_once(':').unwrap_or((value, value));
+    let read = |text: &str| if text == "unlimited" { Some(u64::MAX) } else { text.parse().ok() };
+    let number = u32::try_from(number).map_err(|_| wrong())?;
+    Ok((number, read(soft).ok_or_else(wrong)?, read(hard).ok_or_else(wrong)?))
+}

@@ -1,0 +1,186 @@
+//! Plans of this machine: what a request names is looked up, then everything is decided at once.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use tokio::{runtime::Handle, task::spawn_blocking, time::timeout};
+
+use crate::{
+    cri::files,
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    ids,
+    images::ImageStore,
+    launch::{self, Found, Host, Inputs, Place, Refusal, RefusalKind, Sandbox, TargetContainer, find},
+    ports::{ContainerAsk, Planned, Planner},
+    store::{self, Layout},
+};
+use berth_proto::cri;
+use berth_shim::plan::{ExecPlan, LaunchPlan, NamespacePlan, Root, RootKind, Source};
+
+/// How long what a request names may take to be looked up: a dead file system answers never.
+const FIND_LIMIT: Duration = Duration::from_secs(60);
+/// When copying the content of an image's volumes ends: before `FIND_LIMIT`, so that no attempt copies beside the next.
+const COPY_LIMIT: Duration = Duration::from_secs(55);
+/// What hooks read of a container, in its directory.
+const BUNDLE: &str = "bundle";
+/// How long starting may take, milliseconds.
+const START_LIMIT_MS: u64 = 60_000;
+
+/// Plans for this machine.
+#[derive(Clone)]
+pub struct Plans {
+    /// What it can do.
+    pub host: Host,
+    /// Its name.
+    pub hostname: String,
+    /// Where things lie.
+    pub layout: Layout,
+    /// Where devices are described.
+    pub cdi: Vec<PathBuf>,
+    /// Bytes in a record of a log; 0: no limit.
+    pub longest_record: usize,
+    /// Images.
+    pub images: ImageStore,
+}
+
+#[async_trait]
+impl Planner for Plans {
+    fn namespaces(&self, pod: &cri::PodSandboxConfig) -> RuntimeResult<NamespacePlan> {
+        Ok(launch::namespaces(pod, self.hostname(pod), &self.host)?)
+    }
+
+    async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned> {
+        let (plans, runtime) = (self.clone(), Handle::current());
+        let name = ask.config.metadata.as_ref().map(|meta| meta.name.clone()).unwrap_or_default();
+        let copied_by = Instant::now() + COPY_LIMIT;
+        let planning = spawn_blocking(move || plans.plan(&ask, &runtime, copied_by));
+        match timeout(FIND_LIMIT, planning).await {
+            Ok(planned) => planned.map_err(|error| RuntimeError::other(error.to_string()))?,
+            Err(_) => Err(RuntimeError::deadline(format!(
+                "looking up what container \"{name}\" mounts takes longer than {FIND_LIMIT:?}"
+            ))),
+        }
+    }
+
+    fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], terminal: bool) -> RuntimeResult<ExecPlan> {
+        Ok(launch::exec(container, exec, args, terminal.then_some((80, 24)))?)
+    }
+}
+
+impl Plans {
+    fn hostname<'a>(&'a self, pod: &'a cri::PodSandboxConfig) -> &'a str {
+        if pod.hostname.is_empty() { &self.hostname } else { &pod.hostname }
+    }
+
+    /// Blocks.
+    fn plan(&self, ask: &ContainerAsk, runtime: &Handle, copied_by: Instant) -> RuntimeResult<Planned> {
+        let (_, image) = self.images.image(&ask.image)?;
+        let mut mounted = BTreeMap::new();
+        let mut image_place = |mount: &cri::Mount| {
+            let (place, image) = self.place(&ask.id, mount, runtime)?;
+            mounted.insert(mount.container_path.clone(), image);
+            Ok(place)
+        };
+        let found = find::find(&ask.config, &self.host, &self.cdi, &mut image_place)?;
+        let found = Found { volumes: self.volumes(ask, &image.volumes, copied_by)?, ..found };
+        let kind = self.images.root_for(&ask.id);
+        let kind = kind.ok_or_else(|| RuntimeError::other(format!("container \"{}\" has no root", ask.id)))?;
+        let files = self.layout.sandbox(&ask.sandbox);
+        let shm = match files::has_host_ipc(&ask.pod) {
+            true => PathBuf::from("/dev/shm"),
+            false => self.layout.shared_memory(&ask.sandbox),
+        };
+        let target = ask.target.as_ref().map(|target| TargetContainer {
+            id: &target.id,
+            sandbox: &target.sandbox,
+            state: &target.state,
+            pid: target.pid,
+        });
+        let inputs = Inputs {
+            id: &ask.id,
+            config: &ask.config,
+            sandbox: Sandbox {
+                id: &ask.sandbox,
+                config: &ask.pod,
+                hostname: self.hostname(&ask.pod),
+                files: &files,
+                shm: &shm,
+            },
+            image: &image,
+            host: &self.host,
+            found: &found,
+            target,
+            root: root(self.layout.stage(), kind),
+            groups: Vec::new(),
+            longest_record: self.longest_record,
+            limit_ms: START_LIMIT_MS,
+            bundle: self.layout.container(&ask.id).join(BUNDLE),
+        };
+        let launch = launch::launch(&inputs)?;
+        if let Some(hooks) = &launch.plan.hooks {
+            store::make_directory(&hooks.bundle, 0o700)?;
+            let config = launch::bundle::config(&inputs, &launch.plan);
+            let written = std::fs::write(hooks.bundle.join("config.json"), config.to_string());
+            written.map_err(|error| RuntimeError::other(format!("write config.json for hooks: {error}")))?;
+        }
+        let process = &launch.plan.process;
+        let user = (process.uid, process.gid, process.groups.clone());
+        Ok(Planned { user, devices: launch.device_rules, plan: launch.plan, mounted })
+    }
+
+    /// What a mount of an image leads to, and that image's identity.
+    fn place(&self, container: &str, mount: &cri::Mount, runtime: &Handle) -> Result<(Place, String), Refusal> {
+        let name = mount.image.as_ref().map_or("", |image| image.image.as_str());
+        let mounted = runtime.block_on(self.images.mount_image(container, name, &mount.image_sub_path));
+        let refuse = |text: String| Refusal::plain(format!("ImageVolumeMountFailed: {text}"));
+        match mounted.map_err(|error| refuse(error.text))? {
+            (record, Source::Layers { layers, lower, .. }) => Ok((Place::Image { layers, lower }, record.id())),
+            (_, other) => Err(refuse(format!("{other:?} is no image"))),
+        }
+    }
+
+    /// Directories for the image's volumes that nothing else is mounted on.
+    fn volumes(
+        &self,
+        ask: &ContainerAsk,
+        wanted: &[String],
+        copied_by: Instant,
+    ) -> RuntimeResult<BTreeMap<String, PathBuf>> {
+        let mut volumes = BTreeMap::new();
+        if self.host.ignores_image_volumes {
+            return Ok(volumes);
+        }
+        let is_mounted = |path: &str| {
+            let plain = |path: &str| path.trim_end_matches('/').to_owned();
+            ask.config.mounts.iter().any(|mount| plain(&mount.container_path) == plain(path))
+        };
+        for path in wanted.iter().filter(|path| !is_mounted(path)) {
+            let directory = self.layout.volumes(&ask.id).join(ids::new_id());
+            store::make_directory(&directory, 0o755)?;
+            self.images.fill_volume(&ask.image, path, &directory, copied_by)?;
+            volumes.insert(path.clone(), directory);
+        }
+        Ok(volumes)
+    }
+}
+
+fn root(stage: PathBuf, kind: RootKind) -> Root {
+    Root { stage, kind, is_read_only: false, is_shared: false }
+}
+
+impl From<Refusal> for RuntimeError {
+    fn from(refusal: Refusal) -> Self {
+        let kind = match refusal.kind {
+            RefusalKind::InvalidArgument => ErrorKind::Invalid,
+            RefusalKind::NotFound => ErrorKind::NotFound,
+            RefusalKind::FailedPrecondition => ErrorKind::State,
+            RefusalKind::Unimplemented => ErrorKind::Unimplemented,
+            RefusalKind::Unknown => ErrorKind::Other,
+        };
+        RuntimeError::new(kind, refusal.text)
+    }
+}

@@ -1,0 +1,98 @@
+//! What was written down of a sandbox, against what its shim says. Pure. Behaviour: spec 09 §8.
+
+use super::{
+    config::OomRule,
+    container::{Container, Phase},
+    sandbox::Sandbox,
+};
+use berth_shim::plan::Hello;
+
+/// Brings a sandbox up to what its shim knows. Returns containers the shim has and nobody knows of: to be killed.
+pub fn with_shim(sandbox: &mut Sandbox, hello: &Hello, rule: OomRule, now_ns: i64) -> Vec<String> {
+    let mut unknown = Vec::new();
+    for held in &hello.containers {
+        let Some(container) = sandbox.containers.get_mut(&held.id) else {
+            unknown.push(held.id.clone());
+            continue;
+        };
+        container.started(held.started);
+        if let Some(exit) = &held.exit {
+            container.exited(exit, rule);
+        }
+    }
+    for (id, container) in &mut sandbox.containers {
+        if !hello.containers.iter().any(|held| held.id == *id) {
+            container.lost(now_ns);
+        }
+    }
+    unknown
+}
+
+/// What is left of a container whose processes a reboot has ended; `written_ns` is when it was last heard of.
+pub fn after_reboot(container: &mut Container, written_ns: i64, now_ns: i64) {
+    let at = if written_ns == 0 { now_ns } else { written_ns };
+    if container.phase != Phase::Created {
+        container.lost(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{container, sandbox};
+    use berth_shim::plan::{Exit, Held, Started, Took};
+
+    const RUN: Started = Started { pid: 7, start_ticks: 9, at_ns: 100, took: Took { root: 0, clone: 0 } };
+
+    fn held(id: &str, code: Option<i32>) -> Held {
+        let exit =
+            code.map(|code| Exit { code, is_signal: false, at_ns: 200, is_oom: false, oom_kills: 0, lost_lines: 0 });
+        Held { id: id.to_owned(), started: RUN, exit }
+    }
+
+    #[test]
+    fn the_shim_knows_better() {
+        // AC-09-E2: exits while nobody looked have their exact codes
+        let mut s = sandbox("s");
+        for id in ["created", "ran-on", "ended", "lost", "started"] {
+            let mut c = container(id);
+            if matches!(id, "ran-on" | "ended" | "lost") {
+                c.started(RUN);
+            }
+            s.containers.insert(id.to_owned(), c);
+        }
+        let hello = Hello {
+            version: 1,
+            pid: 1,
+            namespaces: Vec::new(),
+            init: None,
+            containers: vec![
+                held("ran-on", None),
+                held("ended", Some(42)),
+                held("started", None),
+                held("stranger", None),
+            ],
+            starting: Vec::new(),
+            events: Vec::new(),
+        };
+        assert_eq!(with_shim(&mut s, &hello, OomRule::Strict, 500), ["stranger"]);
+        let code = |id: &str| match &s.containers[id].phase {
+            Phase::Exited(ended) => Some((ended.code, ended.finished_ns)),
+            Phase::Created => None,
+            Phase::Starting | Phase::Running(_) => Some((-1, 0)),
+        };
+        assert_eq!(code("created"), None);
+        assert_eq!((code("ran-on"), code("started")), (Some((-1, 0)), Some((-1, 0))));
+        assert_eq!((code("ended"), code("lost")), (Some((42, 200)), Some((255, 500))));
+    }
+
+    #[test]
+    fn a_reboot_ends_what_ran() {
+        let (mut made, mut ran) = (container("a"), container("b"));
+        ran.started(RUN);
+        after_reboot(&mut made, 300, 900);
+        after_reboot(&mut ran, 50, 900);
+        assert_eq!(made.phase, Phase::Created);
+        assert_eq!(ran.finished(), Some(100), "never before its start");
+    }
+}

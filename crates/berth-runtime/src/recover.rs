@@ -1,0 +1,297 @@
+//! Start-up: what an earlier daemon left, found again, continued or cleaned up.
+//!
+//! ```text
+//!  records ─► sandboxes ─► their shims ─► reconciled ─► owners ─► network ─► orphans ─► ready
+//! ```
+//!
+//! Until it is done every call but `Version` and `Status` waits. Behaviour: spec 09 §7, §8.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::{StreamExt, stream};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+use super::{
+    actor::{SHIM_ANSWER, kill_all, lose},
+    container::Container,
+    cri::{delete_container, files, stop},
+    errors::{RuntimeError, RuntimeResult, outcome},
+    ids, lost_networks,
+    ports::{Connected, Groups},
+    reconcile,
+    runtime::{Runtime, blocking, now_ns},
+    sandbox::Sandbox,
+    store::{self, Found, Layout, layout::DOOMED, objects::SandboxPhase},
+};
+use berth_metrics::NetworkOperation;
+use berth_shim::plan::{Hello, Reply, Request, Scope, Target};
+use berth_sys::atomic_file;
+
+/// Sandboxes that are looked at at once.
+const AT_ONCE: usize = 16;
+/// How long a shim has to answer.
+const SHIM_LIMIT: Duration = Duration::from_secs(2);
+/// How long a container that is being started may take to run; then it is killed.
+const START_LIMIT: Duration = Duration::from_millis(500);
+/// Pause before a shim is asked whether it does.
+const START_PAUSE: Duration = Duration::from_millis(10);
+/// `SIGKILL`.
+const KILL: i32 = 9;
+
+/// What lies on disk.
+#[derive(Default)]
+struct Left {
+    sandboxes: BTreeMap<String, Sandbox>,
+    /// When each container was last written, nanoseconds since the epoch.
+    written: BTreeMap<String, i64>,
+    broken_sandboxes: Vec<String>,
+    broken_containers: Vec<String>,
+}
+
+/// Finds again what an earlier daemon left; afterwards calls are answered.
+///
+/// # Errors
+/// The records cannot be read at all.
+pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
+    let (layout, boot_id) = (runtime.shell.layout.clone(), runtime.host.boot_id.clone());
+    let left = blocking("reading what is left", move || read(&layout, &boot_id)).await?;
+    let count = (left.sandboxes.len(), left.written.len());
+    let (broken_sandboxes, broken_containers) = (left.broken_sandboxes, left.broken_containers);
+    let written = Arc::new(left.written);
+    let all = stream::iter(left.sandboxes.into_values());
+    all.for_each_concurrent(AT_ONCE, |sandbox| {
+        let (runtime, written) = (runtime.clone(), written.clone());
+        async move { one(&runtime, sandbox, &written).await }
+    })
+    .await;
+    let broken = broken_sandboxes.len() + broken_containers.len();
+    runtime.shell.metrics.broken_objects.inc_by(u64::try_from(broken).unwrap_or_default());
+    for id in &broken_sandboxes {
+        bury_orphan(runtime, id).await;
+    }
+    let begun = std::time::Instant::now();
+    let recovered = runtime.ports.network.recover(lost_networks::connected(runtime)).await;
+    runtime.shell.metrics.network(NetworkOperation::Recover, begun, outcome(&recovered));
+    match recovered {
+        Ok(lost) => lost_networks::tell(runtime, &lost).await,
+        Err(cause) => warn!(err = %cause, "Networks of pods are not all found again"),
+    }
+    clean(runtime).await;
+    runtime.set_ready();
+    info!(sandboxes = count.0, containers = count.1, broken, "The embedded runtime has found again what was there");
+    Ok(())
+}
+
+fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
+    let mark = layout.state.join("boot_id");
+    // For people: each record has its own. A disk that is full keeps nobody from removing what fills it.
+    if let Err(error) = atomic_file::replace_unsynced(&mark, boot_id.as_bytes(), 0o600) {
+        warn!(path = %mark.display(), err = %error, "The id of this boot cannot be written down");
+    }
+    let mut left = Left::default();
+    for found in store::sandboxes(layout)? {
+        let (id, sandbox) = match found {
+            Found::Whole { meta, state, .. } => (meta.id.clone(), Sandbox::recall(meta, state)),
+            Found::Broken { id, cause } => {
+                warn!(podSandboxID = id, err = cause, "The record of a sandbox is broken");
+                (id, None)
+            }
+        };
+        match sandbox {
+            Some(sandbox) => drop(left.sandboxes.insert(id, sandbox)),
+            None => left.broken_sandboxes.push(id),
+        }
+    }
+    for found in store::containers(layout)? {
+        let (id, container) = match found {
+            Found::Whole { meta, state, written_ns } => {
+                let (id, spec) = (meta.id.clone(), store::spec(layout, &meta.id));
+                left.written.insert(id.clone(), written_ns);
+                (id, spec.and_then(|spec| Container::recall(meta, state, spec)))
+            }
+            Found::Broken { id, cause } => {
+                warn!(containerID = id, err = cause, "The record of a container is broken");
+                (id, None)
+            }
+        };
+        let owner = container.as_ref().and_then(|c| left.sandboxes.get_mut(&c.meta.sandbox_id));
+        match (owner, container) {
+            (Some(sandbox), Some(container)) => drop(sandbox.containers.insert(id, container)),
+            _ => left.broken_containers.push(id),
+        }
+    }
+    Ok(left)
+}
+
+/// One sandbox: its shim is found again, or what is left of it is ended.
+async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<String, i64>) {
+    for container in sandbox.containers.values() {
+        let request = (container.config.clone(), sandbox.id().to_owned());
+        runtime.container_names.recall(&container.meta.name, container.id(), request);
+        if let Err(cause) = runtime.ports.images.hold(&container.meta.image_id, container.id()).await {
+            warn!(containerID = container.id(), err = %cause, "The image of a container cannot be kept");
+        }
+    }
+    let request = (sandbox.config.clone(), sandbox.meta.runtime_handler.clone());
+    runtime.sandbox_names.recall(&sandbox.meta.name, sandbox.id(), request);
+    let is_of_this_boot = sandbox.boot_id == runtime.host.boot_id;
+    let connected = match sandbox.phase {
+        SandboxPhase::Ready if is_of_this_boot => find(runtime, &mut sandbox).await,
+        // It may be anywhere but in its group: it is to be told to go.
+        SandboxPhase::Creating if is_of_this_boot => half_made(runtime, &sandbox).await,
+        _ => {
+            if sandbox.phase == SandboxPhase::Ready {
+                sandbox.phase = SandboxPhase::NotReady;
+            }
+            for (id, container) in &mut sandbox.containers {
+                reconcile::after_reboot(container, written.get(id).copied().unwrap_or_default(), now_ns());
+            }
+            None
+        }
+    };
+    let is_half_made = sandbox.phase == SandboxPhase::Creating;
+    let pod = runtime.adopt(sandbox);
+    if let Some(connected) = connected
+        && let Err(cause) = pod.connect(connected).await
+    {
+        warn!(err = %cause, "A sandbox went while it was found again");
+    }
+    // Written whole: what the shim told is not on disk yet.
+    if let Err(cause) = pod.turn(|_| ()).await {
+        warn!(err = %cause, "What was found again cannot be written down");
+    }
+    if is_half_made && let Err(cause) = stop::undo(runtime, &pod).await {
+        warn!(podSandboxID = pod.now().id(), err = %cause, "A sandbox that was never finished cannot be undone yet");
+        // Listed as not ready, so that the kubelet can stop and remove it.
+        let _ = pod.turn(|sandbox| sandbox.phase = SandboxPhase::NotReady).await;
+    }
+}
+
+/// The shim of a sandbox that was never finished, where it was started.
+async fn half_made(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option<Connected> {
+    let found = timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await;
+    found.ok()?.ok().map(|(connected, _)| connected)
+}
+
+/// Connects to a sandbox's shim and believes it; without one everything it held is lost.
+async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected> {
+    let found = match timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await {
+        Ok(found) => found,
+        Err(_) => Err(RuntimeError::deadline(format!("no answer within {SHIM_LIMIT:?}"))),
+    };
+    match found {
+        Ok((connected, hello)) => {
+            let hello = settled(&connected, hello).await;
+            let unknown = reconcile::with_shim(sandbox, &hello, runtime.shell.config.oom_reason, now_ns());
+            for id in unknown {
+                drop_unknown(&connected, &id).await;
+            }
+            Some(connected)
+        }
+        Err(cause) => {
+            warn!(podSandboxID = sandbox.id(), err = %cause, "The shim of a sandbox is gone; its containers are killed");
+            runtime.shell.metrics.shims_lost.inc();
+            kill_all(&runtime.shell, sandbox).await;
+            lose(&runtime.shell, sandbox, runtime.shell.config.oom_reason, now_ns());
+            None
+        }
+    }
+}
+
+/// What a shim says once it starts nothing any more: who waited for that has gone. What takes long is killed.
+async fn settled(connected: &Connected, mut hello: Hello) -> Hello {
+    let begun = Instant::now();
+    while !hello.starting.is_empty() && begun.elapsed() < 2 * START_LIMIT {
+        if begun.elapsed() > START_LIMIT {
+            for id in &hello.starting {
+                kill(connected, id).await;
+            }
+        }
+        sleep(START_PAUSE).await;
+        match connected.shim.ask(Request::Hello, Vec::new(), SHIM_ANSWER).await {
+            Ok((Reply::Hello(now), _)) => hello = now,
+            // That is told by the end of its events.
+            _ => break,
+        }
+    }
+    hello
+}
+
+/// Kills a container that runs or is being started.
+async fn kill(connected: &Connected, id: &str) {
+    let to = Target::Container(id.to_owned());
+    let kill = Request::Signal { to, signal: KILL, scope: Scope::ControlGroup };
+    if let Err(cause) = connected.shim.ask(kill, Vec::new(), SHIM_ANSWER).await {
+        warn!(containerID = id, err = %cause, "A container cannot be killed yet");
+    }
+}
+
+/// A container that only the shim knows of.
+async fn drop_unknown(connected: &Connected, id: &str) {
+    kill(connected, id).await;
+    let forget = Request::Forget(id.to_owned());
+    if let Err(cause) = connected.shim.ask(forget, Vec::new(), SHIM_ANSWER).await {
+        warn!(containerID = id, err = %cause, "A container that nobody knows of is not ended yet");
+    }
+}
+
+/// Deletes what belongs to no object.
+async fn clean(runtime: &Arc<Runtime>) {
+    let mut known = BTreeSet::new();
+    for pod in runtime.pods() {
+        let now = pod.now();
+        known.insert(now.id().to_owned());
+        known.extend(now.containers.keys().cloned());
+    }
+    runtime.ports.images.release_others(&known).await;
+    let (layout, groups) = (runtime.shell.layout.clone(), runtime.shell.groups.clone());
+    let shims = store::names(&layout.shims()).unwrap_or_default();
+    for id in shims.iter().filter(|id| !known.contains(*id)) {
+        bury_orphan(runtime, id).await;
+    }
+    let cleaned = blocking("deleting what belongs to nobody", move || {
+        for name in store::names(&layout.containers())? {
+            if name.starts_with(DOOMED) {
+                store::delete(&layout.containers().join(&name))?;
+            } else if ids::is_id(&name) && !known.contains(&name) {
+                remove_groups(&*groups, &name)?;
+                delete_container(&layout, &name)?;
+            }
+        }
+        Ok(())
+    });
+    if let Err(cause) = cleaned.await {
+        warn!(err = %cause, "What belongs to nobody cannot all be deleted");
+    }
+}
+
+/// Removes the control groups of what has no record to tell where they are.
+fn remove_groups(groups: &dyn Groups, id: &str) -> RuntimeResult<()> {
+    groups.find(id)?.iter().try_for_each(|group| groups.remove(group))
+}
+
+/// What is left of a sandbox without a record: its shim, its group, its memory, its directories.
+async fn bury_orphan(runtime: &Arc<Runtime>, id: &str) {
+    if let Ok(Ok((connected, hello))) = timeout(SHIM_LIMIT, runtime.ports.shims.find(id)).await {
+        for held in &hello.containers {
+            drop_unknown(&connected, &held.id).await;
+        }
+        // Its group is killed in any case.
+        let _ = connected.shim.ask(Request::Shutdown, Vec::new(), SHIM_ANSWER).await;
+    }
+    let (shell, id) = (runtime.shell.clone(), id.to_owned());
+    let buried = blocking("removing what is left of a sandbox", move || {
+        remove_groups(&*shell.groups, &id)?;
+        files::unmount_shared_memory(&shell.layout.shared_memory(&id))?;
+        store::delete(&shell.layout.shim(&id))?;
+        store::delete(&shell.layout.sandbox(&id))
+    });
+    if let Err(cause) = buried.await {
+        warn!(err = %cause, "What is left of a sandbox without a record cannot be removed");
+    }
+}

@@ -1,0 +1,219 @@
+//! What a sandbox is, what changed in it, and who is to hear of that. Pure. Behaviour: spec 09a §2, §5.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    container::{Container, Phase},
+    errors::RuntimeError,
+    ports::NetworkPod,
+    store::objects::{SandboxMeta, SandboxPhase, SandboxState, VERSION, pack, unpack},
+};
+use berth_proto::cri;
+
+/// A sandbox and its containers.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    /// What never changes once it is ready.
+    pub meta: Arc<SandboxMeta>,
+    /// The request's configuration.
+    pub config: Arc<cri::PodSandboxConfig>,
+    /// What it is.
+    pub phase: SandboxPhase,
+    /// The boot it was made in.
+    pub boot_id: Arc<str>,
+    /// Resources that were told later.
+    pub resources: Option<cri::LinuxContainerResources>,
+    /// Overhead that was told later.
+    pub overhead: Option<cri::LinuxContainerResources>,
+    /// Its containers.
+    pub containers: BTreeMap<String, Container>,
+    /// Whether it is gone.
+    pub is_removed: bool,
+}
+
+impl Sandbox {
+    /// Its identity.
+    pub fn id(&self) -> &str {
+        &self.meta.id
+    }
+
+    /// Whether containers can run in it.
+    pub fn is_ready(&self) -> bool {
+        self.phase == SandboxPhase::Ready
+    }
+
+    /// That it is ready.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn ready(&self) -> Result<(), RuntimeError> {
+        if self.is_ready() { Ok(()) } else { Err(RuntimeError::not_ready(self.id())) }
+    }
+
+    /// A container.
+    ///
+    /// # Errors
+    /// There is none of that identity.
+    pub fn container(&self, id: &str) -> Result<&Container, RuntimeError> {
+        self.containers.get(id).ok_or_else(|| RuntimeError::no_container(id))
+    }
+
+    /// A container, to change it.
+    ///
+    /// # Errors
+    /// There is none of that identity.
+    pub fn container_mut(&mut self, id: &str) -> Result<&mut Container, RuntimeError> {
+        self.containers.get_mut(id).ok_or_else(|| RuntimeError::no_container(id))
+    }
+
+    /// It, as its network is told of it.
+    pub fn network(&self) -> NetworkPod {
+        NetworkPod { id: self.id().to_owned(), config: self.config.clone(), kept: self.meta.network.clone() }
+    }
+
+    /// What is written down of it.
+    pub fn record(&self) -> SandboxState {
+        SandboxState {
+            v: VERSION,
+            state: self.phase,
+            boot_id: self.boot_id.to_string(),
+            resources: self.resources.as_ref().map(pack),
+            overhead: self.overhead.as_ref().map(pack),
+        }
+    }
+
+    /// The sandbox that was written down; `None` where its configuration cannot be read.
+    pub fn recall(meta: SandboxMeta, state: Option<SandboxState>) -> Option<Self> {
+        let config: cri::PodSandboxConfig = unpack(&meta.config)?;
+        let message = |text: Option<String>| text.as_deref().and_then(unpack);
+        Some(Self {
+            config: Arc::new(config),
+            phase: state.as_ref().map_or(SandboxPhase::Creating, |s| s.state),
+            boot_id: state.as_ref().map_or("", |s| s.boot_id.as_str()).into(),
+            resources: message(state.as_ref().and_then(|s| s.resources.clone())),
+            overhead: message(state.and_then(|s| s.overhead)),
+            meta: Arc::new(meta),
+            containers: BTreeMap::new(),
+            is_removed: false,
+        })
+    }
+}
+
+/// Whom an event is about, and what happened.
+pub type News = (String, cri::ContainerEventType);
+
+/// What happened between two looks at a sandbox, in the order it is told.
+pub fn news(old: &Sandbox, new: &Sandbox) -> Vec<News> {
+    use cri::ContainerEventType as Kind;
+    let mut told: Vec<News> = Vec::new();
+    let id = || new.id().to_owned();
+    match (old.phase, new.phase) {
+        (SandboxPhase::Creating, SandboxPhase::Ready) => {
+            told.push((id(), Kind::ContainerCreatedEvent));
+            told.push((id(), Kind::ContainerStartedEvent));
+        }
+        (SandboxPhase::Ready, SandboxPhase::NotReady) => told.push((id(), Kind::ContainerStoppedEvent)),
+        _ => {}
+    }
+    for (id, container) in &new.containers {
+        let before = old.containers.get(id).map(|c| &c.phase);
+        if before.is_none() {
+            told.push((id.clone(), Kind::ContainerCreatedEvent));
+        }
+        match (before, &container.phase) {
+            (None | Some(Phase::Created | Phase::Starting), Phase::Running(_)) => {
+                told.push((id.clone(), Kind::ContainerStartedEvent));
+            }
+            (Some(Phase::Exited(_)), _) => {}
+            (_, Phase::Exited(_)) => told.push((id.clone(), Kind::ContainerStoppedEvent)),
+            _ => {}
+        }
+    }
+    let gone = old.containers.keys().filter(|id| !new.containers.contains_key(*id));
+    told.extend(gone.map(|id| (id.clone(), Kind::ContainerDeletedEvent)));
+    if new.is_removed && !old.is_removed {
+        told.push((id(), Kind::ContainerDeletedEvent));
+    }
+    told
+}
+
+/// The name a sandbox is reserved under.
+///
+/// # Errors
+/// The configuration has no metadata.
+pub fn sandbox_name(config: &cri::PodSandboxConfig) -> Result<String, RuntimeError> {
+    let meta = config.metadata.as_ref();
+    let meta = meta.ok_or_else(|| RuntimeError::invalid("sandbox config must include metadata"))?;
+    Ok(format!("{}_{}_{}_{}", meta.name, meta.namespace, meta.uid, meta.attempt))
+}
+
+/// The name a container is reserved under.
+///
+/// # Errors
+/// A configuration has no metadata.
+pub fn container_name(config: &cri::ContainerConfig, pod: &cri::PodSandboxConfig) -> Result<String, RuntimeError> {
+    let meta = config.metadata.as_ref();
+    let meta = meta.ok_or_else(|| RuntimeError::invalid("container config must include metadata"))?;
+    let of = pod.metadata.as_ref();
+    let of = of.ok_or_else(|| RuntimeError::invalid("pod sandbox config must include metadata"))?;
+    Ok(format!("{}_{}_{}_{}_{}", meta.name, of.name, of.namespace, of.uid, meta.attempt))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_data::{container, sandbox};
+
+    fn told(old: &Sandbox, new: &Sandbox) -> Vec<(String, &'static str)> {
+        let short = |kind: cri::ContainerEventType| {
+            let name = kind.as_str_name();
+            name.strip_prefix("CONTAINER_").and_then(|n| n.strip_suffix("_EVENT")).unwrap_or(name)
+        };
+        news(old, new).into_iter().map(|(id, kind)| (id, short(kind))).collect()
+    }
+
+    #[test]
+    fn what_changed_is_told_in_order() {
+        let creating = Sandbox { phase: SandboxPhase::Creating, ..sandbox("s") };
+        let ready = sandbox("s");
+        let s = |word| ("s".to_owned(), word);
+        let c = |word| ("c".to_owned(), word);
+        assert_eq!(told(&creating, &ready), [s("CREATED"), s("STARTED")]);
+        let mut with = ready.clone();
+        with.containers.insert("c".to_owned(), container("c"));
+        assert_eq!(told(&ready, &with), [c("CREATED")]);
+        let mut runs = with.clone();
+        let one = runs.container_mut("c").expect("there");
+        one.begin_start().expect("created");
+        let starting = runs.clone();
+        assert_eq!(told(&with, &starting), []);
+        runs.container_mut("c").expect("there").started(berth_shim::plan::Started {
+            pid: 1,
+            start_ticks: 1,
+            at_ns: 1,
+            ..Default::default()
+        });
+        assert_eq!(told(&starting, &runs), [c("STARTED")]);
+        let mut ended = runs.clone();
+        assert!(ended.container_mut("c").expect("there").lost(9));
+        ended.phase = SandboxPhase::NotReady;
+        assert_eq!(told(&runs, &ended), [s("STOPPED"), c("STOPPED")]);
+        let mut gone = ended.clone();
+        gone.containers.clear();
+        gone.is_removed = true;
+        assert_eq!(told(&ended, &gone), [c("DELETED"), s("DELETED")]);
+        assert_eq!(told(&gone, &gone), []);
+    }
+
+    #[test]
+    fn names_need_metadata() {
+        let error = sandbox_name(&cri::PodSandboxConfig::default()).expect_err("none");
+        assert_eq!(error.text, "sandbox config must include metadata");
+        let (none, some) = (cri::ContainerConfig::default(), sandbox("s").config);
+        assert_eq!(container_name(&none, &some).expect_err("none").text, "container config must include metadata");
+        let one = container("c").config;
+        let error = container_name(&one, &cri::PodSandboxConfig::default()).expect_err("none");
+        assert_eq!(error.text, "pod sandbox config must include metadata");
+        assert_eq!(container_name(&one, &some).expect("both"), "c_p_ns_u_0");
+    }
+}

@@ -1,0 +1,243 @@
+//! Unpacking the shim's program and starting shims.
+//!
+//! The program lies in a tmpfs of its own that is read-only once it is written: nothing a container can do through
+//! `/proc/<shim>/exe` changes what the host runs next (CVE-2019-5736). Where such a mount is not permitted a folder only
+//! root may enter must do. Behaviour: spec 09 §2 (D5, D6).
+//!
+//! Everything here blocks a little: call it from the blocking pool.
+
+use std::{
+    fs::{self, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
+use sha2::{Digest, Sha256};
+use tokio::process::Command;
+
+use berth_shim::socket;
+use berth_sys::{remove_tree::remove_tree, step};
+
+/// The program's name.
+pub const PROGRAM: &str = "berth-shim";
+/// What a shim says, in its folder.
+pub const LOG: &str = "shim.log";
+/// The folder of programs in the state directory.
+const EXE: &str = "exe";
+/// Its name there.
+const UNPACKED: &str = "shim";
+/// A program beside ours that is longer is one for development, and is used where it lies.
+const LONGEST_COPY: u64 = 16 << 20;
+
+/// The shim that was built in, packed with zstd.
+#[cfg(embeds_shim)]
+const EMBEDDED: Option<&[u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/shim.zst")));
+/// None was built in.
+#[cfg(not(embeds_shim))]
+const EMBEDDED: Option<&[u8]> = None;
+
+/// Why there is no shim.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The program cannot be found.
+    #[error("this berth was built without its shim, and there is no {PROGRAM} beside {}", beside.display())]
+    Missing {
+        /// Our own program.
+        beside: PathBuf,
+    },
+    /// Something about a file.
+    #[error("{what} {}: {source}", path.display())]
+    File {
+        /// What was attempted.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SpawnError {
+    let path = path.to_owned();
+    move |source| SpawnError::File { what, path, source }
+}
+
+/// How well the program is protected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// By a read-only file system of its own.
+    Sealed,
+    /// Only by a folder nobody else may enter: mounting is not permitted here.
+    Folder,
+    /// Not at all: a program for development, used where it was built.
+    None,
+}
+
+/// Puts the shim's program into the state directory; returns where it is. Done already: nothing changes.
+///
+/// # Errors
+/// Where there is no program, or the state directory cannot be written.
+pub fn unpack(state: &Path) -> Result<(PathBuf, Protection), SpawnError> {
+    if let Some(packed) = EMBEDDED {
+        let bytes = zstd::decode_all(packed).map_err(file("unpack the shim in", Path::new("/proc/self/exe")))?;
+        return unpack_bytes(state, &bytes);
+    }
+    let beside = beside()?;
+    let length = fs::metadata(&beside).map_err(file("look at", &beside))?.len();
+    if length > LONGEST_COPY {
+        return Ok((beside, Protection::None));
+    }
+    let bytes = fs::read(&beside).map_err(file("read", &beside))?;
+    unpack_bytes(state, &bytes)
+}
+
+/// The program beside ours, or one folder up: that of tests.
+fn beside() -> Result<PathBuf, SpawnError> {
+    let own = std::env::current_exe().map_err(file("find", Path::new("/proc/self/exe")))?;
+    let candidates = own.ancestors().skip(1).take(2).map(|folder| folder.join(PROGRAM));
+    candidates.into_iter().find(|path| path.is_file()).ok_or(SpawnError::Missing { beside: own })
+}
+
+/// Puts these bytes into the state directory.
+///
+/// # Errors
+/// Where the state directory cannot be written.
+pub fn unpack_bytes(state: &Path, bytes: &[u8]) -> Result<(PathBuf, Protection), SpawnError> {
+    let folder = state.join(EXE).join(hex(&Sha256::digest(bytes)));
+    let program = folder.join(UNPACKED);
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(file("create", &folder))?;
+    let is_there = || fs::read(&program).is_ok_and(|there| there == bytes);
+    let is_mounted = is_mount(&folder)?;
+    if is_there() && (!is_mounted || is_read_only(&folder)) {
+        return Ok((program, if is_mounted { Protection::Sealed } else { Protection::Folder }));
+    }
+    let is_mounted = is_mounted || mount_own(&folder, bytes.len())?;
+    let temporary = folder.join(".new");
+    let result = write(&temporary, bytes).and_then(|()| fs::rename(&temporary, &program));
+    result.map_err(file("write", &program))?;
+    if !is_mounted {
+        return Ok((program, Protection::Folder));
+    }
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    mount_remount(&folder, flags, c"").map_err(|e| file("make read-only", &folder)(e.into()))?;
+    Ok((program, Protection::Sealed))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // Executed by pods' process 1 as well, which in a user namespace is not root here. The directory is root's alone.
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o555).open(path)?;
+    io::Write::write_all(&mut file, bytes)
+}
+
+/// Mounts a tmpfs that holds so many bytes; false where that is not permitted.
+fn mount_own(folder: &Path, bytes: usize) -> Result<bool, SpawnError> {
+    let size = (bytes >> 10) + 64; // the file and its folder
+    let data = format!("mode=0700,size={size}k");
+    let data = std::ffi::CString::new(data).map_err(|e| file("mount", folder)(e.into()))?;
+    match mount("shim", folder, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, data.as_c_str()) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => Ok(false),
+        Err(e) => Err(file("mount a tmpfs on", folder)(e.into())),
+    }
+}
+
+fn is_mount(folder: &Path) -> Result<bool, SpawnError> {
+    let look = |path: &Path| fs::metadata(path).map(|m| m.dev()).map_err(file("look at", path));
+    let above = folder.parent().unwrap_or(folder);
+    Ok(look(folder)? != look(above)?)
+}
+
+fn is_read_only(folder: &Path) -> bool {
+    let flags = rustix::fs::statvfs(folder).map(|stat| stat.f_flag);
+    flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+}
+
+/// Removes programs of other versions that no shim runs any more. Returns how many cannot be removed yet.
+pub fn remove_others(state: &Path, program: &Path) -> usize {
+    let own = program.parent().and_then(Path::file_name);
+    let entries = fs::read_dir(state.join(EXE)).into_iter().flatten().flatten();
+    let others = entries.filter(|entry| Some(&*entry.file_name()) != own);
+    others.filter(|entry| remove(&entry.path()).is_err()).count()
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    if is_mount(folder).map_err(io::Error::other)? {
+        unmount(folder, UnmountFlags::NOFOLLOW)?; // busy while a shim runs from it
+        return fs::remove_dir(folder);
+    }
+    remove_tree(folder)
+}
+
+/// Starts a shim for a folder, which is made; returns its process. It can be connected to at once.
+///
+/// It leaves our session by itself, and our control group when it is told the pod's. Must be called within a runtime,
+/// which reaps it should it end while we live.
+///
+/// # Errors
+/// Where the folder or the socket cannot be made, or the program cannot be executed.
+pub fn start(program: &Path, folder: &Path) -> Result<u32, SpawnError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(file("create", folder))?;
+    let listener = socket::listen(folder).map_err(file("listen in", folder))?;
+    let log_path = folder.join(LOG);
+    let log = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&log_path);
+    let log = log.map_err(file("open", &log_path))?;
+    let mut command = Command::new(program);
+    command.arg(folder).env_clear().current_dir("/").kill_on_drop(false);
+    command.stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::from(log));
+    step::hand_on(|name, value| {
+        command.env(name, value);
+    });
+    let child = command.spawn().map_err(file("execute", program))?;
+    child.id().ok_or_else(|| file("execute", program)(io::Error::other("it ended at once")))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}"); // a string takes everything
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The state directory of a test; what is mounted below it goes with it.
+    struct State(tempfile::TempDir);
+
+    impl Drop for State {
+        fn drop(&mut self) {
+            for entry in fs::read_dir(self.0.path().join(EXE)).into_iter().flatten().flatten() {
+                let _ = unmount(entry.path(), UnmountFlags::DETACH);
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_is_unpacked_once_and_cannot_be_written() {
+        let state = State(tempfile::tempdir().expect("a folder"));
+        let (old, protection) = unpack_bytes(state.0.path(), b"old").expect("unpacked");
+        let inode = |path: &Path| fs::metadata(path).expect("there").ino();
+        let first = inode(&old);
+        assert_eq!(unpack_bytes(state.0.path(), b"old").expect("unpacked").0, old);
+        assert_eq!(inode(&old), first, "nothing was written");
+        if protection == Protection::Sealed {
+            let refused = fs::write(&old, "evil").expect_err("read-only");
+            assert_eq!(refused.kind(), io::ErrorKind::ReadOnlyFilesystem);
+        }
+        let (new, _) = unpack_bytes(state.0.path(), b"new").expect("unpacked");
+        let used = fs::File::open(&old).expect("open");
+        if protection == Protection::Sealed {
+            assert_eq!(remove_others(state.0.path(), &new), 1, "somebody runs it");
+        }
+        drop(used);
+        assert_eq!(remove_others(state.0.path(), &new), 0);
+        assert!(!old.exists());
+        assert_eq!(fs::read(&new).expect("there"), b"new");
+    }
+}

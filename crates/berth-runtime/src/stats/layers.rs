@@ -1,0 +1,214 @@
+//! What containers wrote: counted in the background, one after the other, when somebody asks and the last count is old.
+//!
+//! Whoever asks gets what is known and waits for nobody, but a moment for what was never counted. Behaviour: spec 09a §5.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, task::spawn_blocking, time::timeout};
+use tracing::warn;
+
+use crate::{
+    errors::{RuntimeError, RuntimeResult},
+    images::usage,
+    ports::Images,
+    runtime::now_ns,
+    shell::Shell,
+    store::Layout,
+};
+
+/// How long a count is good, nanoseconds.
+const FRESH_NS: i64 = 10_000_000_000;
+/// So many times as long as counting took, too: a large layer is not counted all the time.
+const TIMES: i64 = 100;
+/// How long somebody waits for what was never counted.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// What a writable layer takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Used {
+    /// When it was counted, nanoseconds since the epoch.
+    pub at_ns: i64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// How long counting took, nanoseconds.
+    took_ns: i64,
+}
+
+impl Used {
+    fn is_fresh(&self, now_ns: i64) -> bool {
+        (0..FRESH_NS.max(self.took_ns.saturating_mul(TIMES))).contains(&now_ns.saturating_sub(self.at_ns))
+    }
+}
+
+/// Counts of all layers.
+#[derive(Debug, Default)]
+pub struct Layers {
+    state: Mutex<State>,
+    /// How many counts have ended.
+    counted: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    known: BTreeMap<String, Used>,
+    wanted: BTreeSet<String>,
+    /// The layer that is being counted, unless it is gone.
+    current: Option<String>,
+    /// Containers that could not be counted the last time.
+    failed: BTreeSet<String>,
+    is_counting: bool,
+}
+
+impl Layers {
+    /// What is known of these containers' layers; what is old is counted anew.
+    pub async fn used(
+        self: &Arc<Self>,
+        shell: &Arc<Shell>,
+        images: &Arc<dyn Images>,
+        containers: &[String],
+    ) -> BTreeMap<String, Used> {
+        let mut counted = self.counted.subscribe();
+        if self.want(containers) {
+            let (layers, images, stop) = (self.clone(), images.clone(), shell.stop.clone());
+            let layout = shell.layout.clone();
+            shell.spawn(async move {
+                tokio::select! {
+                    () = layers.count(&*images, &layout) => {}
+                    () = stop.cancelled() => {}
+                }
+            });
+        }
+        let is_known = |_: &u64| {
+            let state = self.state();
+            containers.iter().all(|id| state.known.contains_key(id) || !state.is_counting)
+        };
+        // Who is not counted in time is told of with the next question.
+        let _ = timeout(FIRST_WAIT, counted.wait_for(is_known)).await;
+        let state = self.state();
+        containers.iter().filter_map(|id| Some((id.clone(), *state.known.get(id)?))).collect()
+    }
+
+    /// It is gone.
+    pub fn forget(&self, container: &str) {
+        let mut state = self.state();
+        state.known.remove(container);
+        state.wanted.remove(container);
+        state.failed.remove(container);
+        if state.current.as_deref() == Some(container) {
+            state.current = None;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what is to be counted; whether somebody has to begin.
+    fn want(&self, containers: &[String]) -> bool {
+        let (mut state, now) = (self.state(), now_ns());
+        for id in containers {
+            if !state.known.get(id).is_some_and(|used| used.is_fresh(now)) && state.current.as_ref() != Some(id) {
+                state.wanted.insert(id.clone());
+            }
+        }
+        let begins = !state.is_counting && !state.wanted.is_empty();
+        state.is_counting |= begins;
+        begins
+    }
+
+    async fn count(&self, images: &dyn Images, layout: &Layout) {
+        while let Some(id) = self.next() {
+            let begun = now_ns();
+            let counted = written(images, layout, &id).await;
+            let at_ns = now_ns();
+            let mut state = self.state();
+            let is_there = state.current.take().is_some();
+            match counted {
+                Ok((bytes, inodes)) if is_there => {
+                    state.failed.remove(&id);
+                    state.known.insert(id, Used { at_ns, bytes, inodes, took_ns: at_ns.saturating_sub(begun) });
+                }
+                Ok(_) => {}
+                // The last value holds.
+                Err(cause) if is_there && state.failed.insert(id.clone()) => {
+                    warn!(containerID = id, err = %cause, "What a container wrote cannot be counted");
+                }
+                Err(_) => {}
+            }
+            drop(state);
+            self.counted.send_modify(|count| *count = count.wrapping_add(1));
+        }
+        self.counted.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// The next to be counted; none: counting has ended.
+    fn next(&self) -> Option<String> {
+        let mut state = self.state();
+        let next = state.wanted.pop_first();
+        state.current.clone_from(&next);
+        state.is_counting = next.is_some();
+        next
+    }
+}
+
+/// Bytes and inodes of a container's writable layer and of the volumes of its image: its programs write to both.
+async fn written(images: &dyn Images, layout: &Layout, id: &str) -> RuntimeResult<(u64, u64)> {
+    let (bytes, inodes) = images.written(id).await?;
+    let volumes = layout.volumes(id);
+    let counted = spawn_blocking(move || in_volumes(&volumes)).await.map_err(io::Error::from).flatten();
+    let counted = counted.map_err(|error| RuntimeError::other(format!("measure image volumes: {error}")))?;
+    Ok((bytes.saturating_add(counted.0), inodes.saturating_add(counted.1)))
+}
+
+/// Bytes and inodes of the volumes of an image; nothing where it names none.
+fn in_volumes(directory: &Path) -> io::Result<(u64, u64)> {
+    match usage::count(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((0, 0)),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// C11 (c)
+    #[test]
+    fn volumes_of_images_count_as_what_a_container_wrote() {
+        let root = tempfile::tempdir().expect("a directory");
+        let volumes = root.path().join("volumes");
+        assert_eq!(in_volumes(&volumes).expect("none"), (0, 0));
+        std::fs::create_dir_all(volumes.join("one/below")).expect("makeable");
+        std::fs::write(volumes.join("one/below/file"), vec![1; 200 << 10]).expect("writable");
+        let (bytes, inodes) = in_volumes(&volumes).expect("countable");
+        assert!((200 << 10..300 << 10).contains(&bytes) && (3..=4).contains(&inodes), "{bytes} {inodes}");
+    }
+
+    #[test]
+    fn a_count_is_good_for_a_while() {
+        let used = |took_ns| Used { at_ns: 100, bytes: 1, inodes: 1, took_ns };
+        assert!(used(0).is_fresh(100 + FRESH_NS - 1) && !used(0).is_fresh(100 + FRESH_NS));
+        assert!(used(FRESH_NS).is_fresh(100 + FRESH_NS * 99) && !used(FRESH_NS).is_fresh(100 + FRESH_NS * 100));
+        assert!(!used(0).is_fresh(99), "time went back");
+    }
+
+    #[test]
+    fn what_is_gone_is_not_counted_any_more() {
+        let layers = Layers::default();
+        assert!(layers.want(&["a".to_owned(), "b".to_owned()]) && !layers.want(&["c".to_owned()]), "one counts");
+        assert_eq!(layers.next().as_deref(), Some("a"));
+        layers.forget("a");
+        layers.forget("b");
+        assert_eq!(layers.state().current, None);
+        assert_eq!((layers.next().as_deref(), layers.next()), (Some("c"), None));
+        assert!(layers.want(&["a".to_owned()]), "somebody has to begin again");
+    }
+}

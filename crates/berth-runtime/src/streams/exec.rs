@@ -1,0 +1,200 @@
+//! Starts another process of a container, with streams of ours. Behaviour: spec 09a §4, §11.
+
+use std::{io, os::fd::OwnedFd, sync::Arc};
+
+use rustix::{
+    fs::{Gid, Mode, OFlags, Uid, fchown, open},
+    pipe::{PipeFlags, pipe_with},
+};
+use tokio::{
+    net::unix::pipe,
+    sync::{oneshot, watch},
+};
+
+use super::{
+    ask::Wanted,
+    command::{Command, Reader},
+    drained::Drained,
+    terminal::Master,
+};
+use crate::{
+    actor::{Pod, SHIM_ANSWER},
+    errors::{ErrorKind, RuntimeError, RuntimeResult},
+    ids,
+    runtime::Runtime,
+};
+use berth_proto::cri;
+use berth_shim::plan::{Exit, Process, Reply, Request, Target};
+
+/// Programs at once in a container.
+const AT_ONCE: usize = 64;
+
+/// What a process's streams are, and the size of its terminal where that is known already.
+type Shape = (Wanted, Option<(u16, u16)>);
+
+/// Starts it.
+///
+/// # Errors
+/// The container does not run, has too many processes, or the program cannot be executed.
+pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], shape: Shape) -> RuntimeResult<Command> {
+    let (wanted, size) = shape;
+    let (pod, container) = runtime.container(container)?;
+    let sandbox = pod.now();
+    let of = sandbox.container(&container)?;
+    of.running()?;
+    has_place(&pod, &container)?;
+    let exec = ids::new_id();
+    let mut plan = runtime.ports.planner.exec(&of.plan, &exec, args, wanted.tty)?;
+    if let (Some(terminal), Some(size)) = (&mut plan.process.terminal, size) {
+        *terminal = size;
+    }
+    let (ours, theirs) = if wanted.tty { (Ours::default(), Vec::new()) } else { pipes(wanted)? };
+    give(&theirs, owner(&sandbox.config, &plan.process));
+    let exit = pod.await_exit(Target::Exec(container, exec.clone()));
+    let asked = pod.shim()?.ask(Request::Exec(Box::new(plan)), theirs, SHIM_ANSWER).await;
+    let (reply, files) = asked.map_err(|error| error.during(&format!("failed to start exec \"{exec}\"")))?;
+    if !matches!(reply, Reply::Started(_)) {
+        return Err(RuntimeError::other("the shim answered something else than a process"));
+    }
+    let end = Watched::over(runtime, exit);
+    match files.into_iter().next() {
+        Some(master) if wanted.tty => at_terminal(wanted, master, end),
+        None if wanted.tty => Err(RuntimeError::other("the shim sent no terminal")),
+        _ => Ok(over_pipes(runtime, ours, end)),
+    }
+}
+
+/// That another process may be executed.
+///
+/// # Errors
+/// There are too many.
+pub fn has_place(pod: &Pod, container: &str) -> RuntimeResult<()> {
+    if pod.executing(container) < AT_ONCE {
+        return Ok(());
+    }
+    let text = format!("{AT_ONCE} programs are being executed in container \"{container}\"");
+    Err(RuntimeError::new(ErrorKind::Exhausted, text))
+}
+
+/// The end of a process, watched also when whoever wanted to know has left: until then it counts as executed.
+struct Watched {
+    has_ended: watch::Receiver<bool>,
+    exit: oneshot::Receiver<Exit>,
+}
+
+impl Watched {
+    fn over(runtime: &Runtime, exit: oneshot::Receiver<Exit>) -> Self {
+        let ((ended, has_ended), (told, how)) = (watch::channel(false), oneshot::channel());
+        let stop = runtime.shell.stop.clone();
+        runtime.shell.spawn(async move {
+            tokio::select! {
+                exit = exit => if let Ok(exit) = exit {
+                    // Whoever wanted to know may have left.
+                    let _ = told.send(exit);
+                },
+                () = stop.cancelled() => {}
+            }
+            ended.send_replace(true);
+        });
+        Self { has_ended, exit: how }
+    }
+
+    async fn code(self) -> RuntimeResult<i32> {
+        let exit = self.exit.await.map_err(|_| RuntimeError::other("the container's shim is gone"))?;
+        Ok(exit.code)
+    }
+}
+
+fn at_terminal(wanted: Wanted, master: OwnedFd, end: Watched) -> RuntimeResult<Command> {
+    let master = Master::new(master).map_err(|e| RuntimeError::other(format!("watch a terminal: {e}")))?;
+    let terminal = Some(master.terminal());
+    Ok(Command {
+        stdin: wanted.stdin.then(|| Box::new(master.clone()) as _),
+        stdout: Some(Box::new(master)),
+        stderr: None,
+        terminal,
+        end: Box::pin(end.code()),
+    })
+}
+
+fn over_pipes(runtime: &Runtime, ours: Ours, end: Watched) -> Command {
+    let limit = runtime.shell.config.exec_io_drain;
+    let drained = |from: pipe::Receiver| -> Reader {
+        Box::new(Drained::new(from, end.has_ended.clone(), limit, runtime.shell.clone()))
+    };
+    let (stdout, stderr) = (ours.stdout.map(drained), ours.stderr.map(drained));
+    let stdin = ours.stdin.map(|to| Box::new(to) as _);
+    Command { stdin, stdout, stderr, terminal: None, end: Box::pin(end.code()) }
+}
+
+/// Our ends of a process's pipes.
+#[derive(Default)]
+struct Ours {
+    stdin: Option<pipe::Sender>,
+    stdout: Option<pipe::Receiver>,
+    stderr: Option<pipe::Receiver>,
+}
+
+/// Our ends, and those of the process: stdin, stdout, stderr.
+fn pipes(wanted: Wanted) -> RuntimeResult<(Ours, Vec<OwnedFd>)> {
+    let failed = |error: io::Error| RuntimeError::other(format!("no pipe: {error}"));
+    let mut ours = Ours::default();
+    let mut theirs = Vec::new();
+    if wanted.stdin {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        ours.stdin = Some(sender(write).map_err(failed)?);
+        theirs.push(read);
+    } else {
+        theirs.push(null().map_err(failed)?);
+    }
+    for (is_wanted, place) in [(wanted.stdout, &mut ours.stdout), (wanted.stderr, &mut ours.stderr)] {
+        if is_wanted {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+            *place = Some(receiver(read).map_err(failed)?);
+            theirs.push(write);
+        } else {
+            theirs.push(null().map_err(failed)?);
+        }
+    }
+    Ok((ours, theirs))
+}
+
+fn null() -> io::Result<OwnedFd> {
+    Ok(open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The end that is written to.
+pub fn sender(end: OwnedFd) -> io::Result<pipe::Sender> {
+    rustix::io::ioctl_fionbio(&end, true)?;
+    pipe::Sender::from_owned_fd(end)
+}
+
+/// The end that is read from.
+pub fn receiver(end: OwnedFd) -> io::Result<pipe::Receiver> {
+    rustix::io::ioctl_fionbio(&end, true)?;
+    pipe::Receiver::from_owned_fd(end)
+}
+
+/// Gives pipes to the process's user, who may open them again by `/dev/stdout`; one who cannot still writes to them.
+fn give(ends: &[OwnedFd], (uid, gid): (u32, u32)) {
+    for end in ends {
+        let is_pipe = rustix::fs::fstat(end)
+            .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Fifo);
+        if is_pipe {
+            let _ = fchown(end, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        }
+    }
+}
+
+/// A process's user and group as the machine counts them.
+fn owner(pod: &cri::PodSandboxConfig, process: &Process) -> (u32, u32) {
+    let context = pod.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let options = context.and_then(|context| context.namespace_options.as_ref());
+    let users = options.and_then(|options| options.userns_options.as_ref());
+    let users = users.filter(|users| users.mode() == cri::NamespaceMode::Pod);
+    let outside = |maps: Option<&Vec<cri::IdMapping>>, id: u32| {
+        let map = maps.and_then(|maps| maps.first());
+        map.map_or(id, |map| map.host_id.saturating_add(id.saturating_sub(map.container_id)))
+    };
+    (outside(users.map(|u| &u.uids), process.uid), outside(users.map(|u| &u.gids), process.gid))
+}

@@ -1,0 +1,117 @@
+//! Where what was asked for waits, and what whoever comes for it gets.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use tokio::net::TcpStream;
+
+use super::{
+    ask::{Ask, Wanted},
+    attach,
+    command::Command,
+    exec,
+    tokens::{Full, Tokens},
+};
+use crate::{
+    errors::{ErrorKind, RuntimeError, RuntimeResult, outcome},
+    runtime::Runtime,
+};
+
+/// What the URLs begin with that are met within this process: a path follows, `/exec/token`.
+pub const IN_PROCESS: &str = "in-process://";
+
+/// What waits to be met.
+#[derive(Debug, Default)]
+pub struct Places(Mutex<Tokens<Ask>>);
+
+impl Places {
+    /// Keeps it for a minute; its path, `/exec/token`.
+    ///
+    /// # Errors
+    /// A thousand wait already.
+    pub fn keep(&self, ask: Ask) -> RuntimeResult<String> {
+        let token = BASE64_URL_SAFE_NO_PAD.encode(rand::random::<[u8; 6]>());
+        let path = format!("/{}/{token}", ask.verb());
+        let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = tokens.keep(path.clone(), ask, Instant::now());
+        kept.map_err(|Full| RuntimeError::new(ErrorKind::Exhausted, "maximum number of in-flight requests exceeded"))?;
+        Ok(path)
+    }
+
+    fn take(&self, path: &str) -> Option<Ask> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take(path, Instant::now())
+    }
+}
+
+/// What was asked for, and is nobody else's now. Nothing runs yet.
+pub struct Prepared {
+    runtime: Arc<Runtime>,
+    /// What was asked for.
+    pub ask: Ask,
+}
+
+impl Prepared {
+    /// What waits under a path; `None` where nothing does, or not any more.
+    pub fn take(runtime: &Arc<Runtime>, path: &str) -> Option<Self> {
+        let ask = runtime.streams.take(path)?;
+        Some(Self { runtime: runtime.clone(), ask })
+    }
+
+    /// Starts the process, or joins the container's. The size is that of a new terminal: columns, rows.
+    ///
+    /// # Errors
+    /// The container does not run any more, or the program cannot be executed.
+    pub async fn start(self, size: Option<(u16, u16)>) -> RuntimeResult<Command> {
+        let Self { runtime, ask } = self;
+        match ask {
+            Ask::Exec { container, command, wanted } => {
+                let started = exec::start(&runtime, &container, &command, (wanted, size)).await;
+                runtime.shell.metrics.executed(outcome(&started));
+                started.map_err(|error| error.during("failed to exec in container"))
+            }
+            Ask::Attach { container, wanted } => attach::join(&runtime, &container, wanted).await,
+            Ask::Forward { .. } => Err(RuntimeError::invalid("a port-forward is no process")),
+        }
+    }
+
+    /// Connects to a port inside the sandbox.
+    ///
+    /// # Errors
+    /// The sandbox is not ready any more, or what its loopback said.
+    pub async fn dial(&self, port: u16) -> RuntimeResult<TcpStream> {
+        let Ask::Forward { sandbox, .. } = &self.ask else {
+            return Err(RuntimeError::invalid("a process has no ports"));
+        };
+        let pod = self.runtime.pod(sandbox)?.now();
+        pod.ready()?;
+        self.runtime.ports.network.dial(pod.meta.netns.as_deref(), pod.id(), port).await
+    }
+
+    /// The streams that are wanted, where it is a process.
+    pub fn wanted(&self) -> Option<Wanted> {
+        match &self.ask {
+            Ask::Exec { wanted, .. } | Ask::Attach { wanted, .. } => Some(*wanted),
+            Ask::Forward { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_what_they_are_for_and_are_short() {
+        let places = Places::default();
+        let ask = Ask::Forward { sandbox: "s".to_owned(), ports: Vec::new() };
+        let path = places.keep(ask.clone()).expect("room");
+        let token = path.strip_prefix("/portforward/").expect("its verb");
+        assert_eq!(token.len(), 8);
+        assert_eq!(places.take(&format!("/exec/{token}")), None, "another verb");
+        assert_eq!(places.take(&path), Some(ask));
+        assert_eq!(places.take(&path), None);
+    }
+}

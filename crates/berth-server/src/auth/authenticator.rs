@@ -1,0 +1,242 @@
+//! Tells who asks: certificate, token, WebSocket token, nobody in particular (spec 04 §6.1).
+
+use std::{
+    net::IpAddr,
+    num::NonZeroUsize,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use arc_swap::ArcSwapOption;
+use axum::{
+    http::{StatusCode, header, request::Parts},
+    response::{IntoResponse, Response},
+};
+use jiff::{SignedDuration, Timestamp};
+use lru::LruCache;
+use rustls::pki_types::CertificateDer;
+use sha2::{Digest, Sha256};
+use tracing::info;
+
+use super::{
+    bearer,
+    identity::Identity,
+    token_cache::{Known, TokenCache},
+    x509::{self, ClientCas, Proof, X509Error},
+};
+use berth_metrics::AuthMetrics;
+
+/// How long a verified certificate is taken as that, as long as the bundle stays the same.
+const PROOF_TTL: SignedDuration = SignedDuration::from_secs(60);
+/// Certificates remembered as verified.
+const PROOFS: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero");
+
+/// Who asks is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unauthorized {
+    /// He has not proved who he is: 401.
+    Unproved,
+    /// It cannot be found out now, too many are being looked at: 429.
+    TooMany,
+}
+
+impl Unauthorized {
+    /// The status and the body of the answer.
+    pub fn answer(self) -> (StatusCode, &'static str) {
+        match self {
+            Self::Unproved => (StatusCode::UNAUTHORIZED, "Unauthorized"),
+            Self::TooMany => (StatusCode::TOO_MANY_REQUESTS, "Too many requests, please try again later."),
+        }
+    }
+}
+
+impl IntoResponse for Unauthorized {
+    fn into_response(self) -> Response {
+        let (status, body) = self.answer();
+        let mut response = (status, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response();
+        if self == Self::TooMany {
+            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// The bundle of client authorities that holds now; nothing in it: certificates prove nothing.
+pub type ClientRoots = Arc<ArcSwapOption<ClientCas>>;
+
+/// Where the request comes from, put into its extensions by the door.
+#[derive(Clone, Copy, Debug)]
+pub struct SourceAddress(pub IpAddr);
+
+/// What an [`Authenticator`] works with.
+pub struct AuthenticatorDeps {
+    /// Whose certificates are believed.
+    pub client_roots: ClientRoots,
+    /// Tells whose a token is; `None`: tokens are not believed.
+    pub tokens: Option<Arc<TokenCache>>,
+    /// What is done with those who prove nothing and do not claim to.
+    pub anonymous: Anonymous,
+    /// Handles.
+    pub metrics: AuthMetrics,
+    /// Tells the time.
+    pub now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
+}
+
+/// What is done with those who prove nothing and do not claim to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Anonymous {
+    /// They go on as `system:anonymous`; whether they may is another question.
+    GoesOn,
+    /// They are sent away.
+    Stops,
+}
+
+/// Tells who asks.
+pub struct Authenticator {
+    deps: AuthenticatorDeps,
+    proofs: Mutex<LruCache<[u8; 32], Remembered>>,
+}
+
+struct Remembered {
+    proof: Proof,
+    /// The bundle it was verified against.
+    cas: Arc<ClientCas>,
+    until: Timestamp,
+}
+
+/// The ways to prove oneself, in the order they are tried.
+#[derive(Clone, Copy)]
+enum Way {
+    Certificate,
+    Header,
+    Protocol,
+}
+
+/// What one of them came to.
+enum Attempt {
+    Succeeded(Box<Identity>),
+    NoOpinion,
+    Failed(String),
+    Busy,
+}
+
+impl Authenticator {
+    /// With these.
+    pub fn new(deps: AuthenticatorDeps) -> Self {
+        Self { deps, proofs: Mutex::new(LruCache::new(PROOFS)) }
+    }
+
+    /// Who sends a request over a connection with that peer's certificates, leaf first.
+    ///
+    /// All ways are tried, the first that succeeds counts; a credential that fails keeps its bearer
+    /// from being anonymous. The credential that succeeded is taken out of the headers.
+    ///
+    /// # Errors
+    /// He is not let in.
+    pub async fn authenticate(
+        &self,
+        parts: &mut Parts,
+        peer_chain: &[CertificateDer<'static>],
+    ) -> Result<Identity, Unauthorized> {
+        let mut failures = Vec::new();
+        for way in [Way::Certificate, Way::Header, Way::Protocol] {
+            let attempt = match way {
+                Way::Certificate => self.by_certificate(peer_chain),
+                Way::Header => self.by_header(parts).await,
+                Way::Protocol => self.by_protocol(parts).await,
+            };
+            match attempt {
+                Attempt::Succeeded(identity) => return Ok(*identity),
+                Attempt::NoOpinion => {}
+                Attempt::Failed(why) => failures.push(why),
+                Attempt::Busy => return Err(Unauthorized::TooMany),
+            }
+        }
+        if !failures.is_empty() {
+            info!(v = 2, err = failures.join(", "), "Unable to authenticate the request due to an error");
+            return Err(Unauthorized::Unproved);
+        }
+        match self.deps.anonymous {
+            Anonymous::GoesOn => Ok(Identity::anonymous()),
+            Anonymous::Stops => Err(Unauthorized::Unproved),
+        }
+    }
+
+    fn by_certificate(&self, chain: &[CertificateDer<'static>]) -> Attempt {
+        let Some(leaf) = chain.first() else { return Attempt::NoOpinion };
+        let Some(cas) = self.deps.client_roots.load_full() else { return Attempt::NoOpinion };
+        let now = (self.deps.now)();
+        if let Some(seconds) = x509::seconds_left(leaf, now) {
+            self.deps.metrics.certificate_left(seconds);
+        }
+        match self.proof(chain, &cas, now) {
+            Ok(Some(proof)) => Attempt::Succeeded(Box::new(proof.identity.authenticated())),
+            Ok(None) => Attempt::NoOpinion,
+            Err(error) => Attempt::Failed(error.to_string()),
+        }
+    }
+
+    /// Verifies, or remembers having done so: a connection that is kept sends the same chain with
+    /// every request, and a signature costs as much as all the rest of an answer.
+    fn proof(
+        &self,
+        chain: &[CertificateDer<'static>],
+        cas: &Arc<ClientCas>,
+        now: Timestamp,
+    ) -> Result<Option<Proof>, X509Error> {
+        let mut hash = Sha256::new();
+        for certificate in chain {
+            hash.update(certificate.len().to_be_bytes());
+            hash.update(certificate);
+        }
+        let key = hash.finalize().into();
+        let mut proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = proofs.get(&key).filter(|known| Arc::ptr_eq(&known.cas, cas) && now < known.until) {
+            return Ok(Some(known.proof.clone()));
+        }
+        drop(proofs);
+        let proof = x509::identify(chain, cas, now)?;
+        if let Some(proof) = &proof {
+            let until = now.checked_add(PROOF_TTL).unwrap_or(now).min(proof.expires);
+            let known = Remembered { proof: proof.clone(), cas: cas.clone(), until };
+            proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+            proofs.put(key, known);
+        }
+        Ok(proof)
+    }
+
+    async fn by_header(&self, parts: &mut Parts) -> Attempt {
+        let Some(tokens) = &self.deps.tokens else { return Attempt::NoOpinion };
+        let Some(token) = bearer::of_header(&parts.headers) else { return Attempt::NoOpinion };
+        let attempt = by_token(tokens, &token, parts).await;
+        if matches!(attempt, Attempt::Succeeded(_)) {
+            bearer::forget_header(&mut parts.headers);
+        }
+        attempt
+    }
+
+    async fn by_protocol(&self, parts: &mut Parts) -> Attempt {
+        let Some(tokens) = &self.deps.tokens else { return Attempt::NoOpinion };
+        let offered = match bearer::of_protocols(&parts.headers) {
+            Ok(Some(offered)) => offered,
+            Ok(None) => return Attempt::NoOpinion,
+            Err(error) => return Attempt::Failed(error.to_string()),
+        };
+        let attempt = by_token(tokens, &offered.token, parts).await;
+        if matches!(attempt, Attempt::Succeeded(_)) {
+            bearer::forget_protocol(&mut parts.headers, &offered);
+        }
+        attempt
+    }
+}
+
+async fn by_token(tokens: &Arc<TokenCache>, token: &str, parts: &Parts) -> Attempt {
+    let address = parts.extensions.get::<SourceAddress>().map(|source| source.0);
+    match tokens.look_up(token, address).await {
+        Known::Accepted(identity) => Attempt::Succeeded(Box::new((*identity).clone())),
+        Known::Rejected(why) | Known::Failed(why) => Attempt::Failed(why),
+        Known::Busy => Attempt::Busy,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,34 @@
+//! Who asks, and whether they may (spec 04 §6).
+//!
+//! ```text
+//!  peer certificates ─► x509 ──┐
+//!  Authorization ──► bearer ───┼─► Identity ─► attributes ─► authorizer ─► Allowed
+//!  WebSocket protocol ─────────┘       ▲                        │           Forbidden (403)
+//!  nothing at all ────► anonymous ─────┘                        │           Failed (500)
+//!                                                    policy · access cache ─► AccessReviewer
+//!            token cache ─► TokenReviewer
+//! ```
+//!
+//! What is remembered: verified certificates (60 s), verdicts on tokens and on accesses, each with
+//! a bound. The API server is behind two ports, so that this room knows no client.
+
+mod access_cache;
+pub mod attributes;
+mod authenticator;
+mod authorizer;
+mod bearer;
+mod flights;
+mod identity;
+mod policy;
+mod sources;
+mod token_cache;
+mod x509;
+
+pub use access_cache::{AccessCache, AccessTtls, HELD};
+pub use authenticator::{Anonymous, Authenticator, AuthenticatorDeps, ClientRoots, SourceAddress, Unauthorized};
+pub use authorizer::{Authorizer, Verdict};
+pub use identity::{ANONYMOUS, AUTHENTICATED, Identity, MASTERS, UNAUTHENTICATED, Via};
+pub use policy::{LIMIT as POLICY_LIMIT, Policy, PolicyError};
+pub(crate) use sources::network;
+pub use token_cache::TokenCache;
+pub use x509::{BundleError, ClientCas, Proof, X509Error, identify};

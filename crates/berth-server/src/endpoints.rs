@@ -1,0 +1,154 @@
+//! What answers, once it is clear who asks and what: a line per endpoint.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use axum::{
+    body::Body,
+    http::{Request, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use jiff::Timestamp;
+
+use super::{
+    auth::Identity,
+    ports::{
+        Checkpoints, ContainerLogs, Explains, Health, NodeLogs, Pages, PodDirectory, Profiles, RunningPods, Statistics,
+        Verbosity,
+    },
+    routes::{
+        attach, checkpoint, container_logs, exec, flags_v, flagz, healthz, metrics, metrics_page, node_logs,
+        port_forward, pprof, run, slis, stats_summary,
+        statusz::{self, Statusz},
+        text, why,
+    },
+    routing::{Endpoint, Plain},
+    streaming::{Caps, Streaming},
+};
+use berth_metrics::SliMetrics;
+
+/// The parts of the agent behind the endpoints. Listeners share them.
+#[derive(Clone)]
+pub struct Endpoints {
+    /// Health checks.
+    pub health: Arc<dyn Health>,
+    /// `/pods` and `/metrics`.
+    pub pages: Arc<dyn Pages>,
+    /// What runs.
+    pub running: Arc<dyn RunningPods>,
+    /// Logs.
+    pub logs: Arc<dyn ContainerLogs>,
+    /// How many logs callers follow.
+    pub follows: Arc<Caps>,
+    /// What the node, its pods and their containers use.
+    pub statistics: Arc<dyn Statistics>,
+    /// Gate `PodLogsQuerySplitStreams`.
+    pub split_streams: bool,
+    /// The effective configuration as `/configz` shows it.
+    pub configz: Bytes,
+    /// For people with a problem.
+    pub tools: Tools,
+    /// Streams into containers.
+    pub streams: Streaming,
+}
+
+/// The parts behind the endpoints for people with a problem.
+#[derive(Clone)]
+pub struct Tools {
+    /// `/metrics/slis`
+    pub slis: SliMetrics,
+    /// `/statusz`
+    pub statusz: Arc<Statusz>,
+    /// Every flag and its value, secrets masked.
+    pub flags: Arc<BTreeMap<String, String>>,
+    /// `/debug/flags/v`
+    pub verbosity: Arc<dyn Verbosity>,
+    /// `/logs/`
+    pub node_logs: Arc<dyn NodeLogs>,
+    /// `enableSystemLogQuery`
+    pub log_queries: bool,
+    /// `/debug/pprof/`
+    pub profiles: Arc<dyn Profiles>,
+    /// Which pods there are.
+    pub pods: Arc<dyn PodDirectory>,
+    /// `/checkpoint/`
+    pub checkpoints: Arc<dyn Checkpoints>,
+    /// `/debug/why/`
+    pub why: Arc<dyn Explains>,
+}
+
+impl Endpoints {
+    /// A plain handler. Boxed, as is [`Self::service`]: what an endpoint awaits is nobody else's
+    /// business, least of all that of the compiler when it looks at a connection.
+    pub(super) fn plain(self: Arc<Self>, plain: Plain, request: Request<Body>) -> BoxFuture<'static, Response> {
+        async move { self.answer_plain(plain, request).await }.boxed()
+    }
+
+    /// An endpoint of the service router.
+    pub(super) fn service(self: Arc<Self>, endpoint: Endpoint, request: Request<Body>) -> BoxFuture<'static, Response> {
+        async move { self.answer_service(endpoint, request).await }.boxed()
+    }
+
+    async fn answer_plain(&self, plain: Plain, request: Request<Body>) -> Response {
+        match plain {
+            Plain::Healthz => healthz::all(&*self.health, request.uri().query()),
+            Plain::HealthCheck(name) => healthz::one(&*self.health, &name),
+            Plain::Metrics => metrics::scrape(&*self.pages, request.headers()),
+            Plain::Configz => json(self.configz.clone()),
+            Plain::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
+            Plain::Slis => slis::serve(&self.tools.slis, self.pages.process_start(), &request),
+            Plain::Statusz => statusz::show(&self.tools.statusz, Timestamp::now(), request.headers()),
+            Plain::Flagz => flagz::show(&self.tools.flags, request.headers()),
+            Plain::Verbosity => flags_v::set(&*self.tools.verbosity, request).await,
+            Plain::Cadvisor => metrics_page::cadvisor(&*self.statistics, request.headers()).await,
+            Plain::Resource => metrics_page::resource(&*self.statistics, request.headers()).await,
+            Plain::Probes => metrics_page::probes(&*self.statistics, request.headers()).await,
+        }
+    }
+
+    async fn answer_service(&self, endpoint: Endpoint, request: Request<Body>) -> Response {
+        match endpoint {
+            Endpoint::Pods => json_document(self.pages.pods()),
+            Endpoint::RunningPods => match self.running.list().await {
+                Ok(list) => json_document(list),
+                Err(error) => {
+                    text::coded(text::router_error(StatusCode::INTERNAL_SERVER_ERROR, &error), "runtime-error")
+                }
+            },
+            Endpoint::ContainerLogs(path) => {
+                let query = request.uri().query().map(str::to_owned);
+                let caller = request.extensions().get::<Identity>().map(|who| who.name.clone()).unwrap_or_default();
+                drop(request);
+                let (query, caller, follows) = (query.as_deref(), caller.as_str(), &self.follows);
+                let asked = container_logs::Asked { path: &path, query, caller, follows };
+                container_logs::read(&self.logs, self.split_streams, asked).await
+            }
+            Endpoint::Summary => stats_summary::serve(&*self.statistics, request).await,
+            Endpoint::Run(path) => run(&self.streams, &path, request).await,
+            Endpoint::Exec(path) => exec(&self.streams, &path, request).await,
+            Endpoint::Attach(path) => attach(&self.streams, &path, request).await,
+            Endpoint::PortForward(path) => port_forward(&self.streams, &path, request).await,
+            Endpoint::Checkpoint(path) => {
+                let (pods, checkpoints) = (&*self.tools.pods, &*self.tools.checkpoints);
+                let query = request.uri().query().unwrap_or_default().to_owned();
+                drop(request);
+                checkpoint::create(pods, checkpoints, checkpoint::Which::of(&path), &query).await
+            }
+            Endpoint::Logs(path) => {
+                let head = request.map(drop);
+                node_logs::read(&self.tools.node_logs, self.tools.log_queries, &head, &path).await
+            }
+            Endpoint::Why(path) => why::tell(&*self.tools.why, &path),
+            Endpoint::Pprof(name) => pprof::serve(&*self.tools.profiles, &request.map(drop), &name).await,
+        }
+    }
+}
+
+fn json(body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")], body).into_response()
+}
+
+fn json_document(body: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}

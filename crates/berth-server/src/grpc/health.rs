@@ -1,0 +1,39 @@
+//! The health service of gRPC: who can ask at all learns that it is served.
+//!
+//! The reference has none; who does not know it never asks. Not limited: it tells nothing and costs nothing.
+
+use std::pin::Pin;
+
+use futures::Stream;
+use tonic::{Request, Response, Status, async_trait};
+
+use berth_proto::health::{
+    HealthCheckRequest, HealthCheckResponse,
+    health_check_response::ServingStatus,
+    health_server::{Health, HealthServer},
+};
+
+/// Answers for these services, and for the socket as a whole.
+pub fn health(services: &'static [&'static str]) -> HealthServer<impl Health> {
+    HealthServer::new(Serving(services))
+}
+
+struct Serving(&'static [&'static str]);
+
+#[async_trait]
+impl Health for Serving {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        let service = request.into_inner().service;
+        if !service.is_empty() && !self.0.contains(&service.as_str()) {
+            return Err(Status::not_found("unknown service"));
+        }
+        Ok(Response::new(HealthCheckResponse { status: ServingStatus::Serving.into() }))
+    }
+
+    /// What is served is served until the socket closes: there is nothing to watch.
+    async fn watch(&self, _request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("what is served here does not change: ask Check"))
+    }
+}

@@ -1,0 +1,33 @@
+//! Who may ask us: the listeners, the pipeline behind them, and the endpoints.
+//!
+//! ```text
+//!  listeners ─► pipeline: routing (outer) ─► auth ─► routing (service) ─► endpoints ─► routes/*
+//! ```
+//!
+//! The server holds no state; it reads snapshots through its own [`ports`] and never talks to a
+//! worker. Behaviour: spec 04, 04b, spec 01 §7.1.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+pub mod auth;
+mod body;
+mod connection;
+mod connection_budget;
+mod door;
+mod endpoints;
+pub mod grpc;
+mod listeners;
+mod pipeline;
+pub mod ports;
+pub mod routes;
+pub mod routing;
+pub mod streaming;
+pub mod tls;
+
+pub use door::Door;
+pub use endpoints::{Endpoints, Tools};
+pub use listeners::{Listening, Serves, TlsSource, bind, serve, serve_persistently};
+pub use pipeline::{Gatekeeper, Guard, Metered, Peer, Site};
+pub use routes::{FOLLOWS, attach, exec, healthz_router, port_forward, run};
+pub use streaming::Caps;

@@ -1,0 +1,331 @@
+//! What happens to every request, in this order: redirects and unknown paths, who is it, may he,
+//! which endpoint, the endpoint (spec 04 §3, §6, §8).
+
+use std::{
+    net::SocketAddr,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use async_trait::async_trait;
+use axum::{
+    body::Body,
+    http::{HeaderValue, Method, Request, StatusCode, Version, header, request},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use rustls::pki_types::CertificateDer;
+use tracing::{debug, error};
+
+use super::{
+    auth::{Identity, attributes},
+    connection_budget::ConnectionPlace,
+    endpoints::Endpoints,
+    routes::text,
+    routing::{self, Outer, Plain, Service, Switches},
+};
+use berth_metrics::ServerMetrics;
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// The certificates the client sent, leaf first; nobody has checked them yet.
+    pub certificates: Arc<[CertificateDer<'static>]>,
+    /// The connection's share of the listener's budget.
+    pub place: Arc<ConnectionPlace>,
+}
+
+/// Stands at the door of a listener that lets not everybody in.
+#[async_trait]
+pub trait Gatekeeper: Send + Sync + 'static {
+    /// Tells who is asking; credentials that nobody else shall see are removed from the request.
+    ///
+    /// # Errors
+    /// The answer to somebody who cannot prove who he is.
+    async fn identify(
+        &self,
+        parts: &mut request::Parts,
+        certificates: &[CertificateDer<'static>],
+    ) -> Result<Identity, Response>;
+
+    /// Tells whether he may: any of the subresources is enough.
+    ///
+    /// # Errors
+    /// The answer to somebody who may not.
+    async fn allow(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response>;
+}
+
+/// Who may ask, on a listener that lets not everybody in.
+pub struct Guard {
+    /// At the door.
+    pub keeper: Arc<dyn Gatekeeper>,
+    /// Whether opening a stream with a GET needs `create` too (spec 04 §10; a deviation).
+    pub streaming_requires_create: bool,
+}
+
+/// What a listener serves, and to whom.
+pub struct Site {
+    /// What is switched on.
+    pub switches: Switches,
+    /// `None` where everybody may ask.
+    pub guard: Option<Guard>,
+    /// What answers.
+    pub endpoints: Arc<Endpoints>,
+    /// Request metrics.
+    pub metrics: ServerMetrics,
+}
+
+impl Site {
+    fn kind(&self) -> &'static str {
+        if self.guard.is_some() { "readwrite" } else { "readonly" }
+    }
+
+    /// Answers a request; never panics.
+    pub fn answer(self: Arc<Self>, request: Request<Body>) -> BoxFuture<'static, Response> {
+        self.answer_metered(request).boxed()
+    }
+
+    async fn answer_metered(self: Arc<Self>, mut request: Request<Body>) -> Response {
+        let path = routing::decode(request.uri().path()).unwrap_or_default();
+        let bucket = routing::bucket(&path);
+        let metered = Metered::new(&self, routing::method_label(request.method().as_str()), bucket);
+        let told = Told::of(&request, bucket);
+        request.extensions_mut().insert(metered.clone());
+        let response = AssertUnwindSafe(self.clone().route(request).boxed()).catch_unwind().await;
+        let response = response.unwrap_or_else(|_| {
+            self.metrics.panics.inc();
+            error!(path = bucket, "A handler panicked");
+            text::plain_error(StatusCode::INTERNAL_SERVER_ERROR, "500 Internal Server Error")
+        });
+        if let Some(told) = told {
+            told.log(&response, metered.begun);
+        }
+        response.map(|body| Body::new(MeteredBody { body, _metered: metered }))
+    }
+
+    async fn route(self: Arc<Self>, request: Request<Body>) -> Response {
+        if let Some(why) = host_refusal(&request) {
+            let body = format!("400 Bad Request: {why}");
+            let close = [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::CONNECTION, "close")];
+            return (StatusCode::BAD_REQUEST, close, body).into_response();
+        }
+        let uri = request.uri();
+        match routing::outer(uri.path(), uri.query(), &self.switches, self.endpoints.health.names()) {
+            Outer::Redirect(location) => redirect(&location, request.method().as_str()),
+            Outer::Unknown => text::plain_error(StatusCode::NOT_FOUND, "404 page not found"),
+            Outer::Malformed => text::plain_error(StatusCode::BAD_REQUEST, "400 Bad Request"),
+            Outer::Plain(plain) => match self.admit(request).await {
+                Ok(request) => self.plain(plain, request).await,
+                Err(refusal) => refusal,
+            },
+            Outer::Service(path) => match self.admit(request).await {
+                Ok(request) => self.service(&path, request).await,
+                Err(refusal) => refusal,
+            },
+        }
+    }
+
+    /// Lets the caller in, or says why not; who he is stands in the request's extensions.
+    async fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Response> {
+        let peer = request.extensions().get::<Peer>().cloned();
+        let Some(guard) = &self.guard else {
+            peer.iter().for_each(|peer| peer.place.authenticated()); // nobody has to
+            return Ok(request);
+        };
+        let (mut parts, body) = request.into_parts();
+        let chain = peer.as_ref().map_or(&[][..], |peer| &peer.certificates);
+        let identity = guard.keeper.identify(&mut parts, chain).await?;
+        peer.iter().for_each(|peer| peer.place.authenticated());
+        let path = routing::decode(parts.uri.path()).unwrap_or_default();
+        let verb = attributes::verb(&parts.method);
+        guard.keeper.allow(&identity, verb, attributes::subresources(&path)).await?;
+        parts.extensions.insert(identity);
+        Ok(Request::from_parts(parts, body))
+    }
+
+    async fn plain(&self, plain: Plain, request: Request<Body>) -> Response {
+        match plain {
+            Plain::Disabled(text) => text::plain_error(StatusCode::METHOD_NOT_ALLOWED, text),
+            plain => self.endpoints.clone().plain(plain, request).await,
+        }
+    }
+
+    async fn service(&self, path: &str, request: Request<Body>) -> Response {
+        let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+        match routing::service(request.method().as_str(), path, accept) {
+            Service::NotFound => text::router_error(StatusCode::NOT_FOUND, "404: Page Not Found"),
+            Service::MethodNotAllowed(allow) => {
+                let mut response = text::router_error(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
+                response
+            }
+            Service::NotAcceptable(list) => {
+                let body = format!("406: Not Acceptable\n\nAvailable representations: {list}");
+                text::router_error(StatusCode::NOT_ACCEPTABLE, &body)
+            }
+            Service::Found(endpoint) => {
+                if let Some(guard) = &self.guard
+                    && guard.streaming_requires_create
+                    && request.method() == Method::GET
+                    && routing::opens_a_stream(&endpoint)
+                    && let Some(who) = request.extensions().get::<Identity>().cloned()
+                    && let Err(refusal) = guard.keeper.allow(&who, "create", attributes::subresources(path)).await
+                {
+                    return refusal;
+                }
+                self.endpoints.clone().service(endpoint, request).await
+            }
+        }
+    }
+}
+
+/// Why a request is none of HTTP/1.1 (RFC 9112 §3.2; the texts are those of Go's server).
+fn host_refusal(request: &Request<Body>) -> Option<&'static str> {
+    if request.version() != Version::HTTP_11 {
+        return None;
+    }
+    match request.headers().get_all(header::HOST).iter().count() {
+        0 if request.method() != Method::CONNECT => Some("missing required Host header"),
+        0 | 1 => None,
+        _ => Some("too many Host headers"),
+    }
+}
+
+/// 307, with the little page Go's `http.Redirect` writes for a GET.
+fn redirect(location: &str, method: &str) -> Response {
+    let page = format!("<a href=\"{}\">Temporary Redirect</a>.\n\n", text::escaped(location));
+    let html = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+    let mut response = match method {
+        "GET" => (StatusCode::TEMPORARY_REDIRECT, html, page).into_response(),
+        "HEAD" => (StatusCode::TEMPORARY_REDIRECT, html).into_response(),
+        _ => StatusCode::TEMPORARY_REDIRECT.into_response(),
+    };
+    match HeaderValue::try_from(location) {
+        Ok(location) => {
+            response.headers_mut().insert(header::LOCATION, location);
+            response
+        }
+        Err(_) => text::plain_error(StatusCode::BAD_REQUEST, "400 Bad Request"),
+    }
+}
+
+/// Counts a request until it is answered; for a stream, until whoever holds a copy has let go.
+#[derive(Clone)]
+pub struct Metered {
+    begun: Instant,
+    _last: Arc<Gauge>,
+}
+
+struct Gauge {
+    begun: Instant,
+    inflight: prometheus::IntGauge,
+    duration: prometheus::Histogram,
+}
+
+impl Drop for Gauge {
+    fn drop(&mut self) {
+        self.inflight.dec();
+        self.duration.observe(self.begun.elapsed().as_secs_f64());
+    }
+}
+
+impl Metered {
+    fn new(site: &Site, method: &str, bucket: &str) -> Self {
+        let long = if routing::is_long_running(bucket) { "true" } else { "false" };
+        let labels = [method, bucket, site.kind(), long];
+        site.metrics.requests.with_label_values(&labels).inc();
+        let inflight = site.metrics.inflight.with_label_values(&labels);
+        inflight.inc();
+        let begun = Instant::now();
+        let duration = site.metrics.duration.with_label_values(&labels);
+        Self { begun, _last: Arc::new(Gauge { begun, inflight, duration }) }
+    }
+}
+
+/// A body that ends a request's account when it is sent or dropped.
+struct MeteredBody {
+    body: Body,
+    _metered: Metered,
+}
+
+impl axum::body::HttpBody for MeteredBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What the log says of a request. Arguments and tokens do not belong there: the query of
+/// streams is left out (spec 04 §10), and that of paths that are none of ours, because `//exec/`
+/// may have been meant for one.
+struct Told {
+    verb: String,
+    uri: String,
+    agent: String,
+    source: String,
+    audit: String,
+}
+
+impl Told {
+    /// `None` where nobody would read it: most agents are asked often and log little.
+    fn of(request: &Request<Body>, bucket: &str) -> Option<Self> {
+        if !tracing::enabled!(tracing::Level::DEBUG, v) {
+            return None;
+        }
+        let header = |name: &str| {
+            request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+        };
+        let (path, query) = (request.uri().path(), request.uri().query());
+        let is_private = matches!(bucket, "exec" | "run" | "attach" | "other");
+        let uri = match query {
+            Some(query) if !is_private => format!("{path}?{query}"),
+            _ => path.to_owned(),
+        };
+        Some(Self {
+            verb: request.method().to_string(),
+            uri,
+            agent: header("user-agent"),
+            source: request.extensions().get::<Peer>().map(|p| p.address.to_string()).unwrap_or_default(),
+            audit: header("audit-id"),
+        })
+    }
+
+    fn log(self, response: &Response, begun: Instant) {
+        let Self { verb, uri, agent, source, audit } = self;
+        let (resp, latency) = (response.status().as_u16(), begun.elapsed());
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let hijacked = true;
+            return debug!(
+                v = 3,
+                verb,
+                URI = uri,
+                ?latency,
+                userAgent = agent,
+                "audit-ID" = audit,
+                srcIP = source,
+                hijacked,
+                "HTTP"
+            );
+        }
+        debug!(v = 3, verb, URI = uri, ?latency, userAgent = agent, "audit-ID" = audit, srcIP = source, resp, "HTTP");
+    }
+}

@@ -1,0 +1,290 @@
+//! `/containerLogs/{namespace}/{pod}/{container}` (spec 04 §5.3).
+//!
+//! The answer begins before the first line is there, and its body is what a reader writes, as
+//! fast as the client takes it. Who does not take anything for [`STALL`] is cut off.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{
+    body::{Body, HttpBody},
+    http::StatusCode,
+    response::Response,
+};
+use bytes::Bytes;
+use futures::{Sink, SinkExt, future::BoxFuture};
+use http_body::Frame;
+use jiff::Timestamp;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::sync::PollSemaphore;
+
+use crate::{
+    ports::{ContainerLogs, LogQuery, LogRefusal, LogSource, LogStream},
+    routing::ContainerPath,
+    streaming::{Caps, Permit, bare, busy, line},
+};
+
+/// Pieces that are on their way to the client, wherever they wait: here, or in the connection, which
+/// would take a megabyte. Each is as large as what the reader hands out at once.
+const PIECES: u32 = 4;
+/// How long a client may take nothing. Unlike the reference, which cuts every answer after four
+/// hours, a follower that reads may stay (spec 04 §11).
+const STALL: Duration = Duration::from_secs(300);
+/// Logs one caller may follow at once (spec 04 §11).
+pub const FOLLOWS: usize = 256;
+
+/// Which log, and for whom.
+pub struct Asked<'a> {
+    /// Whose log.
+    pub path: &'a ContainerPath,
+    /// How, encoded.
+    pub query: Option<&'a str>,
+    /// The caller's name.
+    pub caller: &'a str,
+    /// How many logs callers follow.
+    pub follows: &'a Arc<Caps>,
+}
+
+/// Answers with a container's log.
+pub async fn read(logs: &Arc<dyn ContainerLogs>, split_streams: bool, asked: Asked<'_>) -> Response {
+    let Asked { path, query, caller, follows } = asked;
+    let query = match parse(query.unwrap_or_default()) {
+        Ok(query) => query,
+        Err(Wrong::Decode) => {
+            return refuse(StatusCode::BAD_REQUEST, r#"{"message": "Unable to decode query."}"#, "bad-query");
+        }
+        Err(Wrong::Invalid) => {
+            return refuse(StatusCode::UNPROCESSABLE_ENTITY, r#"{"message": "Invalid request."}"#, "invalid-query");
+        }
+    };
+    let (namespace, pod) = (&path.pod.namespace, &path.pod.pod);
+    let source = match logs.find(namespace, pod, &path.container).await {
+        Ok(source) => source,
+        Err(LogRefusal::NotFound(text)) => return refuse(StatusCode::NOT_FOUND, &text, "not-found"),
+        Err(LogRefusal::Other(text)) => return refuse(StatusCode::BAD_REQUEST, &text, "bad-request"),
+    };
+    if !split_streams && let Some(stream) = query.stream.filter(|stream| *stream != LogStream::All) {
+        let text = format!(
+            "unable to return the given log stream: \"{}\". Please enable PodLogsQuerySplitStreams feature gate in kubelet",
+            stream.name()
+        );
+        return refuse(StatusCode::BAD_REQUEST, &text, "feature-gate");
+    }
+    let instance = match logs.instance(&source, &path.container, query.previous) {
+        Ok(instance) => instance,
+        Err(text) => return refuse(StatusCode::BAD_REQUEST, &text, "no-instance"),
+    };
+    let permit = if query.follow { follows.take(caller) } else { None };
+    if query.follow && permit.is_none() {
+        let text = format!("too many logs are followed: {caller:?} may follow {FOLLOWS} at once");
+        return busy(line(StatusCode::TOO_MANY_REQUESTS, "too-many-follows", &text));
+    }
+    stream(logs.clone(), instance, query, permit)
+}
+
+fn refuse(status: StatusCode, body: &str, code: &'static str) -> Response {
+    bare(status, code, body)
+}
+
+fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, permit: Option<Permit>) -> Response {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let mut out = Out::new(sender.clone());
+    let reading = async move {
+        if let Err(why) = logs.read(&instance, &query, &mut out).await {
+            // The status is sent already: the text goes where people look for it, and the missing
+            // end of the body tells programs that this is not all.
+            let _ = out.send(why.clone().into_bytes()).await;
+            out.sent().await;
+            let _ = sender.send(Err(io::Error::other(why))); // or nobody listens any more
+        }
+    };
+    Response::new(Body::new(Pieces { receiver, reading: Some(Box::pin(reading)), _permit: permit }))
+}
+
+/// What a reader writes, as a body. Who sends it also reads: a task of its own would be woken for
+/// each piece, on another processor, which costs more than the piece.
+struct Pieces {
+    receiver: mpsc::UnboundedReceiver<io::Result<Bytes>>,
+    /// Until it has ended.
+    reading: Option<BoxFuture<'static, ()>>,
+    /// Of who follows.
+    _permit: Option<Permit>,
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let mut piece = self.receiver.poll_recv(context);
+        if piece.is_pending()
+            && let Some(reading) = &mut self.reading
+        {
+            if reading.as_mut().poll(context).is_ready() {
+                self.reading = None;
+            }
+            piece = self.receiver.poll_recv(context);
+        }
+        piece.map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
+}
+
+/// The writing end: takes a piece once there is room for it.
+struct Out {
+    sender: mpsc::UnboundedSender<io::Result<Bytes>>,
+    room: PollSemaphore,
+    /// Room for the next piece.
+    next: Option<OwnedSemaphorePermit>,
+    stall: Pin<Box<tokio::time::Sleep>>,
+    waits: bool,
+}
+
+impl Out {
+    fn new(sender: mpsc::UnboundedSender<io::Result<Bytes>>) -> Self {
+        let room = PollSemaphore::new(Arc::new(Semaphore::new(PIECES as usize)));
+        Self { sender, room, next: None, stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
+    }
+
+    /// Waits until the client has been sent everything: an error behind it ends the connection,
+    /// and takes with it what still waits there.
+    async fn sent(&self) {
+        let room = self.room.clone_inner();
+        let _ = tokio::time::timeout(STALL, room.acquire_many(PIECES)).await; // it is cut off anyway
+    }
+}
+
+/// What is sent; gives its room back when the connection has sent it.
+struct Piece {
+    bytes: Vec<u8>,
+    _room: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Sink<Vec<u8>> for Out {
+    type Error = io::Error;
+
+    fn poll_ready(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.next.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        if let Poll::Ready(room) = self.room.poll_acquire(context) {
+            self.waits = false;
+            self.next = room;
+            return Poll::Ready(self.next.as_ref().map(drop).ok_or_else(gone));
+        }
+        if !self.waits {
+            self.waits = true;
+            let until = tokio::time::Instant::now() + STALL;
+            self.stall.as_mut().reset(until);
+        }
+        ready!(self.stall.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn start_send(mut self: Pin<&mut Self>, bytes: Vec<u8>) -> io::Result<()> {
+        let piece = Piece { bytes, _room: self.next.take().ok_or_else(gone)? };
+        self.sender.send(Ok(Bytes::from_owner(piece))).map_err(|_| gone())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn gone() -> io::Error {
+    io::ErrorKind::BrokenPipe.into()
+}
+
+/// What is wrong with a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    /// A value is not what it should be.
+    Decode,
+    /// Values out of range, or that exclude each other.
+    Invalid,
+}
+
+fn parse(query: &str) -> Result<LogQuery, Wrong> {
+    let value = |name: &str| {
+        form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+    };
+    // Only "0" and "false" are false; a name without a value is true.
+    let flag = |name| value(name).is_some_and(|v| v != "0" && !v.eq_ignore_ascii_case("false"));
+    let number = |text: Option<String>| text.map(|v| v.parse::<i64>().map_err(|_| Wrong::Decode)).transpose();
+    let tail = match value("tail").filter(|tail| !tail.is_empty()) {
+        Some(all) if all == "all" => None,
+        Some(tail) => number(Some(tail))?,
+        None => number(value("tailLines"))?,
+    };
+    let (since, limit) = (number(value("sinceSeconds"))?, number(value("limitBytes"))?);
+    let since_time = value("sinceTime").map(|v| v.parse::<Timestamp>().map_err(|_| Wrong::Decode)).transpose()?;
+    let stream = match value("stream").as_deref() {
+        None => None,
+        Some("All") => Some(LogStream::All),
+        Some("Stdout") => Some(LogStream::Stdout),
+        Some("Stderr") => Some(LogStream::Stderr),
+        Some(_) => return Err(Wrong::Invalid),
+    };
+    let is_one_stream = stream.is_some_and(|stream| stream != LogStream::All);
+    let out_of_range = tail.is_some_and(|n| n < 0) || since.is_some_and(|n| n < 1) || limit.is_some_and(|n| n < 1);
+    if out_of_range || (since.is_some() && since_time.is_some()) || (is_one_stream && tail.is_some()) {
+        return Err(Wrong::Invalid);
+    }
+    Ok(LogQuery {
+        follow: flag("follow"),
+        previous: flag("previous"),
+        timestamps: flag("timestamps"),
+        tail: tail.and_then(|n| u64::try_from(n).ok()),
+        since_seconds: since,
+        since_time,
+        limit_bytes: limit.and_then(|n| u64::try_from(n).ok()),
+        stream,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_read_as_the_reference_reads_them() {
+        // AC-04-13, AC-04-14
+        let plain = LogQuery::default();
+        for (query, wanted) in [
+            ("", Ok(plain.clone())),
+            ("follow&previous=0&timestamps=FALSE", Ok(LogQuery { follow: true, ..plain.clone() })),
+            ("follow=&timestamps=no", Ok(LogQuery { follow: true, timestamps: true, ..plain.clone() })),
+            ("tailLines=5", Ok(LogQuery { tail: Some(5), ..plain.clone() })),
+            ("tailLines=5&tail=7", Ok(LogQuery { tail: Some(7), ..plain.clone() })),
+            ("tailLines=5&tail=all", Ok(plain.clone())),
+            ("tail=-1", Err(Wrong::Invalid)),
+            ("tailLines=x", Err(Wrong::Decode)),
+            ("tailLines=", Err(Wrong::Decode)),
+            ("sinceSeconds=0", Err(Wrong::Invalid)),
+            ("sinceSeconds=1&sinceTime=2020-01-01T00:00:00Z", Err(Wrong::Invalid)),
+            ("sinceTime=yesterday", Err(Wrong::Decode)),
+            ("limitBytes=0", Err(Wrong::Invalid)),
+            ("limitBytes=99999999999999999999", Err(Wrong::Decode)),
+            ("stream=Stdout", Ok(LogQuery { stream: Some(LogStream::Stdout), ..plain.clone() })),
+            ("stream=stdout", Err(Wrong::Invalid)),
+            ("stream=Stderr&tailLines=1", Err(Wrong::Invalid)),
+            ("stream=All&tailLines=1", Ok(LogQuery { stream: Some(LogStream::All), tail: Some(1), ..plain })),
+        ] {
+            assert_eq!(parse(query), wanted, "{query}");
+        }
+    }
+}

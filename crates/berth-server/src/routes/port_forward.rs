@@ -1,0 +1,61 @@
+//! `/portForward/{ns}/{pod}[/{uid}]`: connections into a pod's network (spec 04b §2).
+
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+    response::Response,
+};
+
+use super::streams;
+use crate::{
+    ports::streams::Sandbox,
+    routing::PodPath,
+    streaming::{Streaming, bare, decide, failed, query, serve::hand_over, splice, websocket},
+};
+
+/// Prepares the connections and lets the client make them.
+pub async fn port_forward(streaming: &Streaming, path: &PodPath, request: Request<Body>) -> Response {
+    let upgrade = decide::forward(request.headers(), streaming.config().terminate_web_sockets);
+    // Whoever speaks SPDY names the port with each connection.
+    let mut ports = Vec::new();
+    if upgrade == decide::ForwardUpgrade::WebSocket {
+        let form = query::Form::parse(request.uri().query().unwrap_or_default());
+        ports = match query::ports(&form) {
+            Ok(ports) => ports,
+            Err(error) => return bare(StatusCode::BAD_REQUEST, "bad-port", &error.to_string()),
+        };
+    }
+    let found = match streams::pod(streaming, path) {
+        Ok(found) => found,
+        Err(response) => return response,
+    };
+    let sandbox = match streaming.pods().sandbox(&found).await {
+        Sandbox::Newest(sandbox) => sandbox,
+        Sandbox::NotRunning => {
+            let text = format!("pod not found (\"{}_{}\")", found.name(), found.namespace());
+            return bare(StatusCode::INTERNAL_SERVER_ERROR, "pod-not-running", &text);
+        }
+        Sandbox::None => {
+            let pod = format!("{}_{}({})", found.name(), found.namespace(), found.uid());
+            let text = format!("failed to find sandboxID for pod {pod}");
+            return bare(StatusCode::INTERNAL_SERVER_ERROR, "sandbox-not-found", &text);
+        }
+    };
+    let (request, permit) = match streams::admitted(streaming, request) {
+        Ok(admitted) => admitted,
+        Err(response) => return response,
+    };
+    let url = match streaming.pods().port_forward(&sandbox, &ports).await {
+        Ok(url) => url,
+        Err(error) => return failed(&error),
+    };
+    match streaming.here(&url) {
+        Some(Ok(target)) => return hand_over(streaming, target, request, permit),
+        Some(Err(gone)) => return *gone,
+        None => {}
+    }
+    match upgrade {
+        decide::ForwardUpgrade::Tunnel => websocket::tunnel(streaming, &url, request, permit).await,
+        _ => splice::splice(streaming, &url, request, permit).await,
+    }
+}

@@ -1,0 +1,23 @@
+//! `/debug/why/{namespace}/{pod}`: what a pod waits for, and why it is as it is. No endpoint of the reference.
+
+use axum::{
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+
+use super::text::{coded, router_error};
+use crate::{ports::Explains, routing::PodPath};
+
+/// Answers with the document.
+pub fn tell(pods: &dyn Explains, path: &PodPath) -> Response {
+    match pods.why(&path.namespace, &path.pod) {
+        Some(body) => {
+            let headers = [(header::CONTENT_TYPE, "application/json"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+            (headers, body).into_response()
+        }
+        None => {
+            let text = format!("pod \"{}/{}\" is not known on this node", path.namespace, path.pod);
+            coded(router_error(StatusCode::NOT_FOUND, &text), "not-found")
+        }
+    }
+}

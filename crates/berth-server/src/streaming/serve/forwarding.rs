@@ -1,0 +1,81 @@
+//! A connection into a pod and its client, until both have said everything (spec 09a §4).
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::watch,
+    time::Instant,
+};
+
+use crate::streaming::websocket::translate::silent;
+
+/// How long one direction may be silent once the other has ended.
+const HALF_OPEN: Duration = Duration::from_secs(60);
+/// Bytes read at once, at first and where there are many.
+const IDLE: usize = 4 << 10;
+const BUSY: usize = 32 << 10;
+
+/// A direction broke off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Broken;
+
+/// A client's side of a connection.
+pub trait ClientSide {
+    /// The next bytes; `None` once the client has nothing more to say.
+    fn read(&mut self) -> impl Future<Output = Result<Option<Bytes>, Broken>> + Send;
+}
+
+/// What goes to a client.
+pub trait ToClient {
+    /// Sends bytes.
+    fn write(&self, bytes: Bytes) -> impl Future<Output = Result<(), Broken>> + Send;
+
+    /// Says that the pod has nothing more to say.
+    fn finish(self) -> impl Future<Output = Result<(), Broken>> + Send;
+}
+
+/// Copies until both directions have ended, or one has and the other is silent for a minute, or either breaks.
+pub async fn forward<R: ClientSide, W: ToClient>(pod: TcpStream, client: &mut R, to_client: W) {
+    let (mut from_pod, mut to_pod) = pod.into_split();
+    let active = watch::channel(Instant::now()).0;
+    let is_half_open = watch::channel(false).0;
+    let inward = async {
+        while let Some(bytes) = client.read().await? {
+            active.send_replace(Instant::now());
+            to_pod.write_all(&bytes).await.map_err(|_| Broken)?;
+        }
+        to_pod.shutdown().await.map_err(|_| Broken)?;
+        is_half_open.send_replace(true);
+        Ok(())
+    };
+    let outward = async {
+        let (mut buffer, mut size) = (BytesMut::new(), IDLE);
+        loop {
+            buffer.reserve(size);
+            let count = from_pod.read_buf(&mut buffer).await.map_err(|_| Broken)?;
+            if count == 0 {
+                break;
+            }
+            size = if count >= size { BUSY } else { IDLE };
+            active.send_replace(Instant::now());
+            to_client.write(buffer.split().freeze()).await?;
+        }
+        to_client.finish().await?;
+        is_half_open.send_replace(true);
+        Ok::<(), Broken>(())
+    };
+    let idle = async {
+        // The senders outlive us.
+        let _ = is_half_open.subscribe().wait_for(|is_half_open| *is_half_open).await;
+        active.send_replace(Instant::now());
+        silent(Some(HALF_OPEN), active.subscribe()).await;
+    };
+    tokio::select! {
+        // However it ended: who is left is told by what the caller does with its side.
+        _ = async { tokio::try_join!(inward, outward) } => {}
+        () = idle => {}
+    }
+}

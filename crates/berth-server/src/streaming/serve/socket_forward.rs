@@ -1,0 +1,143 @@
+//! Port-forward over a WebSocket: two channels for each port (spec 04b §4.1).
+
+use bytes::Bytes;
+use futures::{SinkExt, StreamExt, stream::SplitStream};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior},
+};
+use tokio_tungstenite::tungstenite::Message;
+
+use super::{
+    Manner,
+    codec::{Heard, Protocol},
+    forwarding::{Broken, ClientSide, ToClient, forward},
+};
+use crate::{
+    ports::targets::PodPorts,
+    streaming::{
+        spdy::pairing,
+        websocket::{
+            accept::Socket,
+            channels,
+            translate::{last_words, silent},
+        },
+    },
+};
+
+/// Most ports: each has two of the channels, and one is the client's to end others.
+pub const MOST_PORTS: usize = 127;
+/// Messages that may wait, for the client and for each port.
+const WAITING: usize = 8;
+
+/// Serves a WebSocket until all ports have ended.
+pub async fn serve(socket: Socket, pod: Box<dyn PodPorts>, (protocol, ports): (Protocol, Vec<u16>), manner: Manner) {
+    let (mut to, from) = socket.split();
+    for greeting in channels::port_greetings(&ports) {
+        let Some((&channel, port)) = greeting.split_first() else { continue };
+        if to.send(protocol.write(channel, port)).await.is_err() {
+            return;
+        }
+    }
+    let active = watch::channel(Instant::now()).0;
+    let (said, mut saying) = mpsc::channel(WAITING);
+    let (inputs, connections): (Vec<_>, Vec<_>) = ports
+        .iter()
+        .zip((0..=u8::MAX).step_by(2))
+        .map(|(&port, channel)| {
+            let (input, heard) = mpsc::channel(WAITING);
+            let client = ToChannel { protocol, channel, said: said.clone() };
+            (input, connect(&*pod, port, heard, client))
+        })
+        .unzip();
+    drop(said);
+    let all = futures::future::join_all(connections);
+    let mut client = Client { from, protocol, inputs, active: active.clone() };
+    let outward = async {
+        let mut beat = tokio::time::interval(manner.heartbeat);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        beat.reset();
+        loop {
+            let message = tokio::select! {
+                message = saying.recv() => match message {
+                    Some(message) => message,
+                    // All ports have ended and all they said is sent.
+                    None => return,
+                },
+                _ = beat.tick() => Message::Ping(Bytes::new()),
+            };
+            if !message.is_ping() {
+                active.send_replace(Instant::now());
+            }
+            if to.send(message).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        ((), _) = async { tokio::join!(outward, all) } => {}
+        () = client.pass_on() => {}
+        () = silent(manner.idle, active.subscribe()) => {}
+    }
+    last_words(to, client.from, None).await;
+}
+
+/// What a client says.
+struct Client {
+    from: SplitStream<Socket>,
+    protocol: Protocol,
+    inputs: Vec<mpsc::Sender<Bytes>>,
+    active: watch::Sender<Instant>,
+}
+
+impl Client {
+    /// Passes on all it says; ends when it leaves.
+    async fn pass_on(&mut self) {
+        while let Some(Ok(message)) = self.from.next().await {
+            self.active.send_replace(Instant::now());
+            let mut bytes = match self.protocol.read(message) {
+                Heard::Channel(bytes) => bytes,
+                Heard::Nothing => continue,
+                Heard::End => return,
+            };
+            let channel = usize::from(bytes.split_to(1).first().copied().unwrap_or_default());
+            // Odd channels are ours, and others were not asked for.
+            let Some(input) = self.inputs.get(channel / 2).filter(|_| channel % 2 == 0) else { continue };
+            let _ = input.send(bytes).await; // or the port has ended
+        }
+    }
+}
+
+async fn connect(pod: &dyn PodPorts, port: u16, mut heard: mpsc::Receiver<Bytes>, client: ToChannel) {
+    match pod.dial(port).await {
+        Ok(tcp) => forward(tcp, &mut heard, client).await,
+        Err(why) => {
+            let text = pairing::failed(port, pod.sandbox(), &why);
+            let error = ToChannel { channel: client.channel.saturating_add(1), ..client };
+            let _ = error.write(Bytes::from(text)).await; // or the client has gone
+        }
+    }
+}
+
+impl ClientSide for mpsc::Receiver<Bytes> {
+    async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
+        Ok(self.recv().await)
+    }
+}
+
+/// A port's data for the client. It cannot be told that a port has nothing more to say: then the port has ended.
+struct ToChannel {
+    protocol: Protocol,
+    channel: u8,
+    said: mpsc::Sender<Message>,
+}
+
+impl ToClient for ToChannel {
+    async fn write(&self, bytes: Bytes) -> Result<(), Broken> {
+        self.said.send(self.protocol.write(self.channel, &bytes)).await.map_err(|_| Broken)
+    }
+
+    async fn finish(self) -> Result<(), Broken> {
+        Err(Broken)
+    }
+}

@@ -1,0 +1,208 @@
+//! Exec and attach over SPDY (spec 04b §3.1).
+
+use std::{convert::Infallible, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite},
+    time::{Instant, timeout, timeout_at},
+};
+use tracing::debug;
+
+use super::{
+    Manner,
+    process::{FIRST_SIZE, Input, Output},
+    sizes::Sizes,
+    status::{self, Style},
+};
+use crate::{
+    ports::{
+        streams::StreamSet,
+        targets::{Process, Running, Size, Terminal, Verb},
+    },
+    streaming::spdy::{
+        Closed, Connection, Incoming, Limits, Role, Stream,
+        command::{self, Command, Expected},
+        session,
+    },
+};
+
+/// Streams of a command, and some that we refuse.
+const STREAMS: usize = 16;
+/// How long a client may take to close once it was told everything.
+const GOODBYE: Duration = Duration::from_secs(10);
+
+/// What a client wants to run, and how it speaks.
+pub struct Wish {
+    /// Whose process.
+    pub verb: Verb,
+    /// Its streams.
+    pub set: StreamSet,
+    /// How it comes about.
+    pub process: Box<dyn Process>,
+    /// The protocol's name.
+    pub protocol: &'static str,
+}
+
+/// Serves a connection to its end.
+pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, wish: Wish, manner: Manner) {
+    let limits = Limits { idle: manner.idle, ping: None, streams: STREAMS };
+    over(io, limits, async |connection, incoming| {
+        run(&connection, incoming, wish).await;
+        // Who does not read it any more is noticed by the driver.
+        let _ = connection.flushed().await;
+    })
+    .await;
+}
+
+/// Serves a connection as the SPDY server; what is done with it is given up when it ends.
+pub async fn over<T, F>(mut io: T, limits: Limits, serving: F)
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin,
+    F: AsyncFnOnce(Connection, Incoming),
+{
+    {
+        let (connection, incoming, driver) = session(&mut io, Role::Server, limits);
+        let mut driving = std::pin::pin!(driver.run());
+        let ended = tokio::select! {
+            ended = &mut driving => ended,
+            () = serving(connection, incoming) => driving.await,
+        };
+        if let Err(cause) = ended {
+            debug!(err = %cause, "A stream's connection ended");
+        }
+    }
+    // A client that has not read everything would lose it to a reset of the connection.
+    let read_out = async {
+        let mut dropped = [0; 4 << 10];
+        while let Ok(1..) = io.read(&mut dropped).await {}
+    };
+    let _ = timeout(GOODBYE, read_out).await;
+}
+
+async fn run(connection: &Connection, mut incoming: Incoming, wish: Wish) {
+    let Wish { verb, set, process, protocol } = wish;
+    let (style, knows_sizes) = match protocol {
+        "v4.channel.k8s.io" => (Style::Json, true),
+        "v3.channel.k8s.io" => (Style::Text, true),
+        _ => (Style::Text, false),
+    };
+    let StreamSet { stdin, stdout, stderr, tty } = set;
+    let expected = Expected { stdin, stdout, stderr, resize: tty && knows_sizes };
+    let mut streams = match command::accept(&mut incoming, expected).await {
+        Ok(streams) => streams,
+        Err(cause) => return debug!(err = %cause, "A client did not open its streams"),
+    };
+    drop(incoming); // what else it opens is refused
+    // The first version's clients expect these two to end at once: that is how its first server was.
+    let error = if protocol == "channel.k8s.io" {
+        if let Some(stdin) = &mut streams.stdin {
+            let _ = stdin.finish().await;
+        }
+        drop(streams.error);
+        None
+    } else {
+        Some(streams.error)
+    };
+    let Command { stdin, stdout, stderr, resize, .. } = streams;
+    let mut resize = resize.map(|stream| Resizes { stream, sizes: Sizes::default() });
+    let size = match &mut resize {
+        Some(resize) if verb == Verb::Exec => resize.first().await,
+        _ => None,
+    };
+    let end = match process.start(size).await {
+        Ok(running) => moving(running, Ends { stdin, stdout, stderr, resize }).await,
+        Err(why) => Some(Err(why)),
+    };
+    if let (Some(mut error), Some(end)) = (error, end) {
+        if let Some(words) = status::told(style, verb, &end) {
+            let _ = error.write(Bytes::from(words)).await; // or the connection has ended
+        }
+        let _ = error.finish().await;
+        let _ = connection.flushed().await;
+    }
+}
+
+/// The client's ends of a process's streams.
+struct Ends {
+    stdin: Option<Stream>,
+    stdout: Option<Stream>,
+    stderr: Option<Stream>,
+    resize: Option<Resizes>,
+}
+
+/// Moves bytes until the process has ended and all it said is sent; `None` where the client has gone.
+async fn moving(running: Running, ends: Ends) -> Option<Result<i32, String>> {
+    let Running { stdin: input, stdout: printed, stderr: complained, terminal, end } = running;
+    let Ends { stdin, stdout, stderr, resize } = ends;
+    let outward = async {
+        let (out, err) = tokio::join!(deliver(printed, stdout), deliver(complained, stderr));
+        let told = end.await;
+        out.and(err).ok().map(|()| told)
+    };
+    let inward = async {
+        tokio::join!(feed(stdin, Input::new(input)), adapt(resize, terminal));
+        std::future::pending::<Infallible>().await
+    };
+    tokio::select! {
+        told = outward => told,
+        never = inward => match never {},
+    }
+}
+
+/// Sends what a process prints; what nobody asked for is read and dropped.
+async fn deliver(from: Option<crate::ports::targets::Reader>, mut to: Option<Stream>) -> Result<(), Closed> {
+    let mut output = Output::new(from);
+    while let Some(piece) = output.next().await {
+        if let Some(to) = &to {
+            to.write(piece).await?;
+        }
+    }
+    match &mut to {
+        Some(to) => to.finish().await,
+        None => Ok(()),
+    }
+}
+
+/// Passes on what a client sends to a process, until either has nothing more.
+async fn feed(from: Option<Stream>, mut to: Input) {
+    let Some(mut from) = from else { return };
+    while let Ok(Some(bytes)) = from.read().await {
+        to.write(&bytes).await;
+    }
+    to.end();
+    // It is ours to keep until all has been said.
+    std::future::pending::<()>().await;
+}
+
+/// Passes on the sizes of a terminal.
+async fn adapt(resize: Option<Resizes>, terminal: Option<Box<dyn Terminal>>) {
+    let Some(mut resize) = resize else { return };
+    while let Some(size) = resize.next().await {
+        if let Some(terminal) = &terminal {
+            terminal.resize(size).await;
+        }
+    }
+}
+
+struct Resizes {
+    stream: Stream,
+    sizes: Sizes,
+}
+
+impl Resizes {
+    /// The next size; `None` where there will be none. Cancel-safe.
+    async fn next(&mut self) -> Option<Size> {
+        loop {
+            let bytes = self.stream.read().await.ok()??;
+            if let Some(size) = self.sizes.push(&bytes) {
+                return Some(size);
+            }
+        }
+    }
+
+    /// The first size, where it comes at once.
+    async fn first(&mut self) -> Option<Size> {
+        timeout_at(Instant::now() + FIRST_SIZE, self.next()).await.ok().flatten()
+    }
+}

@@ -1,0 +1,190 @@
+//! Port-forward over SPDY: many connections, a pair of streams each (spec 04b §3.2).
+
+use std::{collections::HashMap, time::Duration};
+
+use bytes::Bytes;
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, Shared},
+    stream::FuturesUnordered,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tracing::debug;
+
+use super::{
+    Manner,
+    forwarding::{Broken, ClientSide, ToClient, forward},
+    spdy_command::over,
+};
+use crate::{
+    ports::targets::PodPorts,
+    streaming::spdy::{
+        Incoming, Limits, Sender, Stream,
+        pairing::{self, Half, Pairs, Step},
+    },
+};
+
+/// Streams of a connection at once: two for each forward. kubectl has one connection for all that it forwards.
+const STREAMS: usize = 2048;
+/// How often it is looked for halves that stay alone.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Serves a connection to its end.
+pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, pod: Box<dyn PodPorts>, manner: Manner) {
+    let limits = Limits { idle: manner.idle, ping: None, streams: STREAMS };
+    over(io, limits, async |_connection, incoming| Forwards::new(&*pod).run(incoming).await).await;
+}
+
+/// A stream that waits for the other one of its pair, and the reply that accepts it.
+struct UnpairedStream {
+    stream: Stream,
+    accepted: Shared<BoxFuture<'static, ()>>,
+}
+
+/// All forwards of a connection.
+///
+/// Nothing but `running` waits for room in the outgoing queue: its places are given in order, so that a task that waits
+/// for one without polling those before it would wait for ever.
+struct Forwards<'a> {
+    pod: &'a dyn PodPorts,
+    pairs: Pairs,
+    /// By request.
+    unpaired: HashMap<String, UnpairedStream>,
+    /// Error streams by request.
+    errors: HashMap<String, Sender>,
+    /// Forwards, which return their request when they end, and frames to be sent, which return nothing.
+    running: FuturesUnordered<BoxFuture<'a, Option<String>>>,
+}
+
+impl<'a> Forwards<'a> {
+    fn new(pod: &'a dyn PodPorts) -> Self {
+        let (unpaired, errors) = (HashMap::new(), HashMap::new());
+        Self { pod, pairs: Pairs::default(), unpaired, errors, running: FuturesUnordered::new() }
+    }
+
+    async fn run(mut self, mut incoming: Incoming) {
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            // A client that opens streams and reads nothing is not served beyond that.
+            let has_room = self.running.len() < 2 * STREAMS;
+            tokio::select! {
+                stream = incoming.recv(), if has_room => match stream {
+                    Some(stream) => self.arrived(stream),
+                    None => return,
+                },
+                Some(request) = self.running.next() => if let Some(request) = request {
+                    self.ended(&request);
+                },
+                now = look.tick(), if !self.unpaired.is_empty() => self.look(now),
+            }
+        }
+    }
+
+    fn arrived(&mut self, stream: Stream) {
+        match self.pairs.arrive(stream.id(), stream.headers(), Instant::now().into_std()) {
+            Step::Reset(why) => debug!(err = why, "A stream of a port-forward was refused"),
+            Step::Taken { request, text } => {
+                if let Some(error) = self.errors.get(&request) {
+                    self.send(error.clone(), text, None);
+                }
+            }
+            Step::Wait { request, half } => {
+                let accepted = self.accept(&request, half, &stream);
+                let reply = accepted.clone();
+                self.running.push(async move { reply.map(|()| None).await }.boxed());
+                self.unpaired.insert(request, UnpairedStream { stream, accepted });
+            }
+            Step::Connect { request, half, port } => {
+                let second = self.accept(&request, half, &stream);
+                // Both tables know the same requests.
+                let Some(first) = self.unpaired.remove(&request) else { return self.ended(&request) };
+                let UnpairedStream { stream: other, accepted } = first;
+                let (data, error) = if half == Half::Data { (stream, other) } else { (other, stream) };
+                let pod = self.pod;
+                let forward = async move {
+                    // Nothing of a stream is sent before it is accepted.
+                    accepted.await;
+                    second.await;
+                    connect(pod, port, data, error).await;
+                    Some(request)
+                };
+                self.running.push(forward.boxed());
+            }
+        }
+    }
+
+    /// Notes where errors of the request go; returns the reply that accepts the stream, still to be awaited.
+    fn accept(&mut self, request: &str, half: Half, stream: &Stream) -> Shared<BoxFuture<'static, ()>> {
+        if half == Half::Error {
+            self.errors.insert(request.to_owned(), stream.sender());
+        }
+        let sender = stream.sender();
+        // An error is that the connection has ended.
+        async move {
+            let _ = sender.accept().await;
+        }
+        .boxed()
+        .shared()
+    }
+
+    /// Sends a text; `reset` is dropped, and thereby reset, behind it.
+    fn send(&self, to: Sender, text: String, reset: Option<UnpairedStream>) {
+        let sent = async move {
+            let _ = to.write(Bytes::from(text)).await; // or the connection has ended
+            drop(reset);
+            None
+        };
+        self.running.push(sent.boxed());
+    }
+
+    fn ended(&mut self, request: &str) {
+        self.pairs.ended(request);
+        self.errors.remove(request);
+    }
+
+    /// Drops streams whose other one did not come.
+    fn look(&mut self, now: Instant) {
+        for request in self.pairs.overdue(now.into_std()) {
+            let unpaired = self.unpaired.remove(&request);
+            if let Some(error) = self.errors.remove(&request) {
+                let text = format!("(conn={}, request={request}) timed out waiting for streams", self.pod.sandbox());
+                self.send(error, text, unpaired);
+            }
+        }
+    }
+}
+
+/// One forward. What goes wrong ends it and nothing else.
+async fn connect(pod: &dyn PodPorts, port: u16, mut data: Stream, mut error: Stream) {
+    match pod.dial(port).await {
+        Ok(tcp) => {
+            let sender = data.sender();
+            forward(tcp, &mut data, sender).await;
+        }
+        Err(why) => {
+            let text = pairing::failed(port, pod.sandbox(), &why);
+            let _ = error.write(Bytes::from(text)).await; // or the connection has ended
+        }
+    }
+    let _ = error.finish().await;
+}
+
+impl ClientSide for Stream {
+    async fn read(&mut self) -> Result<Option<Bytes>, Broken> {
+        Stream::read(self).await.map_err(|_| Broken)
+    }
+}
+
+impl ToClient for Sender {
+    async fn write(&self, bytes: Bytes) -> Result<(), Broken> {
+        Sender::write(self, bytes).await.map_err(|_| Broken)
+    }
+
+    async fn finish(self) -> Result<(), Broken> {
+        Sender::finish(self).await.map_err(|_| Broken)
+    }
+}

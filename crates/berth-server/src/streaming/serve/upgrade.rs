@@ -1,0 +1,180 @@
+//! From a request to a stream that ends here: which protocol, and what is answered (spec 04b §3, §4.1).
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures::future::BoxFuture;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+
+use super::{codec::Protocol, socket_command, socket_forward, spdy_command, spdy_forward};
+use crate::{
+    ports::targets::{PodPorts, Target, Verb},
+    streaming::{
+        answer::{bare, line},
+        decide::{is_web_socket, subprotocols, tunnel_of, tunnelled},
+        query::PortsError,
+        spdy::handshake::{self, Refusal, negotiate},
+        websocket::{
+            accept::Handshake,
+            tunnel::{carry, toward_runtime},
+        },
+    },
+};
+
+/// Bytes under way inside a tunnel, each way.
+const TUNNEL: usize = 64 << 10;
+
+/// How streams are served.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// Without a frame for that long a stream is closed; `None` for never.
+    pub idle: Option<Duration>,
+    /// How often a WebSocket's client is asked whether it is there.
+    pub heartbeat: Duration,
+    /// Whether version 5 of the channel protocol, and SPDY in a WebSocket, are spoken too.
+    pub knows_newest: bool,
+}
+
+/// What is answered, and what is to be done then.
+pub struct Answer {
+    /// The answer.
+    pub response: Response,
+    /// The stream, where there will be one.
+    pub work: Option<BoxFuture<'static, ()>>,
+    /// Where it is a WebSocket as only the newest clients speak it: `exec`, `attach`, `portforward`.
+    pub counts_as: Option<&'static str>,
+}
+
+impl From<Response> for Answer {
+    fn from(response: Response) -> Self {
+        Self { response, work: None, counts_as: None }
+    }
+}
+
+type Forward = (Vec<u16>, Box<dyn PodPorts>);
+
+/// Answers a request for a target that is its own.
+pub fn answer(target: Target, manner: Manner, request: Request<Body>) -> Answer {
+    let answered = match (target, is_web_socket(request.headers())) {
+        (Target::Command { verb, set, process }, false) => spdy(request, handshake::COMMAND, move |io, protocol| {
+            Box::pin(spdy_command::serve(io, spdy_command::Wish { verb, set, process, protocol }, manner))
+        }),
+        (Target::Forward { pod, .. }, false) => {
+            spdy(request, handshake::FORWARD, move |io, _| Box::pin(spdy_forward::serve(io, pod, manner)))
+        }
+        (Target::Command { verb, set, process }, true) => command(request, manner, (verb, set, process)),
+        (Target::Forward { ports, pod }, true) => forward(request, manner, (ports, pod)),
+    };
+    answered.unwrap_or_else(|refusal| (*refusal).into())
+}
+
+/// Refusals are rare, and large.
+type Answered = Result<Answer, Box<Response>>;
+
+type Upgraded = TokioIo<hyper::upgrade::Upgraded>;
+
+fn spdy(
+    mut request: Request<Body>,
+    accepted: &'static [&'static str],
+    serve: impl FnOnce(Upgraded, &'static str) -> BoxFuture<'static, ()> + Send + 'static,
+) -> Answered {
+    let protocol = negotiate(request.headers(), accepted).map_err(|no| Box::new(refused(no, accepted)))?;
+    let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
+        let text = "the connection cannot be upgraded";
+        return Err(Box::new(line(StatusCode::INTERNAL_SERVER_ERROR, "no-upgrade", text)));
+    };
+    let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static(handshake::SPDY));
+    headers.insert(HeaderName::from_static(handshake::PROTOCOL), HeaderValue::from_static(protocol));
+    let work = async move {
+        // A client that has left already gets nothing.
+        if let Ok(upgraded) = upgrade.await {
+            serve(TokioIo::new(upgraded), protocol).await;
+        }
+    };
+    Ok(Answer { response, work: Some(Box::pin(work)), counts_as: None })
+}
+
+fn refused(refusal: Refusal, accepted: &[&'static str]) -> Response {
+    let Refusal { status, text, lists_accepted } = refusal;
+    let mut response = line(status, "no-protocol", text.trim_end());
+    for protocol in accepted.iter().filter(|_| lists_accepted) {
+        let name = HeaderName::from_static(handshake::ACCEPTED);
+        response.headers_mut().append(name, HeaderValue::from_static(protocol));
+    }
+    response
+}
+
+type Command = (Verb, crate::ports::streams::StreamSet, Box<dyn crate::ports::targets::Process>);
+
+fn command(mut request: Request<Body>, manner: Manner, (verb, set, process): Command) -> Answered {
+    let offered = offered(request.headers());
+    let protocol = Protocol::for_command(&strs(&offered), manner.knows_newest).ok_or_else(no_protocol)?;
+    let (response, socket) = Handshake::of(&mut request).map_err(Box::new)?.complete(protocol.name);
+    let work = async move {
+        if let Some(socket) = socket.await {
+            socket_command::serve(socket, socket_command::Wish { verb, set, process, protocol }, manner).await;
+        }
+    };
+    let kind = if verb == Verb::Exec { "exec" } else { "attach" };
+    let counts_as = protocol.closes_channels().then_some(kind);
+    Ok(Answer { response, work: Some(Box::pin(work)), counts_as })
+}
+
+fn forward(mut request: Request<Body>, manner: Manner, (ports, pod): Forward) -> Answered {
+    let offered = offered(request.headers());
+    let inner: Vec<String> = offered.iter().filter_map(|name| tunnelled(name)).map(str::to_owned).collect();
+    if manner.knows_newest && !inner.is_empty() {
+        return inside(request, &inner, pod, manner);
+    }
+    if ports.is_empty() {
+        return Err(Box::new(bare(StatusCode::BAD_REQUEST, "bad-port", &PortsError::Missing.to_string())));
+    }
+    if ports.len() > socket_forward::MOST_PORTS {
+        let text = format!("no more than {} ports have channels", socket_forward::MOST_PORTS);
+        return Err(Box::new(bare(StatusCode::BAD_REQUEST, "bad-port", &text)));
+    }
+    let protocol = Protocol::for_ports(&strs(&offered)).ok_or_else(no_protocol)?;
+    let (response, socket) = Handshake::of(&mut request).map_err(Box::new)?.complete(protocol.name);
+    let work = async move {
+        if let Some(socket) = socket.await {
+            socket_forward::serve(socket, pod, (protocol, ports), manner).await;
+        }
+    };
+    Ok(Answer { response, work: Some(Box::pin(work)), counts_as: None })
+}
+
+/// SPDY inside a WebSocket: the protocol is chosen as if it came alone.
+fn inside(mut request: Request<Body>, inner: &[String], pod: Box<dyn PodPorts>, manner: Manner) -> Answered {
+    let handshake = Handshake::of(&mut request).map_err(Box::new)?;
+    let headers = toward_runtime(std::mem::take(request.headers_mut()), inner);
+    let accepted = handshake::FORWARD;
+    let protocol = negotiate(&headers, accepted).map_err(|no| Box::new(refused(no, accepted)))?;
+    let (response, socket) = handshake.complete(&tunnel_of(protocol));
+    let work = async move {
+        if let Some(socket) = socket.await {
+            let (ours, theirs) = tokio::io::duplex(TUNNEL);
+            tokio::join!(carry(socket, theirs), spdy_forward::serve(ours, pod, manner));
+        }
+    };
+    Ok(Answer { response, work: Some(Box::pin(work)), counts_as: Some("portforward") })
+}
+
+fn offered(headers: &HeaderMap) -> Vec<String> {
+    subprotocols(headers).into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn strs(owned: &[String]) -> Vec<&str> {
+    owned.iter().map(String::as_str).collect()
+}
+
+fn no_protocol() -> Box<Response> {
+    Box::new(StatusCode::FORBIDDEN.into_response())
+}

@@ -1,0 +1,201 @@
+//! Which streams of a port-forward belong together (spec 04b §3.2). Pure.
+//!
+//! A connection carries many forwards, each of two streams: one for data, one for errors.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use super::{Headers, StreamId};
+use berth_config::text::quote;
+
+/// How long the second stream of a pair may take.
+pub const CREATION: Duration = Duration::from_secs(30);
+
+/// Which half of a pair a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Carries the bytes.
+    Data,
+    /// Carries a text where it does not work.
+    Error,
+}
+
+/// What a new stream leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The stream is reset, because of this.
+    Reset(String),
+    /// The other half is yet to come; this one is kept under the request's name.
+    Wait {
+        /// The request.
+        request: String,
+        /// Which half came.
+        half: Half,
+    },
+    /// There is such a half already: the text goes to the error stream where there is one, and
+    /// the new stream is reset.
+    Taken {
+        /// The request.
+        request: String,
+        /// What to tell.
+        text: String,
+    },
+    /// Both halves are there: forward.
+    Connect {
+        /// The request.
+        request: String,
+        /// Which half came last.
+        half: Half,
+        /// To where.
+        port: u16,
+    },
+}
+
+struct Waiting {
+    half: Half,
+    since: Instant,
+}
+
+/// The pairs of one connection that are not complete, or still forward.
+#[derive(Default)]
+pub struct Pairs {
+    waiting: BTreeMap<String, Waiting>,
+    connected: BTreeMap<String, ()>,
+}
+
+impl Pairs {
+    /// Places a new stream.
+    pub fn arrive(&mut self, stream: StreamId, headers: &Headers, now: Instant) -> Step {
+        let (port, half) = match (port(headers), half(headers)) {
+            (Err(text), _) | (_, Err(text)) => return Step::Reset(text),
+            (Ok(port), Ok(half)) => (port, half),
+        };
+        let request = request(stream, headers, half);
+        let taken = |half: Half| {
+            let kind = if half == Half::Data { "data" } else { "error" };
+            format!("error processing stream for request {request}: {kind} stream already assigned")
+        };
+        if self.connected.contains_key(&request) {
+            return Step::Taken { text: taken(half), request };
+        }
+        match self.waiting.get(&request) {
+            None => {
+                self.waiting.insert(request.clone(), Waiting { half, since: now });
+                Step::Wait { request, half }
+            }
+            Some(first) if first.half == half => Step::Taken { text: taken(half), request },
+            Some(_) => {
+                self.waiting.remove(&request);
+                self.connected.insert(request.clone(), ());
+                Step::Connect { request, half, port }
+            }
+        }
+    }
+
+    /// A forward has ended; its name may be used again.
+    pub fn ended(&mut self, request: &str) {
+        self.connected.remove(request);
+    }
+
+    /// Requests whose other half did not come in time; they are forgotten.
+    pub fn overdue(&mut self, now: Instant) -> Vec<String> {
+        let late = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= CREATION;
+        let names: Vec<String> = self.waiting.iter().filter(|(_, w)| late(w)).map(|(name, _)| name.clone()).collect();
+        for name in &names {
+            self.waiting.remove(name);
+        }
+        names
+    }
+}
+
+/// What a failed forward tells on its error stream.
+pub fn failed(port: u16, sandbox: &str, why: &str) -> String {
+    format!("error forwarding port {port} to pod {sandbox}, uid : {why}")
+}
+
+fn port(headers: &Headers) -> Result<u16, String> {
+    let text = headers.get("port").filter(|text| !text.is_empty()).ok_or("\"port\" header is required")?;
+    let wrong = |why| format!("unable to parse {0} as a port: strconv.ParseUint: parsing {0}: {why}", quote(text));
+    if !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(wrong("invalid syntax"));
+    }
+    match text.parse() {
+        Ok(0) => Err(format!("port {} must be > 0", quote(text))),
+        Ok(port) => Ok(port),
+        Err(_) => Err(wrong("value out of range")),
+    }
+}
+
+fn half(headers: &Headers) -> Result<Half, String> {
+    match headers.get("streamtype").unwrap_or_default() {
+        "" => Err("\"streamType\" header is required".to_owned()),
+        "data" => Ok(Half::Data),
+        "error" => Ok(Half::Error),
+        other => Err(format!("invalid stream type {}", quote(other))),
+    }
+}
+
+/// Old clients do not name their requests: their data stream follows its error stream.
+fn request(stream: StreamId, headers: &Headers, half: Half) -> String {
+    match headers.get("requestid").filter(|name| !name.is_empty()) {
+        Some(name) => name.to_owned(),
+        None if half == Half::Error => stream.to_string(),
+        None => stream.saturating_sub(2).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(port: &str, kind: &str, request: &str) -> Headers {
+        Headers::of(&[("port", port), ("streamType", kind), ("requestID", request)])
+    }
+
+    #[test]
+    fn two_halves_make_a_forward() {
+        let now = Instant::now();
+        let mut pairs = Pairs::default();
+        let mut arrive = |stream, port, kind, request| pairs.arrive(stream, &headers(port, kind, request), now);
+        let wait = |request: &str, half| Step::Wait { request: request.to_owned(), half };
+        let connect = |request: &str, half, port| Step::Connect { request: request.to_owned(), half, port };
+        assert_eq!(arrive(1, "80", "error", "0"), wait("0", Half::Error));
+        assert_eq!(arrive(3, "81", "data", "1"), wait("1", Half::Data));
+        assert_eq!(arrive(5, "80", "data", "0"), connect("0", Half::Data, 80));
+        assert_eq!(arrive(7, "81", "error", "1"), connect("1", Half::Error, 81));
+        assert_eq!(arrive(9, "80", "error", ""), wait("9", Half::Error), "an old client");
+        assert_eq!(arrive(11, "80", "data", ""), connect("9", Half::Data, 80));
+        let text = "error processing stream for request 0: data stream already assigned".to_owned();
+        assert_eq!(arrive(13, "80", "data", "0"), Step::Taken { request: "0".to_owned(), text });
+        assert_eq!(arrive(15, "80", "data", "2"), wait("2", Half::Data));
+        let text = "error processing stream for request 2: data stream already assigned".to_owned();
+        assert_eq!(arrive(17, "80", "data", "2"), Step::Taken { request: "2".to_owned(), text });
+        assert_eq!(pairs.overdue(now + CREATION - Duration::from_secs(1)), Vec::<String>::new());
+        assert_eq!(pairs.overdue(now + CREATION), ["2"]);
+        pairs.ended("0");
+        assert_eq!(pairs.arrive(19, &headers("80", "data", "0"), now), wait("0", Half::Data));
+        assert_eq!(failed(80, "s", "refused"), "error forwarding port 80 to pod s, uid : refused");
+    }
+
+    #[test]
+    fn streams_that_fit_nowhere() {
+        let rows = [
+            ("", "data", "\"port\" header is required"),
+            ("x", "data", "unable to parse \"x\" as a port: strconv.ParseUint: parsing \"x\": invalid syntax"),
+            (
+                "65536",
+                "data",
+                "unable to parse \"65536\" as a port: strconv.ParseUint: parsing \"65536\": value out of range",
+            ),
+            ("0", "data", "port \"0\" must be > 0"),
+            ("80", "", "\"streamType\" header is required"),
+            ("80", "x", "invalid stream type \"x\""),
+        ];
+        for (port, kind, text) in rows {
+            let step = Pairs::default().arrive(1, &headers(port, kind, "0"), Instant::now());
+            assert_eq!(step, Step::Reset(text.to_owned()));
+        }
+    }
+}

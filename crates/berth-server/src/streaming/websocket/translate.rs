@@ -1,0 +1,385 @@
+//! WebSocket version 5 for the client, SPDY for the runtime (spec 04b §4.2).
+//!
+//! The client is answered first; whatever fails afterwards is told on its status channel. One task
+//! moves both directions. Both push back: a client that does not read stops the runtime's output, a
+//! process that does not read stops the client's input.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header},
+    response::Response,
+};
+use bytes::{Bytes, BytesMut};
+use futures::{
+    SinkExt, StreamExt,
+    stream::{SplitSink, SplitStream},
+};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, sleep_until, timeout},
+};
+use tokio_tungstenite::tungstenite::{
+    Message,
+    protocol::{CloseFrame, frame::coding::CloseCode},
+};
+
+use super::{
+    accept::{Handshake, Socket},
+    channels::{self, Channel, Said},
+    status,
+};
+use crate::streaming::{
+    Streaming, StreamingConfig,
+    caps::Permit,
+    decide::V5,
+    query::Wanted,
+    spdy::{Closed, Connection, Headers, Limits, Role, Stream, handshake, session},
+    splice,
+};
+
+/// How often the runtime is pinged, which also keeps its idle timer from running out.
+const PING: Duration = Duration::from_secs(5);
+/// How long the runtime may take to accept the streams.
+const CREATION: Duration = Duration::from_secs(30);
+/// How long the last message may take.
+const LAST_WRITE: Duration = Duration::from_secs(10);
+/// Longest status of a runtime.
+const STATUS: usize = 64 << 10;
+/// Streams of a command, and some of the runtime's own that we refuse.
+const STREAMS: usize = 8;
+
+/// What is to run behind a WebSocket.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// Where the runtime meets us.
+    pub url: String,
+    /// The streams that were asked of it.
+    pub wanted: Wanted,
+    /// For the metric: `exec` or `attach`.
+    pub subresource: &'static str,
+}
+
+/// Answers the client and translates in the background.
+pub fn translate(streaming: &Streaming, command: Command, mut request: Request<Body>, permit: Permit) -> Response {
+    let handshake = match Handshake::of(&mut request) {
+        Ok(handshake) => handshake,
+        Err(response) => return response,
+    };
+    streaming.metrics().web_socket(command.subresource);
+    let from = splice::client_address(&request);
+    let headers = toward_runtime(splice::forwarded(std::mem::take(request.headers_mut()), from));
+    let (response, socket) = handshake.complete(V5);
+    let own = streaming.clone();
+    streaming.spawn(async move {
+        if let Some(socket) = socket.await {
+            Translation::new(socket, command.wanted, own.config()).run(&own, &command.url, headers).await;
+        }
+        drop(permit);
+    });
+    response
+}
+
+/// The client's headers without its WebSocket, and with our SPDY.
+fn toward_runtime(mut headers: HeaderMap) -> HeaderMap {
+    for name in [
+        header::SEC_WEBSOCKET_KEY,
+        header::SEC_WEBSOCKET_VERSION,
+        header::SEC_WEBSOCKET_PROTOCOL,
+        header::SEC_WEBSOCKET_EXTENSIONS,
+        header::ORIGIN,
+    ] {
+        headers.remove(name);
+    }
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static(handshake::SPDY));
+    headers.insert(handshake::PROTOCOL, HeaderValue::from_static("v4.channel.k8s.io"));
+    headers
+}
+
+/// The streams toward the runtime.
+struct Streams {
+    error: Stream,
+    stdin: Option<Stream>,
+    stdout: Option<Stream>,
+    stderr: Option<Stream>,
+    resize: Option<Stream>,
+}
+
+struct Translation {
+    to_client: SplitSink<Socket, Message>,
+    from_client: SplitStream<Socket>,
+    wanted: Wanted,
+    idle: Option<Duration>,
+    heartbeat: Duration,
+    /// When the last frame went either way.
+    active: watch::Sender<Instant>,
+}
+
+/// How the moving ended.
+enum End {
+    /// The runtime has said everything.
+    Told(String),
+    /// The client is gone, or was silent for too long.
+    Left,
+}
+
+impl Translation {
+    fn new(socket: Socket, wanted: Wanted, config: &StreamingConfig) -> Self {
+        let (to_client, from_client) = socket.split();
+        let (idle, heartbeat, active) = (config.idle, config.heartbeat, watch::channel(Instant::now()).0);
+        Self { to_client, from_client, wanted, idle, heartbeat, active }
+    }
+
+    async fn run(mut self, streaming: &Streaming, url: &str, headers: HeaderMap) {
+        // Tells the client that it is connected, on the lowest channel it reads.
+        let lowest = match self.wanted {
+            Wanted { stdout: true, .. } => Channel::Stdout,
+            Wanted { stderr: true, .. } => Channel::Stderr,
+            _ => Channel::Status,
+        };
+        if self.to_client.send(Message::Binary(channels::message(lowest, b""))).await.is_err() {
+            return;
+        }
+        let answered = match streaming.dialer().ask(url, Method::POST, headers).await {
+            Ok(answered) => answered,
+            Err(error) => {
+                let why = format!("error sending request: {}", error.cause());
+                return self.last_words(status::internal(&why)).await;
+            }
+        };
+        if answered.response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let body = splice::error_text(answered).await;
+            return self.last_words(status::of_refusal(&body)).await;
+        }
+        let upgraded = match hyper::upgrade::on(answered.response).await {
+            Ok(upgraded) => upgraded,
+            Err(error) => return self.last_words(status::internal(&error.to_string())).await,
+        };
+        let limits = Limits { idle: None, ping: Some(PING), streams: STREAMS };
+        let (connection, incoming, driver) = session(TokioIo::new(upgraded), Role::Client, limits);
+        drop(incoming); // runtimes open no streams: ours are all there are
+        // The driver ends last: it says goodbye to the runtime once the connection is dropped.
+        let translating = async {
+            if let End::Told(status) = self.translate(connection).await {
+                self.last_words(status).await;
+            }
+        };
+        let _ = tokio::join!(translating, driver.run()); // how the runtime's side ended is known by its streams
+    }
+
+    /// Opens the streams and moves bytes until all is said.
+    async fn translate(&mut self, connection: Connection) -> End {
+        let streams = match timeout(CREATION, open(&connection, self.wanted)).await {
+            Ok(Ok(streams)) => streams,
+            Ok(Err(error)) => return End::Told(status::internal(&format!("error creating streams: {error}"))),
+            Err(_) => return End::Told(status::internal("error creating streams: timed out")),
+        };
+        let Streams { error, stdin, stdout, stderr, resize } = streams;
+        let active = self.active.clone();
+        let heard = Output { error, stdout, stderr, heartbeat: self.heartbeat };
+        let silent = silent(self.idle, self.active.subscribe());
+        tokio::select! {
+            said = output(&mut self.to_client, heard, &active) => said,
+            () = input(&mut self.from_client, stdin, resize, &active) => End::Left,
+            () = silent => End::Left,
+        }
+    }
+
+    /// The status, and the end of the WebSocket.
+    async fn last_words(self, status: String) {
+        let words = Message::Binary(channels::message(Channel::Status, status.as_bytes()));
+        last_words(self.to_client, self.from_client, Some(words)).await;
+    }
+}
+
+/// Says the last message, if there is one, and ends the WebSocket.
+pub async fn last_words(mut to: SplitSink<Socket, Message>, mut from: SplitStream<Socket>, words: Option<Message>) {
+    let said = async {
+        if let Some(words) = words {
+            to.send(words).await?;
+        }
+        // Without a code clients take it for a failure.
+        let normal = CloseFrame { code: CloseCode::Normal, reason: Default::default() };
+        to.send(Message::Close(Some(normal))).await?;
+        // A client that has not read everything would lose it to a reset of the connection.
+        while let Some(Ok(_)) = from.next().await {}
+        to.close().await
+    };
+    let _ = timeout(LAST_WRITE, said).await; // who does not listen misses it
+}
+
+async fn open(connection: &Connection, wanted: Wanted) -> Result<Streams, Closed> {
+    let stream = |kind: &'static str, is_wanted: bool| async move {
+        if !is_wanted {
+            return Ok(None);
+        }
+        connection.open(Headers::of(&[("streamType", kind)])).await.map(Some)
+    };
+    let mut error = connection.open(Headers::of(&[("streamType", "error")])).await?;
+    let mut stdin = stream("stdin", wanted.stdin).await?;
+    let mut stdout = stream("stdout", wanted.stdout).await?;
+    let mut stderr = stream("stderr", wanted.stderr).await?;
+    let mut resize = stream("resize", wanted.tty).await?;
+    error.accepted().await?;
+    for stream in [&mut stdin, &mut stdout, &mut stderr, &mut resize].into_iter().flatten() {
+        stream.accepted().await?;
+    }
+    Ok(Streams { error, stdin, stdout, stderr, resize })
+}
+
+/// Moves what the client says; ends when it says nothing more.
+async fn input(
+    from: &mut SplitStream<Socket>,
+    mut stdin: Option<Stream>,
+    resize: Option<Stream>,
+    active: &watch::Sender<Instant>,
+) {
+    while let Some(Ok(message)) = from.next().await {
+        active.send_replace(Instant::now());
+        let bytes = match message {
+            Message::Binary(bytes) => bytes,
+            Message::Text(text) => Bytes::from(text),
+            Message::Close(_) => return,
+            _ => continue,
+        };
+        // A process that does not read any more is no reason to end; how it ends is told elsewhere.
+        match channels::read(bytes) {
+            Ok(Said::Stdin(bytes)) => {
+                if let Some(stdin) = &stdin {
+                    let _ = stdin.write(bytes).await;
+                }
+            }
+            Ok(Said::StdinEnds) => {
+                if let Some(stdin) = &mut stdin {
+                    let _ = stdin.finish().await;
+                }
+            }
+            Ok(Said::Resize(bytes)) => {
+                if let Some(resize) = &resize {
+                    let _ = resize.write(bytes).await;
+                }
+            }
+            Ok(Said::Nothing) => {}
+            Err(channels::BadClose) => return,
+        }
+    }
+}
+
+struct Output {
+    error: Stream,
+    stdout: Option<Stream>,
+    stderr: Option<Stream>,
+    heartbeat: Duration,
+}
+
+/// Moves what the runtime says; ends when all streams have.
+///
+/// Between its words the client is pinged: one that has gone while its input waits for a process
+/// that does not read would not be noticed otherwise.
+async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &watch::Sender<Instant>) -> End {
+    let Output { error, mut stdout, mut stderr, heartbeat } = streams;
+    let (mut error, mut said, mut broken) = (Some(error), BytesMut::new(), None);
+    let mut beat = tokio::time::interval(heartbeat);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beat.reset();
+    while stdout.is_some() || stderr.is_some() || error.is_some() {
+        // Whichever has something; a stream that ended is asked no more.
+        let (channel, read) = tokio::select! {
+            read = next(&mut stdout) => (Channel::Stdout, read),
+            read = next(&mut stderr) => (Channel::Stderr, read),
+            read = next(&mut error) => (Channel::Status, read),
+            _ = beat.tick() => {
+                if to.send(Message::Ping(Bytes::new())).await.is_err() {
+                    return End::Left;
+                }
+                continue;
+            }
+        };
+        active.send_replace(Instant::now());
+        match (channel, read) {
+            (Channel::Status, Ok(Some(bytes))) => {
+                let room = STATUS.saturating_sub(said.len());
+                said.extend_from_slice(bytes.get(..bytes.len().min(room)).unwrap_or_default());
+            }
+            (channel, Ok(Some(bytes))) => {
+                if to.send(Message::Binary(channels::message(channel, &bytes))).await.is_err() {
+                    return End::Left;
+                }
+            }
+            (Channel::Stdout, _) => stdout = None,
+            (Channel::Stderr, _) => stderr = None,
+            (_, read) => {
+                broken = read.err();
+                error = None;
+            }
+        }
+    }
+    match broken {
+        // A runtime that went away is no success.
+        Some(why) if said.is_empty() => End::Told(status::internal(&format!("error reading from error stream: {why}"))),
+        _ => End::Told(status::of_error_stream(&said)),
+    }
+}
+
+async fn next(stream: &mut Option<Stream>) -> Result<Option<Bytes>, Closed> {
+    match stream {
+        Some(stream) => stream.read().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends once nothing has moved for that long.
+pub async fn silent(limit: Option<Duration>, active: watch::Receiver<Instant>) {
+    let Some(limit) = limit else { return std::future::pending().await };
+    loop {
+        let due = *active.borrow() + limit;
+        if due <= Instant::now() {
+            return;
+        }
+        sleep_until(due).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_is_asked_for_spdy() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            (header::CONNECTION, "keep-alive, Upgrade"),
+            (header::UPGRADE, "websocket"),
+            (header::SEC_WEBSOCKET_KEY, "x"),
+            (header::SEC_WEBSOCKET_PROTOCOL, "v5.channel.k8s.io"),
+            (header::USER_AGENT, "kubectl"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        let sent = toward_runtime(headers);
+        let pairs: Vec<(&str, &str)> =
+            sent.iter().map(|(name, value)| (name.as_str(), value.to_str().expect("text"))).collect();
+        assert_eq!(sent.len(), 4, "{pairs:?}");
+        assert_eq!(
+            (&sent["upgrade"], &sent["connection"]),
+            (&HeaderValue::from_static("SPDY/3.1"), &HeaderValue::from_static("Upgrade"))
+        );
+        assert_eq!(sent[handshake::PROTOCOL], "v4.channel.k8s.io");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_it_after_the_last_frame() {
+        let (active, seen) = watch::channel(Instant::now());
+        let began = Instant::now();
+        let limit = Duration::from_secs(4 * 3600);
+        let frame = async {
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            active.send_replace(Instant::now());
+        };
+        tokio::join!(silent(Some(limit), seen), frame);
+        assert_eq!(began.elapsed(), Duration::from_secs(5 * 3600));
+    }
+}

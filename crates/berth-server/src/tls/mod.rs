@@ -1,0 +1,324 @@
+//! TLS of the main listener: what is offered, with which certificate, and how both change while
+//! the agent runs (spec 04 §7).
+//!
+//! ```text
+//!  tlsCertFile, tlsPrivateKeyFile ─┐             ┌─► acceptor, taken anew for each connection
+//!  clientCAFile ───────────────────┼─► reload ───┤
+//!  one inotify watch, one minute ──┘             └─► client roots, read by the authenticator
+//! ```
+//!
+//! One task owns what was read; everybody else gets snapshots. What cannot be used keeps what is in
+//! use, and is told once. Certificates of clients are asked for and never judged here: the
+//! handshake proves that the client holds the key, `auth` decides what it is worth. There is one
+//! certificate for all names.
+
+mod ask;
+mod files;
+mod offer;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use rustls::{
+    ServerConfig,
+    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
+    sign::{CertifiedKey, SingleCertAndKey},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{MissedTickBehavior, interval},
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+pub use offer::OfferError;
+
+use self::{
+    ask::AskOnly,
+    files::{Texts, read},
+    offer::Offer,
+};
+use super::auth::{ClientCas, ClientRoots};
+use berth_metrics::WorkQueue;
+use berth_sys::file_watch::FileWatch;
+
+/// How often files are read although nothing was noticed.
+const PERIOD: Duration = Duration::from_secs(60);
+/// How long after a change the others are waited for that belong to it.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// Where the certificates are and what is to be offered, as the configuration spells it.
+#[derive(Clone, Debug, Default)]
+pub struct TlsSettings {
+    /// The serving certificate and its chain, PEM.
+    pub cert_file: PathBuf,
+    /// Its key, PEM.
+    pub key_file: PathBuf,
+    /// Whether the pair that was read first is served for ever (gate `ReloadKubeletServerCertificateFile` off).
+    pub keeps_pair: bool,
+    /// Whether the first pair may come later, signed by the cluster; until then no handshake succeeds.
+    pub awaits_pair: bool,
+    /// The authorities whose clients are believed, PEM; `None`: no certificate is asked for.
+    pub client_ca_file: Option<PathBuf>,
+    /// `VersionTLS10` to `VersionTLS13`; empty is 1.2.
+    pub min_version: String,
+    /// Cipher suites by Go's names; none: all we have.
+    pub cipher_suites: Vec<String>,
+    /// Curves by number; none: all we have.
+    pub curves: Vec<i32>,
+}
+
+impl TlsSettings {
+    fn files(&self) -> Vec<PathBuf> {
+        [Some(&self.cert_file), Some(&self.key_file), self.client_ca_file.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect()
+    }
+}
+
+/// TLS cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// Nothing could be offered.
+    #[error(transparent)]
+    Offer(#[from] OfferError),
+    /// The serving certificate or its key cannot be used.
+    #[error("failed to initialize file based certificate manager: {0}")]
+    Serving(String),
+    /// The client authorities cannot be used.
+    #[error("unable to load client CA file {path}: {cause}")]
+    ClientCa {
+        /// The file.
+        path: String,
+        /// Why.
+        cause: String,
+    },
+}
+
+/// TLS of a listener. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub struct Tls(Arc<Inner>);
+
+struct Inner {
+    settings: TlsSettings,
+    offer: Offer,
+    current: ArcSwap<ServerConfig>,
+    client_roots: ClientRoots,
+    state: Mutex<State>,
+    /// One read of the files at a time.
+    reading: Arc<Semaphore>,
+}
+
+/// What is in use, and what was last complained about.
+struct State {
+    used: Texts,
+    key: Option<Arc<CertifiedKey>>,
+    complaint: Option<String>,
+}
+
+impl Tls {
+    /// Reads the files and logs what will be offered.
+    ///
+    /// # Errors
+    /// What cannot be used; nothing is served then.
+    pub async fn new(settings: TlsSettings) -> Result<Self, TlsError> {
+        let offer = Offer::choose(&settings.min_version, &settings.cipher_suites, &settings.curves)?;
+        for name in &offer.refused {
+            warn!(setting = name, "This TLS setting is not supported and not offered");
+        }
+        let (suites, version) = (offer.names(), offer.min_version());
+        info!(cipherSuites = ?suites, minVersion = version, curves = ?offer.group_names(), "TLS offers");
+        let reading = Arc::new(Semaphore::new(1));
+        let read = read(&settings, &reading).await;
+        let used = Texts {
+            serving: read.serving.map_err(TlsError::Serving)?,
+            client_ca: read.client_ca.map_err(|cause| client_ca_error(&settings, cause))?,
+        };
+        let key = used.serving.as_ref().map(|pair| usable(&settings, pair)).transpose().map_err(TlsError::Serving)?;
+        if key.is_none() {
+            info!(file = %settings.cert_file.display(), "No serving certificate available yet");
+        }
+        let cas = match &used.client_ca {
+            Some(pem) => {
+                let wrong = |e: super::auth::BundleError| client_ca_error(&settings, e.to_string());
+                Some(Arc::new(ClientCas::from_pem(pem).map_err(wrong)?))
+            }
+            None => None,
+        };
+        let config = configure(&offer, key.as_ref(), cas.as_deref()).map_err(|e| TlsError::Serving(e.to_string()))?;
+        Ok(Self(Arc::new(Inner {
+            settings,
+            offer,
+            current: ArcSwap::from_pointee(config),
+            client_roots: Arc::new(cas.into()),
+            state: Mutex::new(State { used, key, complaint: None }),
+            reading,
+        })))
+    }
+
+    /// For a connection that is made now.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.0.current.load_full())
+    }
+
+    /// The authorities whose clients are believed; changes with the file.
+    pub fn client_roots(&self) -> ClientRoots {
+        self.0.client_roots.clone()
+    }
+
+    /// The cipher suites that are offered, by Go's names.
+    pub fn cipher_suites(&self) -> Vec<&'static str> {
+        self.0.offer.names()
+    }
+
+    /// Follows the files until stopped; `queue` counts as kubelet's work queue of the client CA bundle does.
+    pub async fn run(self, queue: Option<WorkQueue>, stop: CancellationToken) {
+        let mut watch = FileWatch::new(self.0.settings.files());
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let mut queued = Duration::ZERO;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => queue.iter().for_each(WorkQueue::added),
+                () = watch.moved() => {
+                    queue.iter().for_each(WorkQueue::added);
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        () = tokio::time::sleep(SETTLE) => queued = SETTLE,
+                    }
+                }
+            }
+            watch.arm();
+            queue.iter().for_each(|queue| queue.started(queued));
+            let is_client_ca_bad = self.reload().await;
+            queue.iter().for_each(|queue| queue.finished(is_client_ca_bad));
+        }
+    }
+
+    /// Reads the files again and uses what is new and good; returns whether the client CA bundle is bad.
+    async fn reload(&self) -> bool {
+        let read = read(&self.0.settings, &self.0.reading).await;
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut complaints, mut is_client_ca_bad) = (Vec::new(), false);
+        let (mut is_new, mut cas) = (false, self.0.client_roots.load_full());
+        let serving = if self.0.settings.keeps_pair { Ok(state.used.serving.clone()) } else { read.serving };
+        match new_key(&self.0.settings, serving, &state) {
+            Ok(Some((pair, key))) => {
+                (state.used.serving, state.key) = (Some(pair), Some(key));
+                is_new = true;
+                info!(file = %self.0.settings.cert_file.display(), "Loaded a new serving certificate");
+            }
+            Ok(None) => {}
+            Err(cause) => complaints.push(format!("serving certificate: {cause}")),
+        }
+        match new_roots(read.client_ca, &state) {
+            Ok(Some((pem, roots))) => {
+                state.used.client_ca = Some(pem);
+                cas = Some(Arc::new(roots));
+                is_new = true;
+                info!("Loaded a new client CA bundle");
+            }
+            Ok(None) => {}
+            Err(cause) => {
+                is_client_ca_bad = true;
+                complaints.push(format!("client CA bundle: {cause}"));
+            }
+        }
+        if is_new {
+            match configure(&self.0.offer, state.key.as_ref(), cas.as_deref()) {
+                Ok(config) => self.0.current.store(Arc::new(config)),
+                Err(cause) => complaints.push(cause.to_string()),
+            }
+        }
+        // Last: who sees that others are believed is offered what goes with it.
+        self.0.client_roots.store(cas);
+        let complaint = (!complaints.is_empty()).then(|| complaints.join("; "));
+        if complaint != state.complaint
+            && let Some(cause) = &complaint
+        {
+            error!(err = cause, "Cannot load new TLS files, the old ones stay in use");
+        }
+        state.complaint = complaint;
+        is_client_ca_bad
+    }
+}
+
+fn client_ca_error(settings: &TlsSettings, cause: String) -> TlsError {
+    let path = settings.client_ca_file.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
+    TlsError::ClientCa { path, cause }
+}
+
+type Read<T> = Result<T, String>;
+
+fn new_key(
+    settings: &TlsSettings,
+    read: Read<Option<files::Pair>>,
+    state: &State,
+) -> Read<Option<(files::Pair, Arc<CertifiedKey>)>> {
+    match read? {
+        Some(pair) if state.used.serving.as_ref() != Some(&pair) => {
+            usable(settings, &pair).map(|key| Some((pair, key)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The key to serve with, or what is wrong with which files.
+fn usable(settings: &TlsSettings, pair: &files::Pair) -> Read<Arc<CertifiedKey>> {
+    let (certificate, key) = (settings.cert_file.display(), settings.key_file.display());
+    files::certified_key(pair).map(Arc::new).map_err(|cause| format!("{cause} (certificate {certificate}, key {key})"))
+}
+
+fn new_roots(read: Read<Option<Vec<u8>>>, state: &State) -> Read<Option<(Vec<u8>, ClientCas)>> {
+    match read? {
+        Some(pem) if state.used.client_ca.as_ref() != Some(&pem) => {
+            let cas = ClientCas::from_pem(&pem).map_err(|e| e.to_string())?;
+            Ok(Some((pem, cas)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Sessions are resumed by tickets, so that a scraper that comes every few seconds costs little;
+/// their key is made anew with every configuration.
+fn configure(
+    offer: &Offer,
+    key: Option<&Arc<CertifiedKey>>,
+    cas: Option<&ClientCas>,
+) -> Result<ServerConfig, rustls::Error> {
+    let provider = Arc::new(offer.provider());
+    let verifier = match cas {
+        Some(cas) => Arc::new(AskOnly::new(cas.subjects(), &provider)),
+        None => WebPkiClientVerifier::no_client_auth(),
+    };
+    let pair: Arc<dyn ResolvesServerCert> = match key {
+        Some(key) => Arc::new(SingleCertAndKey::from(key.clone())),
+        None => Arc::new(NoPair),
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&offer.versions())?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(pair);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.ticketer = rustls::crypto::ring::Ticketer::new()?;
+    Ok(config)
+}
+
+/// Nothing to serve with.
+#[derive(Debug)]
+struct NoPair;
+
+impl ResolvesServerCert for NoPair {
+    fn resolve(&self, _client: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        None
+    }
+}

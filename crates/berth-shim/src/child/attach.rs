@@ -1,0 +1,166 @@
+//! What the container's process does with its mounts before they are all it sees (spec 09a §8, §10 step 8).
+//!
+//! Every target is walked inside the root by descriptors, so that links of the image or of a volume lead nowhere else.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use nix::{
+    libc,
+    mount::{MntFlags, umount2},
+};
+use rustix::fs::{CWD, FileType, Mode, OFlags, symlinkat};
+
+use super::{
+    mounts::Ready,
+    told::{Step, Told, failure},
+};
+use crate::plan::{Access, Mount, Source};
+use berth_sys::{
+    in_root::{self, Missing},
+    mount_api::{self, Change, Reach},
+};
+
+/// Attaches the root on the working directory, the stage.
+pub(super) fn root(root: BorrowedFd<'_>) -> Step<()> {
+    let stage = rustix::fs::openat(CWD, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    mount_api::attach(root, stage.told(|| "open the stage")?.as_fd()).told(|| "attach the root")
+}
+
+/// Attaches one mount.
+pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &Ready) -> Step<()> {
+    let target = Path::new(&mount.target);
+    match (ready, &mount.source) {
+        (Ready::Tree { mount: tree, is_directory }, _) => {
+            let missing = if *is_directory { Missing::Directory } else { Missing::File };
+            put(root, target, missing, tree.as_fd())
+        }
+        (Ready::Groups(groups), _) => old_groups(root, mount, groups),
+        (Ready::New, Source::New { kind, data }) => {
+            // As runc: behind a link of the image nothing of it could be masked (CVE-2023-28642).
+            if matches!(kind.as_str(), "proc" | "sysfs") {
+                let found = in_root::is_ordinary_directory(root, target);
+                if !found.told(|| format!("look at {}", mount.target))? {
+                    let text = format!("filesystem {kind:?} must be mounted on ordinary directory: {}", mount.target);
+                    return Err(failure(text));
+                }
+            }
+            let made = new(kind, data, mount)?;
+            put(root, target, Missing::Directory, made.as_fd())
+        }
+        (Ready::New | Ready::Layers, _) => Err(failure(format!("nothing was prepared for {}", mount.target))),
+    }
+}
+
+fn put(root: BorrowedFd<'_>, target: &Path, missing: Missing, mount: BorrowedFd<'_>) -> Step<()> {
+    let what = || format!("mount {}", target.display());
+    let at = in_root::open_or_make(root, target, missing).told(what)?;
+    mount_api::attach(mount, at.as_fd()).told(what)
+}
+
+fn new(kind: &str, data: &str, mount: &Mount) -> Step<OwnedFd> {
+    let read_only = if mount.access == Access::ReadWrite { 0 } else { libc::MS_RDONLY };
+    let flags = mount.flags | read_only;
+    let kernel_name = if kind == "cgroup" { "cgroup2" } else { kind };
+    let made = match mount_api::new_mount(kernel_name, data, flags) {
+        // Few groups may be mapped: terminals then belong to group 0.
+        Err(error) if kind == "devpts" && error.raw_os_error() == Some(libc::EINVAL) => {
+            let rest: Vec<&str> = data.split(',').filter(|option| !option.starts_with("gid=")).collect();
+            mount_api::new_mount(kernel_name, &rest.join(","), flags)
+        }
+        // Options the kernel has not, or that are not ours to give: the hierarchy is the same without.
+        Err(_) if kind == "cgroup" => mount_api::new_mount(kernel_name, "", flags).or_else(|_| host_groups(flags)),
+        other => other,
+    };
+    made.told(|| format!("mount {kind} ({data}) on {}", mount.target))
+}
+
+/// Where no new one may be mounted: what the host has.
+fn host_groups(flags: u64) -> io::Result<OwnedFd> {
+    let taken = mount_api::clone_path(Path::new("/sys/fs/cgroup"), Reach::Tree)?;
+    let change = Change { set: mount_api::attributes(flags), propagation: libc::MS_PRIVATE, ids: None };
+    mount_api::change(taken.as_fd(), Reach::Tree, change)?;
+    Ok(taken)
+}
+
+/// A directory for each old hierarchy, as the host has them, with the container's own group in it.
+fn old_groups(root: BorrowedFd<'_>, mount: &Mount, groups: &[(String, OwnedFd)]) -> Step<()> {
+    let target = Path::new(&mount.target);
+    let what = || format!("mount {}", mount.target);
+    let folder = mount_api::new_mount("tmpfs", "mode=755", mount.flags & !libc::MS_RDONLY).told(what)?;
+    put(root, target, Missing::Directory, folder.as_fd())?;
+    let read_only = if mount.access == Access::ReadWrite { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    let set = mount_api::attributes(mount.flags) | read_only;
+    for (name, group) in groups {
+        mount_api::change(group.as_fd(), Reach::Top, Change { set, ..Change::default() }).told(what)?;
+        put(root, &target.join(name), Missing::Directory, group.as_fd())?;
+        for part in name.split(',').filter(|part| part != name) {
+            // `cpu` and `cpuacct` lead to `cpu,cpuacct`.
+            symlinkat(name.as_str(), &folder, part).told(what)?;
+        }
+    }
+    mount_api::change(folder.as_fd(), Reach::Top, Change { set: read_only, ..Change::default() }).told(what)
+}
+
+/// Hides paths: a file behind `/dev/null`, a directory behind an empty one. What is not there needs no hiding.
+pub(super) fn mask(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
+    let mut empty: Option<OwnedFd> = None;
+    for path in paths {
+        let what = || format!("mask {path}");
+        let Some(target) = present(root, path)? else { continue };
+        let is_directory = FileType::from_raw_mode(rustix::fs::fstat(&target).told(what)?.st_mode).is_dir();
+        let cover = match &empty {
+            _ if !is_directory => null().told(what)?,
+            Some(shown) => mount_api::clone_at(shown.as_fd(), Reach::Top).told(what)?,
+            None => mount_api::new_mount("tmpfs", "size=0,nr_inodes=1", libc::MS_RDONLY).told(what)?,
+        };
+        mount_api::attach(cover.as_fd(), target.as_fd()).told(what)?;
+        if is_directory && empty.is_none() {
+            empty = Some(cover); // one tmpfs hides them all
+        }
+    }
+    Ok(())
+}
+
+/// The host's `/dev/null`: the container's may be anything.
+fn null() -> io::Result<OwnedFd> {
+    let null = mount_api::clone_path(Path::new("/dev/null"), Reach::Top)?;
+    let found = rustix::fs::fstat(&null)?;
+    let is_null = FileType::from_raw_mode(found.st_mode).is_char_device() && found.st_rdev == rustix::fs::makedev(1, 3);
+    if is_null { Ok(null) } else { Err(io::Error::other("/dev/null of the host is something else")) }
+}
+
+/// Makes paths read-only, with everything mounted below.
+pub(super) fn protect(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
+    for path in paths {
+        let what = || format!("make {path} read-only");
+        let Some(target) = present(root, path)? else { continue };
+        let copy = mount_api::clone_at(target.as_fd(), Reach::Tree).told(what)?;
+        let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
+        mount_api::change(copy.as_fd(), Reach::Tree, change).told(what)?;
+        mount_api::attach(copy.as_fd(), target.as_fd()).told(what)?;
+    }
+    Ok(())
+}
+
+fn present(root: BorrowedFd<'_>, path: &str) -> Step<Option<OwnedFd>> {
+    match in_root::open(root, Path::new(path)) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+        Err(error) => Err(error).told(|| format!("open {path}")),
+    }
+}
+
+/// Makes the root all there is: what was seen before is gone.
+pub(super) fn pivot(root: BorrowedFd<'_>, is_shared: bool) -> Step<()> {
+    rustix::process::fchdir(root).told(|| "go to the root")?;
+    rustix::process::pivot_root(".", ".").told(|| "change the root")?;
+    // The old root lies on the new one now, and nothing that happens to it may travel to the host.
+    umount2(".", MntFlags::MNT_DETACH).told(|| "leave the old root")?;
+    rustix::process::chdir("/").told(|| "go to the root")?;
+    let propagation = if is_shared { libc::MS_SHARED } else { libc::MS_SLAVE };
+    mount_api::change_root(propagation, Reach::Top).told(|| "set the propagation of the root")
+}

@@ -1,0 +1,177 @@
+//! Device nodes and links in a container's `/dev` (spec 09a §8.4).
+//!
+//! In a user namespace nobody may make nodes that work: the helper makes them on the host, on the tmpfs where the root
+//! is put together, and they are bound one by one.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{
+        AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, fstat, makedev, mknodat, openat, symlinkat, unlinkat,
+    },
+    io::Errno,
+};
+
+use super::{
+    join::on_host,
+    told::{Step, Told, failure},
+};
+use crate::plan::{Device, IdMap};
+use berth_sys::{
+    in_root::{self, Missing},
+    mount_api::{self, Reach},
+};
+
+/// Links that every `/dev` of ours has.
+const LINKS: [(&str, &str); 6] = [
+    ("ptmx", "pts/ptmx"),
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("core", "/proc/kcore"),
+];
+
+/// Makes nodes on the host, owned as the container sees it; relative to the working directory, the stage.
+pub(super) fn stage(devices: &[Device], users: (IdMap, IdMap)) -> Step<Vec<OwnedFd>> {
+    let mut staged = Vec::new();
+    for (index, device) in devices.iter().enumerate() {
+        let name = PathBuf::from(format!("device-{index}"));
+        let (uid, gid) = (on_host(device.uid, Some(users.0)), on_host(device.gid, Some(users.1)));
+        let owner = uid.zip(gid).ok_or_else(|| failure(format!("{}: its owner is not mapped", device.path)))?;
+        node(CWD, &name, device, owner).told(|| format!("make {}", device.path))?;
+        staged.push(mount_api::clone_path(&name, Reach::Top).told(|| format!("take {}", device.path))?);
+    }
+    Ok(staged)
+}
+
+/// Puts devices into the root: those staged, or new ones.
+pub(super) fn install(root: BorrowedFd<'_>, devices: &[Device], staged: Option<&[OwnedFd]>) -> Step<()> {
+    for (index, device) in devices.iter().enumerate() {
+        let path = Path::new(&device.path);
+        match staged.and_then(|staged| staged.get(index)) {
+            Some(mount) => {
+                let target =
+                    in_root::open_or_make(root, path, Missing::File).told(|| format!("make {}", device.path))?;
+                mount_api::attach(mount.as_fd(), target.as_fd()).told(|| format!("mount {}", device.path))?;
+            }
+            None => {
+                let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+                    return Err(failure(format!("{} is no path of a device", device.path)));
+                };
+                let folder = in_root::open_or_make(root, folder, Missing::Directory)
+                    .told(|| format!("make the directory of {}", device.path))?;
+                replace(folder.as_fd(), Path::new(name), device).told(|| format!("make {}", device.path))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A node that is there already, of the image or of a mount, is not to be trusted.
+fn replace(folder: BorrowedFd<'_>, name: &Path, device: &Device) -> io::Result<()> {
+    let owner = (device.uid, device.gid);
+    match node(folder, name, device, owner) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            unlinkat(folder, name, AtFlags::empty())?;
+            node(folder, name, device, owner)
+        }
+        other => other,
+    }
+}
+
+fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, u32)) -> io::Result<()> {
+    let kind = match device.kind {
+        'b' => FileType::BlockDevice,
+        'c' | 'u' => FileType::CharacterDevice,
+        'p' => FileType::Fifo,
+        other => return Err(io::Error::other(format!("{other:?} is no kind of device"))),
+    };
+    let mode = Mode::from_raw_mode(device.mode & 0o7777);
+    let (major, minor) = device.numbers;
+    let numbers = makedev(major, minor);
+    // The umask is empty: the mode is the wanted one from the start.
+    mknodat(folder, name, kind, mode, numbers)?;
+    // Another container may share the directory and have put something else there: only the node itself is changed.
+    let made = openat(folder, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&made)?;
+    if FileType::from_raw_mode(stat.st_mode) != kind || (kind != FileType::Fifo && stat.st_rdev != numbers) {
+        return Err(io::Error::other("it was replaced while it was made"));
+    }
+    chownat(&made, "", Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)?;
+    Ok(())
+}
+
+/// Makes the links of `/dev`, where nothing stands in their place.
+pub(super) fn link(root: BorrowedFd<'_>) -> Step<()> {
+    let folder = in_root::open_or_make(root, Path::new("/dev"), Missing::Directory).told(|| "make /dev")?;
+    for (name, target) in LINKS {
+        match symlinkat(target, &folder, name) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error).told(|| format!("make /dev/{name}")),
+        }
+    }
+    Ok(())
+}
+
+/// Shows the terminal as `/dev/console`.
+pub(super) fn console(root: BorrowedFd<'_>, slave: &OwnedFd) -> Step<()> {
+    let target = in_root::open_or_make(root, Path::new("/dev/console"), Missing::File).told(|| "make /dev/console")?;
+    let mount = mount_api::clone_at(slave.as_fd(), Reach::Top).told(|| "take the terminal as /dev/console")?;
+    mount_api::attach(mount.as_fd(), target.as_fd()).told(|| "mount /dev/console")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    use rustix::fs::{OFlags, RenameFlags, renameat_with};
+
+    use super::*;
+
+    /// Who shares the directory swaps the node for a link to a file of the host while it is made.
+    #[test]
+    fn a_node_that_is_swapped_for_a_link_changes_no_file_of_the_host() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return println!("skipped: a_node_that_is_swapped_for_a_link_changes_no_file_of_the_host: needs root");
+        }
+        let host = tempfile::tempdir().expect("a directory");
+        let victim = host.path().join("victim");
+        fs::write(&victim, "secret").expect("written");
+        fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).expect("set");
+        // In memory, as an emptyDir of medium Memory: there the race is won soon.
+        let shared = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let folder = rustix::fs::openat(CWD, shared.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
+        let device =
+            Device { path: "/s/dev0".to_owned(), kind: 'c', numbers: (1, 3), mode: 0o666, uid: 65_534, gid: 65_534 };
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (link, node) = (shared.path().join("l"), shared.path().join("dev0"));
+                while !over.load(Ordering::Relaxed) {
+                    let _ = symlink(&victim, &link); // it may be there still
+                    if fs::symlink_metadata(&node).is_ok_and(|found| !found.is_symlink()) {
+                        let _ = renameat_with(CWD, &link, CWD, &node, RenameFlags::EXCHANGE); // lost
+                        let _ = fs::remove_file(&node);
+                        let _ = fs::remove_file(&link);
+                    }
+                }
+            });
+            for _ in 0..20_000 {
+                let _ = replace(folder.as_fd(), Path::new("dev0"), &device); // it fails where the race is won
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        let found = fs::metadata(&victim).expect("there");
+        assert_eq!((found.mode() & 0o7777, found.uid()), (0o600, 0), "a file of the host was changed");
+    }
+}

@@ -1,0 +1,182 @@
+//! Another process in a running container (spec 09a §11, steps 1 to 4).
+//!
+//! A joiner enters the container's control group and, by the descriptor of its first process, all its namespaces at
+//! once; its child, in the process namespace too, becomes the program, under the same filter and with the same rights
+//! as the plan says for the container.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, openat, statat},
+    process::{Pid, getpid, setsid},
+    thread::ThreadNameSpaceType,
+};
+
+use super::{
+    Launching, Stdio,
+    finalise::{self, Last, tell},
+    identity,
+    join::{self, Born},
+    launch::{Go, announce, give},
+    report::{self, Reporter},
+    terminal,
+    told::{Step, Told, failure},
+};
+use crate::plan::{ExecPlan, IdMap, Took};
+use berth_sys::spawn::{self, Alone, Kin};
+
+/// Starts a process in the container whose first process is `init`, a child of the shim that is not reaped yet.
+///
+/// # Errors
+/// If the shim has more than one thread, the container has ended, or no process can be made.
+pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
+    let alone = Alone::check().told(|| "start a process")?;
+    let target = Target { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
+    let (reports, reporter) = report::pair()?;
+    let group = join::birth_group(groups)?;
+    let parent = getpid();
+    let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
+        let joiner = Joiner { alone, parent, plan, target: &target, groups, reporter: &reporter };
+        joiner.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
+    })?;
+    Launching::new(reports, helper, None)
+}
+
+/// The container's first process by descriptors: its number may be another's by the time it is joined.
+struct Target {
+    process: OwnedFd,
+    /// Its directory in `/proc`.
+    proc_directory: OwnedFd,
+}
+
+struct Joiner<'a> {
+    alone: Alone,
+    parent: Pid,
+    plan: &'a ExecPlan,
+    target: &'a Target,
+    groups: &'a [PathBuf],
+    reporter: &'a Reporter,
+}
+
+impl Joiner<'_> {
+    fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
+        let process = &self.plan.process;
+        let mut keep =
+            vec![self.reporter.number(), self.target.process.as_raw_fd(), self.target.proc_directory.as_raw_fd()];
+        if let Stdio::Files(files) = &stdio {
+            keep.extend(files.iter().map(AsRawFd::as_raw_fd));
+        }
+        spawn::close_all_but(self.alone, &keep).told(|| "close descriptors")?;
+        join::settle(self.parent)?;
+        self.enter(born)?;
+        join::join_keyring(&self.plan.container);
+        join::set_oom_score(process.oom_score_adj);
+        identity::raise_limits(process);
+        rustix::process::umask(Mode::empty());
+        let host_proc = join::host_proc()?;
+        let namespaces = self.differing()?;
+        let has_users = namespaces.contains(ThreadNameSpaceType::USER);
+        let users = if has_users { Some(self.users()?) } else { None };
+        give(&stdio, process.uid, users);
+        rustix::thread::move_into_thread_name_spaces(self.target.process.as_fd(), namespaces)
+            .told(|| "join the container's namespaces")?;
+        if has_users {
+            join::become_root()?;
+        }
+        self.start(host_proc, stdio)
+    }
+
+    /// The container's own groups, or, where those have groups below them by now, that of its first process.
+    fn enter(&self, born: Born) -> Step<()> {
+        join::enter(self.groups, born).or_else(|failure| {
+            let text = self.read_proc_file("cgroup")?;
+            let now = text.lines().find_map(|line| line.strip_prefix("0::")).ok_or(failure)?;
+            join::enter(&[join::unified_root().join(now.trim_start_matches('/'))], Born::Outside)
+        })
+    }
+
+    /// Namespaces of the container that are not the shim's.
+    fn differing(&self) -> Step<ThreadNameSpaceType> {
+        let mut differing = ThreadNameSpaceType::empty();
+        for (name, ours, kind) in [
+            ("user", "user", ThreadNameSpaceType::USER),
+            ("mnt", "mnt", ThreadNameSpaceType::MOUNT),
+            ("pid", "pid_for_children", ThreadNameSpaceType::PROCESS_ID),
+            ("net", "net", ThreadNameSpaceType::NETWORK),
+            ("ipc", "ipc", ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION),
+            ("uts", "uts", ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME),
+            ("cgroup", "cgroup", ThreadNameSpaceType::CONTROL_GROUP),
+        ] {
+            let identity = |at: BorrowedFd<'_>, path: &str| -> Step<(u64, u64)> {
+                let found = statat(at, path, AtFlags::empty()).told(|| format!("look at {path}"))?;
+                Ok((found.st_dev, found.st_ino))
+            };
+            let theirs = identity(self.target.proc_directory.as_fd(), &format!("ns/{name}"))?;
+            differing.set(kind, theirs != identity(CWD, &format!("/proc/self/ns/{ours}"))?);
+        }
+        Ok(differing)
+    }
+
+    /// A file of the first process in `/proc`.
+    fn read_proc_file(&self, name: &str) -> Step<String> {
+        let opened = openat(&self.target.proc_directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let mut text = String::new();
+        let read = opened.map_err(io::Error::from).and_then(|file| File::from(file).read_to_string(&mut text));
+        read.map(|_| text).told(|| format!("read {name} of the container's first process"))
+    }
+
+    /// How users of the container are mapped.
+    fn users(&self) -> Step<IdMap> {
+        let text = self.read_proc_file("uid_map")?;
+        let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
+        match (numbers.next(), numbers.next(), numbers.next()) {
+            (Some(inside), Some(outside), Some(count)) => Ok(IdMap { inside, outside, count }),
+            _ => Err(failure("uid_map of the container's first process is not understood")),
+        }
+    }
+
+    fn start(&self, host_proc: OwnedFd, stdio: Stdio) -> Step<()> {
+        let Go { wait, release } = Go::new()?;
+        let mut waiting = Some((stdio, wait, release));
+        let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
+            let Some((stdio, wait, release)) = waiting.take() else { return 127 };
+            drop(release);
+            let run = || -> Step<i32> {
+                Go::wait(wait)?;
+                self.become_program(stdio, &host_proc)
+            };
+            run().unwrap_or_else(|failure| tell(self.reporter, &failure))
+        });
+        let pid = spawned.told(|| "make the process")?;
+        announce(self.reporter, host_proc.as_fd(), pid, Took::default())?;
+        let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its joiner"))?;
+        Go::release(release)
+    }
+
+    /// Returns only if something went wrong.
+    fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<i32> {
+        let process = &self.plan.process;
+        setsid().told(|| "make a session")?;
+        if self.plan.keeps_orphans {
+            nix::sys::prctl::set_child_subreaper(true).told(|| "keep orphans")?;
+        }
+        let profile = finalise::open_profile(process, host_proc.as_fd())?;
+        let slave = match stdio {
+            Stdio::Files(_) => None,
+            Stdio::Terminal => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let root = rustix::fs::openat(CWD, "/", flags, Mode::empty()).told(|| "open the root")?;
+                let made = terminal::make(root.as_fd(), process.terminal.unwrap_or_default(), process.uid)?;
+                self.reporter.terminal(made.master.as_fd())?;
+                Some(made.slave)
+            }
+        };
+        finalise::take_stdio(stdio, slave)?;
+        Ok(finalise::execute(self.alone, Last { process, reporter: self.reporter, profile, hooks: None, line: None }))
+    }
+}

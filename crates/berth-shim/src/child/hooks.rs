@@ -1,0 +1,334 @@
+//! Programs of others on a container's way (OCI hooks): who executes them, and what is said meanwhile.
+//!
+//! ```text
+//!  shim ─clone3─► runner: stays where the shim is
+//!                    ◄── P number ── helper
+//!                    ◄── R ───────── the container's process has put its root together, and waits
+//!                  prestart, createRuntime
+//!                    ─── G ────────► it goes on: createContainer, startContainer by itself
+//!                    ◄── X ───────── it executes its program next; the end of the line: it does
+//!                  poststart
+//! ```
+//! The runner tells failures as a helper does, and the start is not over before it has ended. What a hook writes is in the
+//! text of its failure. Behaviour: spec 09a §8.4; OCI runtime specification 1.2 (Lifecycle, POSIX-platform Hooks).
+
+use std::{
+    ffi::CString,
+    io::{self, Write},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use nix::fcntl::OFlag;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair},
+    process::{Pid, Signal, WaitOptions, kill_process_group, setsid, waitpid},
+};
+
+use super::{
+    finalise::tell,
+    join,
+    report::Reporter,
+    told::{Step, Told, failure, reason},
+};
+use crate::plan::{Hook, Hooks, Moment};
+use berth_sys::spawn::{self, Alone, Kin};
+
+/// How long a hook may take that says nothing about it. The whole start has a limit of its own.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of what a hook wrote that are told; the rest is read and dropped.
+const TOLD: usize = 1024;
+/// Moments that are the runner's.
+const BESIDE: [Moment; 3] = [Moment::Prestart, Moment::CreateRuntime, Moment::Poststart];
+
+/// The line to the runner, in the hands of the helper and the container's process.
+pub(super) struct Line(OwnedFd);
+
+/// A runner, and the line to it.
+pub(super) struct Begun {
+    /// A child of the shim.
+    pub(super) runner: u32,
+    /// Closed by the shim once the helper has it.
+    pub(super) line: Line,
+}
+
+/// Makes a runner where one has something to do.
+pub(super) fn begin(alone: Alone, hooks: Option<&Hooks>, reporter: &Reporter) -> Step<Option<Begun>> {
+    let Some(hooks) = hooks.filter(|hooks| BESIDE.iter().any(|moment| hooks.of(*moment).next().is_some())) else {
+        return Ok(None);
+    };
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (ours, line) = pair.told(|| "make a socket pair")?;
+    let parent = rustix::process::getpid();
+    let runner = spawn::spawn(alone, Kin::Child, None, || {
+        let run = || {
+            spawn::close_all_but(alone, &[reporter.number(), ours.as_raw_fd()]).told(|| "close descriptors")?;
+            join::settle(parent)?;
+            join::set_oom_score(None);
+            beside(alone, hooks, ours.as_fd())
+        };
+        run().map_or_else(|failure| tell(reporter, &failure), |()| 0)
+    });
+    let runner = runner.told(|| "make a process for hooks")?;
+    Ok(Some(Begun { runner, line: Line(line) }))
+}
+
+/// The runner.
+fn beside(alone: Alone, hooks: &Hooks, line: BorrowedFd<'_>) -> Step<()> {
+    let (mut process, mut executes) = (None, false);
+    loop {
+        let mut said = [0_u8; 8];
+        let count = match recv(line, &mut said, RecvFlags::empty()) {
+            Err(Errno::INTR) => continue,
+            // The other end went while something of ours was on its way to it.
+            Err(Errno::CONNRESET) => 0,
+            other => other.told(|| "hear what hooks wait for")?.1,
+        };
+        match said.get(..count).unwrap_or_default() {
+            [b'P', number @ ..] => process = number.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)),
+            [b'R'] => {
+                execute(alone, hooks, Moment::Prestart, process)?;
+                execute(alone, hooks, Moment::CreateRuntime, process)?;
+                say(line, b"G")?;
+                if hooks.of(Moment::Poststart).next().is_none() {
+                    return Ok(());
+                }
+            }
+            [b'X'] => executes = true,
+            [b'F'] => executes = false,
+            [] if executes => return execute(alone, hooks, Moment::Poststart, process),
+            [] => return Ok(()),
+            _ => return Err(failure("who waits for hooks said something strange")),
+        }
+    }
+}
+
+fn say(line: BorrowedFd<'_>, what: &[u8]) -> Step<()> {
+    send(line, what, SendFlags::NOSIGNAL).map(drop).told(|| "tell who executes hooks")
+}
+
+impl Line {
+    /// The descriptor's number.
+    pub(super) fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Tells of the process.
+    pub(super) fn process(&self, pid: u32) -> Step<()> {
+        let [a, b, c, d] = pid.to_le_bytes();
+        say(self.0.as_fd(), &[b'P', a, b, c, d])
+    }
+
+    /// Has the hooks executed that come before the container's own.
+    pub(super) fn rooted(&self) -> Step<()> {
+        say(self.0.as_fd(), b"R")?;
+        let mut byte = [0_u8; 1];
+        loop {
+            match recv(&self.0, &mut byte, RecvFlags::empty()) {
+                Err(Errno::INTR) => {}
+                // It has told why.
+                Ok((_, 0)) | Err(Errno::CONNRESET) => return Err(failure("a hook on the host failed")),
+                other => return other.map(drop).told(|| "wait for hooks"),
+            }
+        }
+    }
+
+    /// The program is executed next. Who has no hooks after that does not listen.
+    pub(super) fn executes(&self) {
+        let _nobody_listens = say(self.0.as_fd(), b"X");
+    }
+
+    /// It is not.
+    pub(super) fn failed(&self) {
+        let _nobody_listens = say(self.0.as_fd(), b"F");
+    }
+}
+
+/// Begins to execute what comes after a container. Failures are said in the shim's log: nobody waits for them.
+///
+/// # Errors
+/// If the shim has more than one thread, or no process can be made.
+pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
+    if hooks.of(Moment::Poststop).next().is_none() {
+        return Ok(());
+    }
+    let alone = Alone::check().told(|| "execute hooks")?;
+    let spawned = spawn::spawn(alone, Kin::Child, None, || {
+        let run = || {
+            spawn::close_all_but(alone, &[]).told(|| "close descriptors")?;
+            // The shim may end before they do.
+            setsid().told(|| "make a session")?;
+            join::set_oom_score(None);
+            execute(alone, hooks, Moment::Poststop, None)
+        };
+        run().map_or_else(
+            |failure| {
+                let _ = writeln!(io::stderr(), "container {container}: {failure}");
+                1
+            },
+            |()| 0,
+        )
+    });
+    spawned.map(drop).told(|| "make a process for hooks")
+}
+
+/// Executes a moment's hooks, one after the other, until one fails; after a container all of them.
+pub(super) fn execute(alone: Alone, hooks: &Hooks, moment: Moment, process: Option<u32>) -> Step<()> {
+    let process = process.map(|pid| format!("\"pid\":{pid},")).unwrap_or_default();
+    let state = format!("{{\"status\":\"{}\",{process}{}", moment.status(), hooks.state);
+    let cwd = if moment == Moment::StartContainer { Path::new("/") } else { &hooks.bundle };
+    let mut first = Ok(());
+    for hook in hooks.of(moment) {
+        let told = |what| failure(format!("{} hook {} failed: {what}", moment.name(), hook.path.display()));
+        let done = one(alone, hook, &state, cwd).map_err(told);
+        first = first.and(done);
+        if first.is_err() && moment != Moment::Poststop {
+            break;
+        }
+    }
+    first
+}
+
+/// Executes one and waits for its end.
+fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String> {
+    let told = |what: &str, error: io::Error| format!("{what}: {}", reason(&error));
+    let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| told("make a pipe", error.into()));
+    let ((input, to), (from, output)) = (pipe()?, pipe()?);
+    let spawned = spawn::spawn(alone, Kin::Child, None, || {
+        let error = become_hook(alone, hook, cwd, [&input, &output]);
+        let _ = writeln!(io::stderr(), "execute it: {}", reason(&error));
+        127
+    });
+    let pid = spawned.map_err(|error| told("make a process", error))?;
+    drop((input, output));
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("its number is out of range")?;
+    let handle = join::process(pid).map_err(|failure| failure.text)?;
+    for fd in [&to, &from] {
+        rustix::io::ioctl_fionbio(fd, true).map_err(|error| told("set up a pipe", error.into()))?;
+    }
+    let limit = hook.limit_ms.map_or(LIMIT, Duration::from_millis);
+    let mut talk = Talk { to: Some(to), from: Some(from), state: state.as_bytes(), heard: Vec::new() };
+    let ended = talk.until(&handle, limit).map_err(|error| told("wait for it", error));
+    if !matches!(ended, Ok(true)) {
+        // It leads a group of its own from its first step on; that of before is ours.
+        let _has_ended = kill_process_group(process, Signal::KILL);
+        let _has_ended = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
+    }
+    let status = waitpid(Some(process), WaitOptions::empty()).map_err(|error| told("wait for it", error.into()))?;
+    let _only_words_are_missing = talk.hear();
+    if !ended? {
+        return Err(format!("it took longer than {limit:?}{}", talk.words()));
+    }
+    let status = status.map(|(_, status)| status);
+    let what = match status.map(|status| (status.exit_status(), status.terminating_signal())) {
+        Some((Some(0), _)) => return Ok(()),
+        Some((Some(code), _)) => format!("exit status {code}"),
+        Some((_, Some(signal))) => format!("killed by signal {signal}"),
+        _ => "it vanished".to_owned(),
+    };
+    Err(format!("{what}{}", talk.words()))
+}
+
+/// Returns only if that failed.
+fn become_hook(alone: Alone, hook: &Hook, cwd: &Path, [input, output]: [&OwnedFd; 2]) -> io::Error {
+    let zero_ended = |text: &[u8]| CString::new(text).map_err(io::Error::from);
+    let all = |texts: &[String]| texts.iter().map(|text| zero_ended(text.as_bytes())).collect::<io::Result<Vec<_>>>();
+    let attempt = || -> io::Result<()> {
+        setsid()?;
+        // Who waits for it may be killed.
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        rustix::stdio::dup2_stdin(input)?;
+        rustix::stdio::dup2_stdout(output)?;
+        rustix::stdio::dup2_stderr(output)?;
+        spawn::close_all_but(alone, &[])?;
+        // A bundle that its user may not enter is only a wrong place to begin at.
+        let _elsewhere = rustix::process::chdir(cwd);
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        spawn::reset_signals()?;
+        let path = zero_ended(hook.path.as_os_str().as_bytes())?;
+        let args = if hook.args.is_empty() { vec![path.clone()] } else { all(&hook.args)? };
+        match nix::unistd::execve(&path, &args, &all(&hook.env)?) {
+            Err(error) => Err(error.into()),
+            Ok(never) => match never {},
+        }
+    };
+    attempt().err().unwrap_or_else(|| io::Error::other("it was not executed"))
+}
+
+/// What is said to a hook, and what it says.
+struct Talk<'a> {
+    to: Option<OwnedFd>,
+    from: Option<OwnedFd>,
+    state: &'a [u8],
+    heard: Vec<u8>,
+}
+
+impl Talk<'_> {
+    /// Whether it ended within that time; what it left behind may still write.
+    fn until(&mut self, process: &OwnedFd, limit: Duration) -> io::Result<bool> {
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+            let mut wanted = vec![PollFd::new(process, PollFlags::IN)];
+            wanted.extend(self.from.iter().map(|from| PollFd::new(from, PollFlags::IN)));
+            wanted.extend(self.to.iter().map(|to| PollFd::new(to, PollFlags::OUT)));
+            match poll(&mut wanted, Some(&timeout)) {
+                Err(Errno::INTR) => continue,
+                Ok(0) => return Ok(false),
+                polled => drop(polled?),
+            }
+            let has_ended = wanted.first().is_some_and(|process| !process.revents().is_empty());
+            drop(wanted);
+            if has_ended {
+                return Ok(true);
+            }
+            self.tell();
+            self.hear()?;
+        }
+    }
+
+    /// A hook need not read its state.
+    fn tell(&mut self) {
+        let Some(to) = &self.to else { return };
+        match rustix::io::write(to, self.state) {
+            Ok(count) => self.state = self.state.get(count..).unwrap_or_default(),
+            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(_) => self.state = &[],
+        }
+        if self.state.is_empty() {
+            self.to = None;
+        }
+    }
+
+    fn hear(&mut self) -> io::Result<()> {
+        let mut buffer = [0_u8; 512];
+        while let Some(from) = &self.from {
+            match rustix::io::read(from, &mut buffer) {
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Ok(0) => self.from = None,
+                Ok(count) => {
+                    let room = TOLD.saturating_sub(self.heard.len()).min(count);
+                    self.heard.extend_from_slice(buffer.get(..room).unwrap_or_default());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn words(&self) -> String {
+        let text = String::from_utf8_lossy(&self.heard);
+        match text.trim() {
+            "" => String::new(),
+            text => format!(": {text}"),
+        }
+    }
+}

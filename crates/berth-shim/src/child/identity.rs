@@ -1,0 +1,89 @@
+//! Who a process is: limits, groups, user, capabilities (spec 09a §6.4, §6.5, §7.1).
+
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, Gid, Uid, capabilities, clear_ambient_capability_set,
+    configure_capability_in_ambient_set, set_capabilities, set_keep_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+
+use super::told::{Step, Told};
+use crate::plan::{Capabilities, Process};
+use berth_sys::{privileges, spawn};
+
+/// Number of capabilities there can be.
+const CAPABILITIES: u32 = 64;
+
+/// Raises hard limits while this process may; soft ones follow last, as small ones would hinder what comes between.
+///
+/// Without CAP_SYS_RESOURCE a hard limit stays where it is.
+pub(super) fn raise_limits(process: &Process) {
+    for (resource, _, hard) in &process.limits {
+        let _refused = spawn::set_limit(*resource, *hard, *hard);
+    }
+}
+
+/// Sets soft limits, as far as hard ones allow.
+pub(super) fn set_limits(process: &Process) {
+    for (resource, soft, hard) in &process.limits {
+        let hard = spawn::hard_limit(*resource).map_or(*hard, |now| now.min(*hard));
+        let _refused = spawn::set_limit(*resource, (*soft).min(hard), hard);
+    }
+}
+
+/// Becomes the process's user and groups with its capabilities.
+///
+/// `keeps_admin`: CAP_SYS_ADMIN stays in force until the program is executed, so that a filter can be set without
+/// `no_new_privs`. It is gone then all the same: `execve` makes what is permitted anew from what is inheritable,
+/// ambient and, for user 0, bounding.
+pub(super) fn become_user(process: &Process, keeps_admin: bool) -> Step<()> {
+    let wanted = process.capabilities;
+    privileges::drop_bounding(wanted.bounding).told(|| "limit capabilities")?;
+    set_keep_capabilities(true).told(|| "keep capabilities")?;
+    let groups: Vec<Gid> = process.groups.iter().copied().map(Gid::from_raw).collect();
+    set_thread_groups(&groups).told(|| format!("set groups {:?}", process.groups))?;
+    let (user, group) = (Uid::from_raw(process.uid), Gid::from_raw(process.gid));
+    set_thread_res_gid(group, group, group).told(|| format!("become group {}", process.gid))?;
+    set_thread_res_uid(user, user, user).told(|| format!("become user {}", process.uid))?;
+    let sets = sets(wanted, capabilities(None).told(|| "read capabilities")?.permitted, keeps_admin);
+    set_capabilities(None, sets).told(|| "set capabilities")?;
+    set_ambient(CapabilitySet::from_bits_retain(wanted.ambient) & sets.permitted & sets.inheritable)
+}
+
+/// What can be had of what is wanted: a shim that has less cannot give it.
+fn sets(wanted: Capabilities, had: CapabilitySet, keeps_admin: bool) -> CapabilitySets {
+    let set = |bits| CapabilitySet::from_bits_retain(bits) & had;
+    let more = if keeps_admin { CapabilitySet::SYS_ADMIN & had } else { CapabilitySet::empty() };
+    let permitted = set(wanted.permitted) | more;
+    CapabilitySets {
+        effective: (set(wanted.effective) & permitted) | more,
+        permitted,
+        inheritable: set(wanted.inheritable),
+    }
+}
+
+fn set_ambient(wanted: CapabilitySet) -> Step<()> {
+    clear_ambient_capability_set().told(|| "clear ambient capabilities")?;
+    for number in (0..CAPABILITIES).filter(|number| wanted.bits() >> number & 1 == 1) {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        configure_capability_in_ambient_set(one, true).told(|| format!("make capability {number} ambient"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_given_what_the_shim_lacks() {
+        let all = Capabilities { bounding: !0, effective: !0, permitted: !0, inheritable: !0, ambient: 0 };
+        let had = CapabilitySet::CHOWN | CapabilitySet::KILL;
+        assert_eq!(sets(all, had, true), CapabilitySets { effective: had, permitted: had, inheritable: had });
+        let none = Capabilities::default();
+        let admin = CapabilitySet::SYS_ADMIN;
+        let kept = sets(none, admin | had, true);
+        assert_eq!((kept.effective, kept.permitted), (admin, admin));
+        assert!(kept.inheritable.is_empty());
+        assert!(sets(none, admin, false).permitted.is_empty());
+    }
+}

@@ -1,0 +1,214 @@
+//! What a child of the shim does first: control groups, keyring, and the pod's namespaces.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    libc,
+    sched::{CloneFlags, unshare},
+};
+use rustix::{
+    fs::{CWD, Mode, OFlags},
+    process::{DumpableBehavior, Pid, PidfdFlags, Signal, pidfd_open},
+    thread::{Gid, LinkNameSpaceType, ThreadNameSpaceType, Uid},
+};
+
+use super::{
+    Around,
+    told::{Step, Told, failure, reason},
+};
+use crate::plan::{IdMap, Namespace, Processes};
+use berth_sys::spawn;
+
+/// A helper dies with its parent, mostly the shim, and shows nobody its memory.
+pub(super) fn settle(parent: Pid) -> Step<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).told(|| "die with the shim")?;
+    // One that has died before sends no signal any more.
+    if rustix::process::getppid() != Some(parent) {
+        return Err(failure("the shim has gone"));
+    }
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
+}
+
+/// A session keyring of the container's own, where the kernel has any to give.
+pub(super) fn join_keyring(container: &str) {
+    let _none = spawn::join_keyring(&format!("_ses.{container}"));
+}
+
+/// Whether a directory belongs to the unified hierarchy.
+fn is_unified(group: &Path) -> bool {
+    nix::sys::statfs::statfs(group).is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
+}
+
+/// Where the unified hierarchy is mounted, alone or beside the old ones.
+pub(super) fn unified_root() -> &'static Path {
+    let beside = Path::new("/sys/fs/cgroup/unified");
+    if is_unified(beside) { beside } else { Path::new("/sys/fs/cgroup") }
+}
+
+/// Whether control groups are those of the old hierarchies.
+pub(super) fn is_old(groups: &[PathBuf]) -> bool {
+    groups.first().is_some_and(|group| !is_unified(group))
+}
+
+/// The directory a process can be born into, open.
+pub(super) fn birth_group(groups: &[PathBuf]) -> Step<Option<OwnedFd>> {
+    // Beside old hierarchies it would spare one move of many, and a group that was killed once takes nobody by birth
+    // (`worker::groups::kill_each`).
+    let [group] = groups else { return Ok(None) };
+    if !is_unified(group) {
+        return Ok(None);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(group, flags, Mode::empty());
+    opened.map(Some).told(|| format!("open control group {}", group.display()))
+}
+
+/// Makes a process in its control group, by birth or, where the kernel refuses that, by moving it; then by `body`.
+///
+/// `EBUSY` and `EOPNOTSUPP`: the group has groups of its own, or its kind holds no processes.
+pub(super) fn spawn_into(
+    alone: spawn::Alone,
+    group: Option<BorrowedFd<'_>>,
+    body: impl FnOnce(Born) -> i32,
+) -> Step<u32> {
+    let mut body = Some(body);
+    let mut run = |born| body.take().map_or(127, |body| body(born));
+    let kin = spawn::Kin::Child;
+    let made = match group {
+        Some(group) => match spawn::spawn(alone, kin, Some(group), || run(Born::Inside)) {
+            Err(error) if is_refusal(&error) => spawn::spawn(alone, kin, None, || run(Born::Outside)),
+            other => other,
+        },
+        None => spawn::spawn(alone, kin, None, || run(Born::Outside)),
+    };
+    made.told(|| "make a process")
+}
+
+/// Where a process was born.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Born {
+    /// In its group of the unified hierarchy.
+    Inside,
+    /// Where the shim is.
+    Outside,
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::E2BIG))
+}
+
+/// Moves this process into those it was not born into.
+pub(super) fn enter(groups: &[PathBuf], born: Born) -> Step<()> {
+    for group in groups {
+        if born == Born::Inside && is_unified(group) {
+            continue;
+        }
+        let file = group.join("cgroup.procs");
+        fs::write(&file, "0").told(|| format!("enter control group {}", group.display()))?;
+    }
+    Ok(())
+}
+
+/// Joins the pod's namespaces, that of users first, and becomes user 0 there.
+pub(super) fn join_pod(around: &Around<'_>) -> Step<()> {
+    if let Some(users) = around.namespace(Namespace::User) {
+        join(users.as_fd(), LinkNameSpaceType::User)?;
+        become_root()?;
+    }
+    for (kind, name) in [
+        (Namespace::Network, LinkNameSpaceType::Network),
+        (Namespace::Ipc, LinkNameSpaceType::InterProcessCommunication),
+        (Namespace::Uts, LinkNameSpaceType::HostNameAndNISDomainName),
+    ] {
+        if let Some(namespace) = around.namespace(kind) {
+            join(namespace.as_fd(), name)?;
+        }
+    }
+    Ok(())
+}
+
+fn join(namespace: BorrowedFd<'_>, kind: LinkNameSpaceType) -> Step<()> {
+    rustix::thread::move_into_link_name_space(namespace, Some(kind)).told(|| format!("join the {kind:?} namespace"))
+}
+
+/// Becomes user and group 0 of a user namespace that was just joined or made.
+pub(super) fn become_root() -> Step<()> {
+    rustix::thread::set_thread_groups(&[]).told(|| "leave all groups")?;
+    let (user, group) = (Uid::ROOT, Gid::ROOT);
+    rustix::thread::set_thread_res_gid(group, group, group).told(|| "become group 0 of the user namespace")?;
+    rustix::thread::set_thread_res_uid(user, user, user).told(|| "become user 0 of the user namespace")?;
+    // The kernel forgets it when the user changes.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).told(|| "die with the shim")?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
+}
+
+/// A process by its descriptor.
+pub(super) fn process(pid: u32) -> Step<OwnedFd> {
+    let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let number = number.ok_or_else(|| failure(format!("there is no process {pid}")))?;
+    pidfd_open(number, PidfdFlags::empty()).told(|| format!("open process {pid}"))
+}
+
+/// A process's directory in `/proc`. It is no other process's later, as its number may be.
+pub(super) fn proc_directory(pid: u32) -> Step<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()).told(|| format!("open process {pid}"))
+}
+
+/// The process whose process namespace the next child joins, where it joins one.
+pub(super) fn target<'a>(processes: &Processes, around: &Around<'a>) -> Step<Option<BorrowedFd<'a>>> {
+    let (Processes::Of(_) | Processes::Pod) = processes else { return Ok(None) };
+    around.target.map(Some).ok_or_else(|| failure("the pod does not share its processes"))
+}
+
+/// Sees to it that the next child is in its process namespace.
+pub(super) fn enter_processes(processes: &Processes, target: Option<BorrowedFd<'_>>) -> Step<()> {
+    match target {
+        Some(target) => rustix::thread::move_into_thread_name_spaces(target, ThreadNameSpaceType::PROCESS_ID)
+            .told(|| "join the process namespace"),
+        None if *processes == Processes::Own => unshare(CloneFlags::CLONE_NEWPID).told(|| "make a process namespace"),
+        None => Ok(()),
+    }
+}
+
+/// The host's `/proc`: what a container mounts there may lie.
+pub(super) fn host_proc() -> Step<OwnedFd> {
+    rustix::fs::openat(CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .told(|| "open /proc")
+}
+
+/// Which id of the host stands for one of the container; none where it is not mapped.
+pub(super) fn on_host(id: u32, map: Option<IdMap>) -> Option<u32> {
+    let Some(map) = map else { return Some(id) };
+    let offset = id.checked_sub(map.inside)?;
+    if offset < map.count { map.outside.checked_add(offset) } else { None }
+}
+
+/// Sets how readily this process and what it becomes is killed; a refusal leaves what is inherited.
+pub(super) fn set_oom_score(wanted: Option<i32>) {
+    // The shim's own is -998: nothing a container may inherit.
+    let text = wanted.unwrap_or(0).to_string();
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", text) {
+        // AC-09a-X16: without CAP_SYS_RESOURCE it cannot be lowered.
+        let _is_logged_nowhere = reason(&error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_mapped_within_their_range() {
+        let map = Some(IdMap { inside: 0, outside: 100_000, count: 65_536 });
+        assert_eq!(on_host(0, map), Some(100_000));
+        assert_eq!(on_host(65_535, map), Some(165_535));
+        assert_eq!(on_host(65_536, map), None);
+        assert_eq!(on_host(7, None), Some(7));
+        assert_eq!(on_host(9, Some(IdMap { inside: 0, outside: u32::MAX, count: 20 })), None);
+    }
+}

@@ -1,0 +1,265 @@
+//! Starting a container: what its helper and its first process do (spec 09a §10, steps 3 to 9).
+
+use std::{
+    io::Read,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+    time::Instant,
+};
+
+use nix::{
+    fcntl::OFlag,
+    libc,
+    sched::{CloneFlags, unshare},
+};
+use rustix::{
+    fs::{FileType, Mode, Uid},
+    process::{Pid, getpid, setsid},
+};
+
+use super::{
+    Around, Launching, Stdio, attach, devices,
+    finalise::{self, Last, tell},
+    hooks, identity,
+    join::{self, Born},
+    mounts::{self, Ready},
+    report::{self, Reporter},
+    root, terminal,
+    told::{Step, Told, failure},
+};
+use crate::plan::{IdMap, LaunchPlan, Moment, Namespace, Source, Took};
+use berth_sys::{
+    in_root::{self, Missing},
+    mount_api::{self, Change, Reach},
+    spawn::{self, Alone, Kin},
+    step,
+};
+
+/// Starts a container. Only what cannot hang happens before this returns; poll what it returns.
+///
+/// # Errors
+/// If the shim has more than one thread, or no process can be made.
+pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Step<Launching> {
+    let alone = Alone::check().told(|| "start a container")?;
+    let (reports, reporter) = report::pair()?;
+    let group = join::birth_group(&plan.groups)?;
+    let parent = getpid();
+    let hooks = hooks::begin(alone, plan.hooks.as_deref(), &reporter)?;
+    let line = hooks.as_ref().map(|begun| &begun.line);
+    let helper = join::spawn_into(alone, group.as_ref().map(AsFd::as_fd), |born| {
+        let helper = Helper { alone, parent, plan, around, reporter: &reporter, line };
+        helper.run(stdio, born).map_or_else(|failure| tell(&reporter, &failure), |()| 0)
+    })?;
+    Launching::new(reports, helper, hooks.map(|begun| begun.runner))
+}
+
+/// What the helper has made when the container's process begins.
+struct Parts {
+    root: OwnedFd,
+    mounts: Vec<Ready>,
+    devices: Option<Vec<OwnedFd>>,
+    host_proc: OwnedFd,
+    stdio: Stdio,
+    /// When the helper began, and when the root was there.
+    times: [Instant; 2],
+}
+
+struct Helper<'a> {
+    alone: Alone,
+    parent: Pid,
+    plan: &'a LaunchPlan,
+    around: &'a Around<'a>,
+    reporter: &'a Reporter,
+    line: Option<&'a hooks::Line>,
+}
+
+impl Helper<'_> {
+    /// On the host: everything that needs its paths and its privileges. Then the pod's namespaces.
+    fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
+        let begun = Instant::now();
+        let (plan, around) = (self.plan, self.around);
+        self.close_others(&stdio)?;
+        join::settle(self.parent)?;
+        step::reached("helper.born");
+        join::enter(&plan.groups, born)?;
+        step::reached("helper.grouped");
+        join::join_keyring(&plan.container);
+        join::set_oom_score(plan.process.oom_score_adj);
+        identity::raise_limits(&plan.process);
+        rustix::process::umask(Mode::empty());
+        let users = around.users.filter(|_| around.namespace(Namespace::User).is_some());
+        give(&stdio, plan.process.uid, users.map(|(users, _)| users));
+        let target = join::target(&plan.processes, around)?;
+        let host_proc = join::host_proc()?;
+        let mut mounts = mounts::prepare(self.alone, &plan.mounts, &plan.groups, around)?;
+        unshare(CloneFlags::CLONE_NEWNS).told(|| "make a mount namespace")?;
+        mount_api::change_root(libc::MS_SLAVE, Reach::Tree).told(|| "hide mounts from the host")?;
+        root::open_stage(&plan.root.stage)?;
+        for (mount, ready) in plan.mounts.iter().zip(&mut mounts) {
+            if matches!(mount.source, Source::Layers { .. }) {
+                *ready = root::layers(self.alone, plan, mount, around)?;
+            }
+        }
+        let root = root::make(plan, around)?;
+        let times = [begun, Instant::now()];
+        step::reached("helper.rooted");
+        let devices = users_devices(plan, around)?;
+        join::join_pod(around)?;
+        let mut more = CloneFlags::empty();
+        more.set(CloneFlags::CLONE_NEWCGROUP, plan.has_group_namespace);
+        more.set(CloneFlags::CLONE_NEWNS, users.is_some());
+        unshare(more).told(|| "make the container's namespaces")?;
+        join::enter_processes(&plan.processes, target)?;
+        step::reached("helper.joined");
+        self.start(Parts { root, mounts, devices, host_proc, stdio, times })
+    }
+
+    /// What the shim has open for other containers is nothing to this one.
+    fn close_others(&self, stdio: &Stdio) -> Step<()> {
+        let mut keep = vec![self.reporter.number()];
+        keep.extend(self.line.map(hooks::Line::number));
+        keep.extend(self.around.target.map(|target| target.as_raw_fd()));
+        keep.extend(self.around.namespaces.iter().map(|(_, fd)| fd.as_raw_fd()));
+        if let Stdio::Files(files) = stdio {
+            keep.extend(files.iter().map(AsRawFd::as_raw_fd));
+        }
+        spawn::close_all_but(self.alone, &keep).told(|| "close descriptors")
+    }
+
+    /// Makes the container's process a child of the shim, and lets it go on once the shim knows of it.
+    fn start(&self, parts: Parts) -> Step<()> {
+        let host_proc = rustix::io::fcntl_dupfd_cloexec(&parts.host_proc, 3).told(|| "copy a descriptor")?;
+        let Go { wait, release } = Go::new()?;
+        let [begun, rooted] = parts.times;
+        let mut waiting = Some((parts, wait, release));
+        let spawned = spawn::spawn(self.alone, Kin::Sibling, None, || {
+            let Some((parts, wait, release)) = waiting.take() else { return 127 };
+            drop(release);
+            let run = || -> Step<i32> {
+                Go::wait(wait)?;
+                Inside { alone: self.alone, plan: self.plan, reporter: self.reporter, line: self.line, parts }.run()
+            };
+            run().unwrap_or_else(|failure| tell(self.reporter, &failure))
+        });
+        let pid = spawned.told(|| "make the container's process")?;
+        step::reached("helper.spawned");
+        let micros = |from: Instant, to: Instant| u32::try_from((to - from).as_micros()).unwrap_or(u32::MAX);
+        let took = Took { root: micros(begun, rooted), clone: micros(rooted, Instant::now()) };
+        announce(self.reporter, host_proc.as_fd(), pid, took)?;
+        self.line.map_or(Ok(()), |line| line.process(pid))?;
+        step::reached("helper.announced");
+        let (_, _, release) = waiting.ok_or_else(|| failure("the process went on as its helper"))?;
+        Go::release(release)
+    }
+}
+
+/// Tells the shim of the process while that cannot have ended unseen.
+pub(super) fn announce(reporter: &Reporter, host_proc: BorrowedFd<'_>, pid: u32, took: Took) -> Step<()> {
+    let ticks = spawn::start_ticks(host_proc, pid).told(|| format!("look at process {pid}"))?;
+    reporter.process(pid, ticks, took)
+}
+
+/// Holds a new process back until the shim knows of it; it ends if its helper dies before.
+pub(super) struct Go {
+    pub(super) wait: OwnedFd,
+    pub(super) release: OwnedFd,
+}
+
+impl Go {
+    pub(super) fn new() -> Step<Self> {
+        let (wait, release) = nix::unistd::pipe2(OFlag::O_CLOEXEC).told(|| "make a pipe")?;
+        Ok(Self { wait, release })
+    }
+
+    pub(super) fn wait(wait: OwnedFd) -> Step<()> {
+        let mut byte = [0_u8; 1];
+        std::fs::File::from(wait).read_exact(&mut byte).told(|| "the helper was killed")
+    }
+
+    pub(super) fn release(release: OwnedFd) -> Step<()> {
+        rustix::io::write(&release, b"G").map(drop).told(|| "let the process go on")
+    }
+}
+
+/// Makes pipes belong to the container's user, who may open them anew as `/dev/stdout`.
+pub(super) fn give(stdio: &Stdio, uid: u32, users: Option<IdMap>) {
+    let (Stdio::Files(files), Some(uid)) = (stdio, join::on_host(uid, users)) else { return };
+    for file in files {
+        let is_pipe = rustix::fs::fstat(file).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Fifo);
+        if is_pipe {
+            // Without it everything works but that.
+            let _refused = rustix::fs::fchown(file, Some(Uid::from_raw(uid)), None);
+        }
+    }
+}
+
+/// Whether `/dev` is a file system of the container's own.
+fn has_own_dev(plan: &LaunchPlan) -> bool {
+    let last = plan.mounts.iter().rev().find(|mount| Path::new(&mount.target) == Path::new("/dev"));
+    !last.is_some_and(|mount| matches!(mount.source, Source::Bind(_) | Source::Layers { .. }))
+}
+
+fn users_devices(plan: &LaunchPlan, around: &Around<'_>) -> Step<Option<Vec<OwnedFd>>> {
+    match (around.users, around.namespace(Namespace::User)) {
+        (Some(users), Some(_)) if has_own_dev(plan) => devices::stage(&plan.devices, users).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// The container's process, in all its namespaces.
+struct Inside<'a> {
+    alone: Alone,
+    plan: &'a LaunchPlan,
+    reporter: &'a Reporter,
+    line: Option<&'a hooks::Line>,
+    parts: Parts,
+}
+
+impl Inside<'_> {
+    /// Returns only if something went wrong.
+    fn run(self) -> Step<i32> {
+        let plan = self.plan;
+        setsid().told(|| "make a session")?;
+        let profile = finalise::open_profile(&plan.process, self.parts.host_proc.as_fd())?;
+        let root = self.parts.root.as_fd();
+        attach::root(root)?;
+        for (mount, ready) in plan.mounts.iter().zip(&self.parts.mounts) {
+            attach::mount(root, mount, ready)?;
+        }
+        let slave = self.dev(root)?;
+        self.line.map_or(Ok(()), hooks::Line::rooted)?;
+        if let Some(hooks) = &plan.hooks {
+            hooks::execute(self.alone, hooks, Moment::CreateContainer, Some(std::process::id()))?;
+        }
+        attach::mask(root, &plan.masked)?;
+        attach::protect(root, &plan.read_only)?;
+        in_root::open_or_make(root, Path::new(&plan.process.cwd), Missing::Directory)
+            .told(|| format!("make the working directory {}", plan.process.cwd))?;
+        if plan.root.is_read_only {
+            let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
+            mount_api::change(root, Reach::Top, change).told(|| "make the root read-only")?;
+        }
+        attach::pivot(root, plan.root.is_shared)?;
+        finalise::take_stdio(self.parts.stdio, slave)?;
+        let hooks = plan.hooks.as_deref();
+        let last = Last { process: &plan.process, reporter: self.reporter, profile, hooks, line: self.line };
+        Ok(finalise::execute(self.alone, last))
+    }
+
+    /// Devices, links and terminal; returns the terminal's end for the process.
+    fn dev(&self, root: BorrowedFd<'_>) -> Step<Option<OwnedFd>> {
+        let is_ours = has_own_dev(self.plan);
+        if is_ours {
+            devices::install(root, &self.plan.devices, self.parts.devices.as_deref())?;
+            devices::link(root)?;
+        }
+        let Stdio::Terminal = self.parts.stdio else { return Ok(None) };
+        let size = self.plan.process.terminal.unwrap_or_default();
+        let made = terminal::make(root, size, self.plan.process.uid)?;
+        self.reporter.terminal(made.master.as_fd())?;
+        if is_ours {
+            devices::console(root, &made.slave)?;
+        }
+        Ok(Some(made.slave))
+    }
+}

@@ -1,0 +1,122 @@
+//! A process on its way, as the shim's loop sees it.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::process::{Signal, pidfd_send_signal};
+
+use super::{
+    join,
+    report::{Message, Reports},
+    told::{Step, failure},
+};
+use crate::plan::{Failure, Took};
+
+/// A process that is being started. Poll its descriptor for input; then [`Launching::advance`].
+#[derive(Debug)]
+pub struct Launching {
+    reports: Reports,
+    helper: OwnedFd,
+    /// Who executes hooks on the host.
+    runner: Option<OwnedFd>,
+    process: Option<Process>,
+    terminal: Option<OwnedFd>,
+    executes: bool,
+    failed: Option<Failure>,
+}
+
+/// A process that will be the program's.
+#[derive(Debug)]
+struct Process {
+    pid: u32,
+    ticks: u64,
+    took: Took,
+    /// None where it ended, and was reaped, before it was heard of.
+    fd: Option<OwnedFd>,
+}
+
+/// How far it is.
+#[derive(Debug)]
+pub enum Progress {
+    /// Not there yet.
+    Pending(Launching),
+    /// The program runs, or has run.
+    Started {
+        /// Its process, a child of the shim.
+        pid: u32,
+        /// Field 22 of its `stat`.
+        start_ticks: u64,
+        /// The master of its terminal.
+        terminal: Option<OwnedFd>,
+        /// How long steps of it took.
+        took: Took,
+    },
+    /// Nothing was executed. What was started ends by itself and is to be reaped.
+    Failed(Failure),
+}
+
+impl AsFd for Launching {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reports.as_fd()
+    }
+}
+
+impl Launching {
+    pub(super) fn new(reports: Reports, helper: u32, runner: Option<u32>) -> Step<Self> {
+        let (helper, runner) = (join::process(helper)?, runner.map(join::process).transpose()?);
+        Ok(Self { reports, helper, runner, process: None, terminal: None, executes: false, failed: None })
+    }
+
+    /// Takes in what was told. Never blocks.
+    pub fn advance(mut self) -> Progress {
+        loop {
+            match self.reports.next() {
+                Ok(Some(message)) => self.take(message),
+                Ok(None) => return self.conclude(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Pending(self),
+                Err(error) => {
+                    self.kill();
+                    return Progress::Failed(failure(format!("read what a child says: {error}")));
+                }
+            }
+        }
+    }
+
+    /// Kills what was started so far: it has taken too long. [`Progress::Failed`] follows once it has ended.
+    pub fn kill(&self) {
+        let process = self.process.as_ref().and_then(|process| process.fd.as_ref());
+        for child in [Some(&self.helper), process, self.runner.as_ref()].into_iter().flatten() {
+            let _has_ended = pidfd_send_signal(child, Signal::KILL);
+        }
+    }
+
+    /// The container's process, once it is there; its program may not run yet.
+    pub fn process(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.pid)
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Process { pid, ticks, took } => {
+                self.process = Some(Process { pid, ticks, took, fd: join::process(pid).ok() });
+            }
+            Message::Terminal(master) => self.terminal = Some(master),
+            Message::Executes => self.executes = true,
+            Message::Failed(failure) => self.failed = self.failed.take().or(Some(failure)),
+            Message::Namespace(..) | Message::Unmapped => {}
+        }
+    }
+
+    fn conclude(self) -> Progress {
+        match (self.failed, self.process) {
+            (Some(failure), _) => Progress::Failed(failure),
+            (None, Some(Process { pid, ticks, took, .. })) if self.executes => {
+                Progress::Started { pid, start_ticks: ticks, terminal: self.terminal, took }
+            }
+            (None, Some(_)) => Progress::Failed(failure("the process was killed before its program was executed")),
+            (None, None) => Progress::Failed(failure("the helper was killed before the process was there")),
+        }
+    }
+}

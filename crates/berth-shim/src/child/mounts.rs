@@ -1,0 +1,151 @@
+//! What is mounted in a container, taken as descriptors where its path means something: on the host (spec 09a §8.2).
+//!
+//! A path is resolved once. What is attached later is what was found here, whatever happens to the path.
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::libc;
+use rustix::fs::FileType;
+
+use super::{
+    Around, join, namespaces,
+    told::{Step, Told, failure, reason},
+};
+use crate::plan::{Access, Mount, Namespace, Propagation, Source};
+use berth_sys::{
+    mount_api::{self, Change, Reach},
+    spawn::Alone,
+};
+
+/// A mount that waits to be attached.
+#[derive(Debug)]
+pub(super) enum Ready {
+    /// A copy of something.
+    Tree {
+        /// The detached mount.
+        mount: OwnedFd,
+        /// Whether a directory is mounted.
+        is_directory: bool,
+    },
+    /// Made in the container's namespaces.
+    New,
+    /// The container's groups on the old hierarchies, by the hierarchy's name.
+    Groups(Vec<(String, OwnedFd)>),
+    /// Layers of an image; made with the root.
+    Layers,
+}
+
+/// Takes all mounts that are taken from the host.
+pub(super) fn prepare(alone: Alone, mounts: &[Mount], groups: &[PathBuf], around: &Around<'_>) -> Step<Vec<Ready>> {
+    let one = |mount: &Mount| match &mount.source {
+        Source::Bind(path) => bind(alone, path, mount, around),
+        Source::New { kind, .. } if kind == "cgroup" && join::is_old(groups) => old_groups(groups).map(Ready::Groups),
+        Source::New { .. } => Ok(Ready::New),
+        Source::Layers { .. } => Ok(Ready::Layers),
+    };
+    mounts.iter().map(one).collect()
+}
+
+fn bind(alone: Alone, path: &Path, mount: &Mount, around: &Around<'_>) -> Step<Ready> {
+    let what = || format!("mount {} on {}", path.display(), mount.target);
+    let taken = match mount_api::clone_path(path, Reach::Tree) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // The umask is empty here: without a mode everybody could write to it.
+            let mut directories = fs::DirBuilder::new();
+            let made = directories.recursive(true).mode(0o755).create(path);
+            made.told(|| format!("make {}", path.display()))?;
+            mount_api::clone_path(path, Reach::Tree)
+        }
+        other => other,
+    };
+    let taken = taken.told(what)?;
+    dress(alone, taken.as_fd(), mount, around)?;
+    Ok(Ready::Tree { is_directory: is_directory(taken.as_fd()).told(what)?, mount: taken })
+}
+
+/// Whether a mount shows a directory.
+pub(super) fn is_directory(mount: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(mount)?.st_mode) == FileType::Directory)
+}
+
+/// Gives a detached mount its propagation, flags, access and ids.
+pub(super) fn dress(alone: Alone, taken: BorrowedFd<'_>, mount: &Mount, around: &Around<'_>) -> Step<()> {
+    let target = &mount.target;
+    let propagation = match mount.propagation {
+        Propagation::Private => libc::MS_PRIVATE,
+        Propagation::Slave => libc::MS_SLAVE,
+        Propagation::Shared => 0,
+    };
+    if propagation != 0 {
+        mount_api::change(taken, Reach::Tree, Change { propagation, ..Change::default() })
+            .told(|| format!("set the propagation of {target}"))?;
+    }
+    let is_read_only = mount.access == Access::ReadOnly || mount.flags & libc::MS_RDONLY != 0;
+    let set = mount_api::attributes(mount.flags) | if is_read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    if set != 0 {
+        mount_api::change(taken, Reach::Top, Change { set, ..Change::default() })
+            .told(|| format!("set the flags of {target}"))?;
+    }
+    if mount.access == Access::RecursivelyReadOnly {
+        let change = Change { set: libc::MOUNT_ATTR_RDONLY, ..Change::default() };
+        mount_api::change(taken, Reach::Tree, change)
+            .told(|| format!("RROUnsupported: make {target} recursively read-only"))?;
+    }
+    match (&mount.source, mount.ids) {
+        // Layers are mapped one by one before they become one.
+        (Source::Bind(path), Some(ids)) => map_ids(alone, taken, path, ids, around),
+        _ => Ok(()),
+    }
+}
+
+fn map_ids(
+    alone: Alone,
+    taken: BorrowedFd<'_>,
+    path: &Path,
+    ids: (crate::plan::IdMap, crate::plan::IdMap),
+    around: &Around<'_>,
+) -> Step<()> {
+    let made;
+    let users = match around.namespace(Namespace::User) {
+        Some(users) if around.users == Some(ids) => users,
+        _ => {
+            made = namespaces::user_namespace(alone, ids)?;
+            &made
+        }
+    };
+    show_as(taken, users.as_fd(), path)
+}
+
+/// Shows a detached mount with the ids of a user namespace.
+pub(super) fn show_as(taken: BorrowedFd<'_>, users: BorrowedFd<'_>, path: &Path) -> Step<()> {
+    mount_api::change(taken, Reach::Top, Change { ids: Some(users), ..Change::default() }).map_err(|error| {
+        failure(format!(
+            "failed to set MOUNT_ATTR_IDMAP on {}: {} (maybe the filesystem used doesn't support idmap mounts on this \
+             kernel?)",
+            path.display(),
+            reason(&error)
+        ))
+    })
+}
+
+/// `/sys/fs/cgroup/memory/kubepods/x` belongs to the hierarchy `memory`.
+fn old_groups(groups: &[PathBuf]) -> Step<Vec<(String, OwnedFd)>> {
+    let mut taken = Vec::new();
+    for group in groups {
+        let below = group.strip_prefix("/sys/fs/cgroup").ok().and_then(|below| below.components().next());
+        let Some(name) = below.and_then(|name| name.as_os_str().to_str()) else { continue };
+        let what = || format!("take control group {}", group.display());
+        let mount = mount_api::clone_path(group, Reach::Top).told(what)?;
+        let change = Change { propagation: libc::MS_PRIVATE, ..Change::default() };
+        mount_api::change(mount.as_fd(), Reach::Top, change).told(what)?;
+        taken.push((name.to_owned(), mount));
+    }
+    Ok(taken)
+}

@@ -1,0 +1,212 @@
+//! The namespaces of a pod, and its process 1 where it shares its processes (spec 09a §2.3-§2.5).
+//!
+//! A child makes them, the user namespace first so that the others belong to it, and hands them over as descriptors.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Component, Path},
+    time::{Duration, Instant},
+};
+
+use nix::sched::{CloneFlags, unshare};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, WaitOptions, getpid, kill_process, waitpid},
+};
+
+use super::{
+    join, pod_init,
+    report::{self, Message, Reporter, Reports},
+    told::{Step, Told, failure},
+};
+use crate::plan::{Failure, FailureKind, IdMap, Namespace, NamespacePlan};
+use berth_sys::{
+    interface,
+    spawn::{self, Alone, Kin},
+};
+
+/// How long making them may take: nothing of it waits for anything.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What was made.
+#[derive(Debug)]
+pub struct Made {
+    /// Namespaces, in the order of [`Namespace`].
+    pub namespaces: Vec<(Namespace, OwnedFd)>,
+    /// The pod's process 1, a child of the shim.
+    pub init: Option<u32>,
+}
+
+/// Makes a pod's namespaces; its process 1 executes the shim's own program with [`super::POD_INIT`].
+///
+/// # Errors
+/// If the shim has more than one thread, or what the kernel says; nothing is left then.
+pub fn make_namespaces(plan: &NamespacePlan) -> Result<Made, Failure> {
+    let program = File::open("/proc/self/exe").told(|| "open the shim's program")?;
+    make_namespaces_with(plan, program.as_fd())
+}
+
+/// As [`make_namespaces`], with the program of process 1.
+///
+/// # Errors
+/// As [`make_namespaces`].
+pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Result<Made, Failure> {
+    let alone = Alone::check().told(|| "make namespaces")?;
+    let (reports, reporter) = report::pair()?;
+    let parent = getpid();
+    let maker = spawn::spawn(alone, Kin::Child, None, || {
+        let done = make((alone, parent), plan, &reporter, program);
+        done.map_or_else(|failure| super::finalise::tell(&reporter, &failure), |()| 0)
+    });
+    let maker = maker.told(|| "make a process")?;
+    drop(reporter);
+    let gathered = gather(plan, &reports, maker);
+    end(maker);
+    match gathered {
+        (made, None) if plan.shares_processes == made.init.is_some() => Ok(made),
+        (made, reason) => {
+            made.init.into_iter().for_each(end);
+            Err(reason.unwrap_or_else(|| failure("the pod's process 1 was not made")))
+        }
+    }
+}
+
+/// Kills and reaps a child that has nothing more to do.
+fn end(child: u32) {
+    if let Some(pid) = i32::try_from(child).ok().and_then(Pid::from_raw) {
+        let _gone = kill_process(pid, Signal::KILL);
+        // The loop may have reaped it.
+        let _gone = waitpid(Some(pid), WaitOptions::empty());
+    }
+}
+
+/// Takes in what the child tells until it ends.
+fn gather(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (Made, Option<Failure>) {
+    let deadline = Instant::now() + LIMIT;
+    let mut made = Made { namespaces: Vec::new(), init: None };
+    loop {
+        let message = match next(reports, deadline) {
+            Ok(Some(message)) => message,
+            Ok(None) => break,
+            Err(failure) => return (made, Some(failure)),
+        };
+        match message {
+            Message::Unmapped => {
+                let mapped = plan.users.ok_or_else(|| failure("there are no ids for the user namespace"));
+                if let Err(failure) = mapped.and_then(|maps| map_ids(maker, maps)).and_then(|()| reports.go()) {
+                    return (made, Some(failure));
+                }
+            }
+            Message::Namespace(kind, fd) => made.namespaces.push((kind, fd)),
+            Message::Process { pid, .. } => made.init = Some(pid),
+            Message::Failed(failure) => return (made, Some(failure)),
+            Message::Terminal(_) | Message::Executes => {}
+        }
+    }
+    made.namespaces.sort_by_key(|(kind, _)| *kind);
+    let kinds: Vec<Namespace> = made.namespaces.iter().map(|(kind, _)| *kind).collect();
+    let mut wanted = plan.made.clone();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let missing = (kinds != wanted).then(|| failure("the process that made namespaces was killed"));
+    (made, missing)
+}
+
+fn next(reports: &Reports, deadline: Instant) -> Step<Option<Message>> {
+    loop {
+        match reports.next() {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            other => return other.told(|| "read what a child says"),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let text = format!("making namespaces took longer than {LIMIT:?}");
+            return Err(Failure { kind: FailureKind::Deadline, text });
+        }
+        let left = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(1), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(reports, PollFlags::IN)], Some(&left)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).told(|| "wait for a child"),
+        }
+    }
+}
+
+fn map_ids(pid: u32, (users, groups): (IdMap, IdMap)) -> Step<()> {
+    for (file, map) in [("gid_map", groups), ("uid_map", users)] {
+        let line = format!("{} {} {}\n", map.inside, map.outside, map.count);
+        fs::write(format!("/proc/{pid}/{file}"), &line).told(|| format!("write {:?} to {file}", line.trim()))?;
+    }
+    Ok(())
+}
+
+/// In the child.
+fn make((alone, parent): (Alone, Pid), plan: &NamespacePlan, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
+    join::settle(parent)?;
+    let has = |kind| plan.made.contains(&kind);
+    if has(Namespace::User) {
+        unshare(CloneFlags::CLONE_NEWUSER).told(|| "make a user namespace")?;
+        reporter.unmapped()?;
+        reporter.wait()?;
+        join::become_root()?;
+    }
+    let mut flags = CloneFlags::empty();
+    flags.set(CloneFlags::CLONE_NEWNET, has(Namespace::Network));
+    flags.set(CloneFlags::CLONE_NEWIPC, has(Namespace::Ipc));
+    flags.set(CloneFlags::CLONE_NEWUTS, has(Namespace::Uts));
+    unshare(flags).told(|| "make namespaces")?;
+    if has(Namespace::Uts) {
+        nix::unistd::sethostname(&plan.hostname).told(|| format!("set the host name {:?}", plan.hostname))?;
+    }
+    if has(Namespace::Network) {
+        interface::set_loopback_up().told(|| "set lo up")?;
+    }
+    set_kernel(&plan.sysctls)?;
+    for (kind, name) in
+        [(Namespace::User, "user"), (Namespace::Network, "net"), (Namespace::Ipc, "ipc"), (Namespace::Uts, "uts")]
+    {
+        if has(kind) {
+            let file = File::open(format!("/proc/self/ns/{name}")).told(|| format!("open the {name} namespace"))?;
+            reporter.namespace(kind, file.as_fd())?;
+        }
+    }
+    if plan.shares_processes { pod_init::start(alone, reporter, program) } else { Ok(()) }
+}
+
+/// Writes kernel settings; those of networks and message queues are those of this process's namespaces.
+fn set_kernel(settings: &BTreeMap<String, String>) -> Step<()> {
+    for (name, value) in settings {
+        let is_plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        if !is_plain {
+            return Err(failure(format!("{name:?} is no kernel setting")));
+        }
+        fs::write(Path::new("/proc/sys").join(name), value).told(|| format!("set {name} to {value:?}"))?;
+    }
+    Ok(())
+}
+
+/// A user namespace with these ids that holds no process.
+pub(super) fn user_namespace(alone: Alone, maps: (IdMap, IdMap)) -> Step<OwnedFd> {
+    let (reports, reporter) = report::pair()?;
+    let parent = getpid();
+    let holder = spawn::spawn(alone, Kin::Child, None, || {
+        let hold = || -> Step<()> {
+            join::settle(parent)?;
+            unshare(CloneFlags::CLONE_NEWUSER).told(|| "make a user namespace")?;
+            let file = File::open("/proc/self/ns/user").told(|| "open the user namespace")?;
+            reporter.namespace(Namespace::User, file.as_fd())?;
+            reporter.wait()
+        };
+        hold().map_or_else(|failure| super::finalise::tell(&reporter, &failure), |()| 0)
+    });
+    let holder = holder.told(|| "make a process")?;
+    drop(reporter);
+    let made = match next(&reports, Instant::now() + LIMIT) {
+        Ok(Some(Message::Namespace(_, namespace))) => map_ids(holder, maps).map(|()| namespace),
+        Ok(Some(Message::Failed(failure))) | Err(failure) => Err(failure),
+        Ok(_) => Err(failure("the process that made a user namespace was killed")),
+    };
+    end(holder);
+    made
+}

@@ -1,0 +1,135 @@
+//! Process 1 of a pod whose containers share their processes (spec 09a §2.5).
+//!
+//! It is executed anew, so that nothing of the shim's memory is in it, and then gives up all it has: its root is an
+//! empty directory, so `/proc/1/root` shows nothing of the host (AC-09a-X14); no rights, no descriptors. It reaps.
+
+use std::{
+    ffi::{CStr, CString},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    process::ExitCode,
+};
+
+use nix::{
+    libc,
+    mount::{MntFlags, umount2},
+    sched::{CloneFlags, unshare},
+    sys::{
+        signal::{SigSet, Signal},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
+use rustix::{
+    fs::{Mode, OFlags},
+    process::DumpableBehavior,
+    thread::set_no_new_privs,
+};
+
+use super::{
+    identity,
+    launch::{Go, announce},
+    report::Reporter,
+    told::{Step, Told, failure},
+};
+use crate::plan::{Process, Took};
+use berth_sys::{
+    mount_api::{self, Reach},
+    spawn::{self, Alone, Kin},
+};
+
+/// The argument by which the shim's program becomes a pod's process 1.
+pub const POD_INIT: &str = "pod-init";
+/// Nobody's user and group.
+const NOBODY: u32 = 65_535;
+
+/// In the process that made the namespaces: makes process 1.
+pub(super) fn start(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
+    let host_proc = super::join::host_proc()?;
+    unshare(CloneFlags::CLONE_NEWPID).told(|| "make a process namespace")?;
+    let Go { wait, release } = Go::new()?;
+    let mut waiting = Some((wait, release));
+    let spawned = spawn::spawn(alone, Kin::Sibling, None, || {
+        let Some((wait, release)) = waiting.take() else { return 127 };
+        drop(release);
+        let run = || -> Step<()> {
+            Go::wait(wait)?;
+            become_init(alone, reporter, program)
+        };
+        run().map_or_else(|failure| super::finalise::tell(reporter, &failure), |()| 0)
+    });
+    let pid = spawned.told(|| "make the pod's process 1")?;
+    announce(reporter, host_proc.as_fd(), pid, Took::default())?;
+    let (_, release) = waiting.ok_or_else(|| failure("process 1 went on as its maker"))?;
+    Go::release(release)
+}
+
+/// Executes the program with nothing but the reporter open, so that it can tell what goes wrong.
+fn become_init(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
+    let keep = [reporter.number(), program.as_raw_fd()];
+    spawn::close_all_but(alone, &keep).told(|| "close descriptors")?;
+    rustix::io::fcntl_setfd(reporter.as_fd(), rustix::io::FdFlags::empty()).told(|| "keep a descriptor")?;
+    spawn::reset_signals().told(|| "reset signals")?;
+    let number = CString::new(reporter.number().to_string()).map_err(std::io::Error::from).told(|| "spell a number")?;
+    let name = CString::new(POD_INIT).map_err(std::io::Error::from).told(|| "spell a name")?;
+    let args: [&CStr; 3] = [c"berth", name.as_c_str(), number.as_c_str()];
+    let env: [&CStr; 0] = [];
+    let flags = nix::fcntl::AtFlags::AT_EMPTY_PATH;
+    match nix::unistd::execveat(program, c"", &args, &env, flags) {
+        Err(error) => Err(error).told(|| "execute the pod's process 1"),
+        Ok(never) => match never {},
+    }
+}
+
+/// The shim's program as a pod's process 1: called first in `main` when its first argument is [`POD_INIT`], with the
+/// argument that follows. Reaps for ever; ends with 0 on SIGTERM and SIGINT.
+pub fn pod_init(number: &str) -> ExitCode {
+    let reporter = number.parse().ok().and_then(|number| spawn::inherited(number).ok()).map(Reporter::from_fd);
+    let Some(reporter) = reporter else { return ExitCode::FAILURE };
+    let mut signals = SigSet::empty();
+    [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| signals.add(signal));
+    // Blocked signals reach a process 1 too; others without a handler do not.
+    let isolated = signals.thread_block().told(|| "block signals").and_then(|()| isolate());
+    if let Err(failure) = isolated {
+        reporter.failed(&failure);
+        return ExitCode::FAILURE;
+    }
+    drop(reporter);
+    loop {
+        match signals.wait() {
+            Ok(Signal::SIGTERM | Signal::SIGINT) => return ExitCode::SUCCESS,
+            _ => reap(),
+        }
+    }
+}
+
+fn reap() {
+    while let Ok(status) = waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
+        if status == WaitStatus::StillAlive {
+            break;
+        }
+    }
+}
+
+/// Gives up root, descriptors, rights and user.
+fn isolate() -> Step<()> {
+    unshare(CloneFlags::CLONE_NEWNS).told(|| "make a mount namespace")?;
+    mount_api::change_root(libc::MS_SLAVE, Reach::Tree).told(|| "hide mounts from the host")?;
+    let empty = mount_api::new_mount("tmpfs", "size=0,nr_inodes=1,mode=555", libc::MS_RDONLY).told(|| "make a root")?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let place = rustix::fs::open("/proc", flags, Mode::empty()).told(|| "open /proc")?;
+    mount_api::attach(empty.as_fd(), place.as_fd()).told(|| "attach a root")?;
+    rustix::process::fchdir(&empty).told(|| "go to the root")?;
+    rustix::process::pivot_root(".", ".").told(|| "change the root")?;
+    umount2(".", MntFlags::MNT_DETACH).told(|| "leave the old root")?;
+    rustix::process::chdir("/").told(|| "go to the root")?;
+    drop((empty, place));
+    for standard in 0..3 {
+        // What the shim writes to is none of the pod's business; nothing of ours uses it.
+        drop(spawn::inherited(standard));
+    }
+    set_no_new_privs(true).told(|| "give up new privileges")?;
+    let nobody = Process { uid: NOBODY, gid: NOBODY, ..Process::default() };
+    // Few ids may be mapped: then it stays user 0, without rights.
+    identity::become_user(&nobody, false).or_else(|_| identity::become_user(&Process::default(), false))?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
+}

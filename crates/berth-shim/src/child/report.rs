@@ -1,0 +1,273 @@
+//! What a process that is being started tells the shim: one datagram each, over a socket pair that its last
+//! `execve` closes.
+//!
+//! First byte `P`: the container's process is there (number, start ticks, how long that took). `T`: its terminal, a
+//! descriptor. `X`: it executes its program next. `F`: it failed (kind, text). `N`: a namespace, a descriptor. `M`: it waits
+//! for id maps.
+//! The end of the stream after `X` means that the program runs.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    },
+};
+
+use super::told::{Step, Told};
+use crate::{
+    plan::{Failure, FailureKind, Namespace, Took},
+    socket::past_false_end,
+};
+
+/// The longest text of a failure, bytes.
+const LONGEST: usize = 4096;
+
+/// What was told.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// The process is there and waits for nobody but its helper.
+    Process {
+        /// Its number.
+        pid: u32,
+        /// When it started.
+        ticks: u64,
+        /// How long that took.
+        took: Took,
+    },
+    /// The master of its terminal.
+    Terminal(OwnedFd),
+    /// The program is executed next.
+    Executes,
+    /// A namespace.
+    Namespace(Namespace, OwnedFd),
+    /// Ids have to be mapped now.
+    Unmapped,
+    /// It failed.
+    Failed(Failure),
+}
+
+/// The child's end.
+#[derive(Debug)]
+pub(super) struct Reporter(OwnedFd);
+
+/// The shim's end.
+#[derive(Debug)]
+pub(super) struct Reports(OwnedFd);
+
+/// Both ends; closed by `execve`.
+pub(super) fn pair() -> Step<(Reports, Reporter)> {
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).told(|| "make a socket pair")?;
+    Ok((Reports(ours), Reporter(theirs)))
+}
+
+impl Reporter {
+    /// From a descriptor that was inherited.
+    pub(super) fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// The descriptor's number.
+    pub(super) fn number(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Its descriptor.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Tells of the process.
+    pub(super) fn process(&self, pid: u32, ticks: u64, took: Took) -> Step<()> {
+        let mut body = vec![b'P'];
+        body.extend(pid.to_le_bytes());
+        body.extend(ticks.to_le_bytes());
+        body.extend(took.root.to_le_bytes());
+        body.extend(took.clone.to_le_bytes());
+        self.send(&body, None)
+    }
+
+    /// Hands over the terminal's master.
+    pub(super) fn terminal(&self, master: BorrowedFd<'_>) -> Step<()> {
+        self.send(b"T", Some(master))
+    }
+
+    /// Hands over a namespace.
+    pub(super) fn namespace(&self, kind: Namespace, fd: BorrowedFd<'_>) -> Step<()> {
+        let index = Namespaces::index(kind);
+        self.send(&[b'N', index], Some(fd))
+    }
+
+    /// Asks for id maps.
+    pub(super) fn unmapped(&self) -> Step<()> {
+        self.send(b"M", None)
+    }
+
+    /// Says that the program is next.
+    pub(super) fn executes(&self) -> Step<()> {
+        self.send(b"X", None)
+    }
+
+    /// Tells why it cannot go on; who does not hear it sees the process end.
+    pub(super) fn failed(&self, failure: &Failure) {
+        let kind = match failure.kind {
+            FailureKind::Unknown => 0,
+            FailureKind::State => 1,
+            FailureKind::Program => 2,
+            FailureKind::Deadline => 3,
+            FailureKind::Other => 4,
+        };
+        let text = failure.text.as_bytes();
+        let mut body = vec![b'F', kind];
+        body.extend(text.get(..LONGEST).unwrap_or(text));
+        let _nobody_listens = self.send(&body, None);
+    }
+
+    fn send(&self, body: &[u8], fd: Option<BorrowedFd<'_>>) -> Step<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        sendmsg(&self.0, &[IoSlice::new(body)], &mut control, SendFlags::NOSIGNAL).map(drop).told(|| "tell the shim")
+    }
+}
+
+/// Numbers of namespaces on the wire.
+struct Namespaces;
+
+impl Namespaces {
+    const ALL: [Namespace; 4] = [Namespace::User, Namespace::Network, Namespace::Ipc, Namespace::Uts];
+
+    fn index(kind: Namespace) -> u8 {
+        match kind {
+            Namespace::User => 0,
+            Namespace::Network => 1,
+            Namespace::Ipc => 2,
+            Namespace::Uts => 3,
+        }
+    }
+}
+
+impl AsFd for Reports {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Reports {
+    /// The next message; none at the end of the stream. `WouldBlock` where nothing was told yet.
+    pub(super) fn next(&self) -> io::Result<Option<Message>> {
+        past_false_end(|| self.look())
+    }
+
+    fn look(&self) -> io::Result<Option<Message>> {
+        let mut body = [0_u8; LONGEST + 16];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = loop {
+            match recvmsg(&self.0, &mut [IoSliceMut::new(&mut body)], &mut control, flags) {
+                Err(Errno::INTR) => {}
+                // The other end went while something of ours was on its way to it.
+                Err(Errno::CONNRESET) => return Ok(None),
+                other => break other?,
+            }
+        };
+        let fd = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        let body = body.get(..got.bytes).unwrap_or_default();
+        if body.is_empty() {
+            return Ok(None);
+        }
+        let message = parse(body, fd);
+        message.map(Some).ok_or_else(|| io::Error::other("a child of the shim said something strange"))
+    }
+
+    /// Says one byte to the other end: go on.
+    pub(super) fn go(&self) -> Step<()> {
+        let mut control = SendAncillaryBuffer::default();
+        sendmsg(&self.0, &[IoSlice::new(b"G")], &mut control, SendFlags::NOSIGNAL).map(drop).told(|| "tell a child")
+    }
+}
+
+impl Reporter {
+    /// Waits until the shim says that it may go on.
+    pub(super) fn wait(&self) -> Step<()> {
+        let mut byte = [0_u8; 1];
+        loop {
+            match rustix::net::recv(&self.0, &mut byte, RecvFlags::empty()) {
+                Err(Errno::INTR) => {}
+                Ok((_, 0)) => return Err(super::told::failure("the shim has gone")),
+                other => return other.map(drop).told(|| "wait for the shim"),
+            }
+        }
+    }
+}
+
+fn parse(body: &[u8], fd: Option<OwnedFd>) -> Option<Message> {
+    let (first, rest) = body.split_first()?;
+    match first {
+        b'P' => {
+            let (pid, ticks) = rest.split_first_chunk::<4>()?;
+            let (ticks, rest) = ticks.split_first_chunk::<8>()?;
+            let (root, rest) = rest.split_first_chunk::<4>()?;
+            let (clone, _) = rest.split_first_chunk::<4>()?;
+            let took = Took { root: u32::from_le_bytes(*root), clone: u32::from_le_bytes(*clone) };
+            Some(Message::Process { pid: u32::from_le_bytes(*pid), ticks: u64::from_le_bytes(*ticks), took })
+        }
+        b'T' => Some(Message::Terminal(fd?)),
+        b'X' => Some(Message::Executes),
+        b'M' => Some(Message::Unmapped),
+        b'N' => Some(Message::Namespace(*Namespaces::ALL.get(usize::from(*rest.first()?))?, fd?)),
+        b'F' => {
+            let (kind, text) = rest.split_first()?;
+            let kind = match kind {
+                0 => FailureKind::Unknown,
+                1 => FailureKind::State,
+                2 => FailureKind::Program,
+                3 => FailureKind::Deadline,
+                _ => FailureKind::Other,
+            };
+            Some(Message::Failed(Failure { kind, text: String::from_utf8_lossy(text).into_owned() }))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_arrives() {
+        let (reports, reporter) = pair().expect("a pair");
+        assert_eq!(reports.next().expect_err("nothing yet").kind(), io::ErrorKind::WouldBlock);
+        reporter.process(7, 1 << 40, Took { root: 8, clone: 9 }).expect("sent");
+        reporter.namespace(Namespace::Uts, reporter.as_fd()).expect("sent");
+        reporter.failed(&Failure { kind: FailureKind::Program, text: "x".repeat(LONGEST + 1) });
+        reporter.executes().expect("sent");
+        drop(reporter);
+        let Ok(Some(Message::Process { pid, ticks, took })) = reports.next() else { panic!("a process") };
+        assert_eq!((pid, ticks, took), (7, 1 << 40, Took { root: 8, clone: 9 }));
+        assert!(matches!(reports.next(), Ok(Some(Message::Namespace(Namespace::Uts, _)))));
+        let Ok(Some(Message::Failed(failure))) = reports.next() else { panic!("a failure") };
+        assert_eq!((failure.kind, failure.text.len()), (FailureKind::Program, LONGEST));
+        assert!(matches!(reports.next(), Ok(Some(Message::Executes))));
+        assert!(matches!(reports.next(), Ok(None)), "the end");
+        for strange in [&b"P1"[..], b"T", b"N", b"N\x09", b"F", b"?"] {
+            assert!(parse(strange, None).is_none(), "{strange:?}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A container's root, put together by the helper in a mount namespace of its own (spec 09a §10 step 6).
+
+use std::{
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    libc,
+    mount::{MntFlags, MsFlags, mount, umount2},
+};
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid};
+
+use super::{
+    Around,
+    join::on_host,
+    mounts::{self, Ready},
+    told::{Step, Told, failure},
+};
+use crate::plan::{LaunchPlan, Mount, Namespace, RootKind, Source};
+use berth_sys::{
+    in_root,
+    mount_api::{self, Change, Reach},
+    spawn::Alone,
+};
+
+/// The longest options of a mount, bytes: a page without its last zero.
+const LONGEST: usize = 4095;
+
+/// Makes a tmpfs on the stage and goes there. Others may pass through it, but see nothing.
+pub(super) fn open_stage(stage: &Path) -> Step<()> {
+    let what = || format!("make the stage {}", stage.display());
+    fs::create_dir_all(stage).told(what)?;
+    let tmpfs = mount_api::new_mount("tmpfs", "mode=711", libc::MS_NOSUID).told(what)?;
+    let at = rustix::fs::openat(CWD, stage, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    mount_api::attach(tmpfs.as_fd(), at.told(what)?.as_fd()).told(what)?;
+    rustix::process::chdir(stage).told(what)
+}
+
+/// The root as a detached mount.
+pub(super) fn make(plan: &LaunchPlan, around: &Around<'_>) -> Step<OwnedFd> {
+    let stage = &plan.root.stage;
+    let root = match &plan.root.kind {
+        RootKind::Overlay { layers, lower, upper, work, userxattr } => {
+            let over = Over { layers, lower, written: Some((upper, work)), userxattr: *userxattr };
+            if let (Some((users, groups)), Some(_)) = (around.users, around.namespace(Namespace::User)) {
+                let owner = on_host(0, Some(users)).zip(on_host(0, Some(groups)));
+                let (uid, gid) = owner.ok_or_else(|| failure("user 0 of the container is not mapped"))?;
+                rustix::fs::chown(upper.as_path(), Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+                    .told(|| format!("give {} to the container's root", upper.display()))?;
+            }
+            over.mount(stage, "root", around)?;
+            mount_api::clone_path(&stage.join("root"), Reach::Top).told(|| "take the root")?
+        }
+        RootKind::Directory(path) => {
+            let what = || format!("take the root {}", path.display());
+            let taken = mount_api::clone_path(path, Reach::Tree).told(what)?;
+            if let Some(users) = around.namespace(Namespace::User) {
+                mounts::show_as(taken.as_fd(), users.as_fd(), path)?;
+            }
+            taken
+        }
+    };
+    let change = Change { propagation: libc::MS_PRIVATE, ..Change::default() };
+    mount_api::change(root.as_fd(), Reach::Tree, change).told(|| "make the root private")?;
+    Ok(root)
+}
+
+/// Layers of an image as a detached read-only mount, with the ids of the pod as the root has them (spec 09a §8.3).
+pub(super) fn layers(alone: Alone, plan: &LaunchPlan, wanted: &Mount, around: &Around<'_>) -> Step<Ready> {
+    let Source::Layers { layers, lower, sub_path } = &wanted.source else {
+        return Err(failure("these are no layers"));
+    };
+    let what = || format!("ImageVolumeMountFailed: mount an image on {}", wanted.target);
+    let over = plan.root.stage.join("volume");
+    // The kernel makes an overlay of two layers or more.
+    let whole = match lower.as_slice() {
+        [only] => layers.join(only),
+        _ => {
+            let all = Over { layers, lower, written: None, userxattr: false };
+            all.mount(&plan.root.stage, "volume", around)?;
+            over.clone()
+        }
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(CWD, &whole, flags, Mode::empty()).told(what)?;
+    let part = in_root::open(opened.as_fd(), Path::new(sub_path)).told(what)?;
+    let taken = mount_api::clone_at(part.as_fd(), Reach::Top).told(what)?;
+    if whole == over {
+        umount2(&over, MntFlags::MNT_DETACH).told(what)?;
+    } else if let Some(users) = around.namespace(Namespace::User) {
+        mounts::show_as(taken.as_fd(), users.as_fd(), &whole)?;
+    }
+    let change = Change { set: libc::MOUNT_ATTR_RDONLY, propagation: libc::MS_PRIVATE, ids: None };
+    mount_api::change(taken.as_fd(), Reach::Top, change).told(what)?;
+    mounts::dress(alone, taken.as_fd(), wanted, around)?;
+    Ok(Ready::Tree { is_directory: mounts::is_directory(taken.as_fd()).told(what)?, mount: taken })
+}
+
+/// Layers over each other.
+struct Over<'a> {
+    layers: &'a Path,
+    lower: &'a [String],
+    written: Option<(&'a Path, &'a Path)>,
+    userxattr: bool,
+}
+
+impl<'a> Over<'a> {
+    /// Mounts them on a new directory of the stage.
+    fn mount(&self, stage: &Path, name: &str, around: &Around<'_>) -> Step<()> {
+        let target = stage.join(name);
+        make_directory(&target)?;
+        let lower = match around.namespace(Namespace::User) {
+            Some(users) => {
+                let names = self.mapped(&stage.join(format!("{name}-layers")), users)?;
+                rustix::process::chdir(stage).told(|| "go to the stage")?;
+                names
+            }
+            None => {
+                // Relative names are short: more layers fit.
+                rustix::process::chdir(self.layers).told(|| format!("go to {}", self.layers.display()))?;
+                self.lower.iter().map(PathBuf::from).collect()
+            }
+        };
+        let data = options(&lower, self.written, self.userxattr);
+        if data.len() > LONGEST {
+            return Err(failure(format!("{} layers are more than the kernel takes", lower.len())));
+        }
+        let done = mount(Some("overlay"), &target, Some("overlay"), MsFlags::empty(), Some(data.as_str()));
+        rustix::process::chdir(stage).told(|| "go to the stage")?;
+        done.told(|| format!("mount overlay {data} on {}", target.display()))
+    }
+
+    /// Shows every layer with the container's ids; returns their names relative to the stage.
+    fn mapped(&self, folder: &Path, users: &OwnedFd) -> Step<Vec<PathBuf>> {
+        make_directory(folder)?;
+        let name = folder.file_name().unwrap_or_default();
+        let mut names = Vec::new();
+        for (index, lower) in self.lower.iter().enumerate() {
+            let (source, target) = (self.layers.join(lower), folder.join(index.to_string()));
+            let what = || format!("take layer {}", source.display());
+            make_directory(&target)?;
+            let taken = mount_api::clone_path(&source, Reach::Top).told(what)?;
+            mounts::show_as(taken.as_fd(), users.as_fd(), &source)?;
+            let at = rustix::fs::openat(CWD, &target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).told(what)?;
+            mount_api::attach(taken.as_fd(), at.as_fd()).told(what)?;
+            names.push(Path::new(name).join(index.to_string()));
+        }
+        Ok(names)
+    }
+}
+
+fn make_directory(path: &Path) -> Step<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        done => done.told(|| format!("make {}", path.display())),
+    }
+}
+
+fn options(lower: &[PathBuf], written: Option<(&Path, &Path)>, userxattr: bool) -> String {
+    let lower: Vec<String> = lower.iter().map(|path| escaped(path)).collect();
+    let mut data = format!("lowerdir={}", lower.join(":"));
+    if let Some((upper, work)) = written {
+        data.push_str(&format!(",upperdir={},workdir={}", escaped(upper), escaped(work)));
+    }
+    if userxattr {
+        data.push_str(",userxattr");
+    }
+    data
+}
+
+/// What means something in the options of an overlay gets a backslash.
+fn escaped(path: &Path) -> String {
+    let text = path.display().to_string();
+    text.replace('\\', "\\\\").replace(':', "\\:").replace(',', "\\,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlay_names_layers_from_top_to_bottom() {
+        let lower = [PathBuf::from("12/d"), PathBuf::from("3/d")];
+        assert_eq!(options(&lower, None, false), "lowerdir=12/d:3/d");
+        let written = Some((Path::new("/a:b/u"), Path::new("/a,b/w")));
+        let expected = "lowerdir=12/d:3/d,upperdir=/a\\:b/u,workdir=/a\\,b/w,userxattr";
+        assert_eq!(options(&lower, written, true), expected);
+    }
+}

@@ -1,0 +1,55 @@
+//! A container's terminal: made from its own `devpts`, so that its number means something inside.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::OFlags,
+    pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
+
+use super::told::{Step, Told, failure};
+use berth_sys::in_root;
+
+/// `f_type` of `devpts`.
+const DEVPTS: rustix::fs::FsWord = 0x1cd1;
+
+/// A terminal.
+pub(super) struct Terminal {
+    /// For who looks at it.
+    pub(super) master: OwnedFd,
+    /// For who runs in it.
+    pub(super) slave: OwnedFd,
+}
+
+/// Makes a terminal of the `devpts` that is mounted inside a root, and gives it to a user.
+///
+/// A program inside may have put something else in its place: what is no terminal master is refused.
+pub(super) fn make(root: BorrowedFd<'_>, size: (u16, u16), uid: u32) -> Step<Terminal> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let master = in_root::open_with(root, Path::new("/dev/pts/ptmx"), flags)
+        .or_else(|_| in_root::open_with(root, Path::new("/dev/ptmx"), flags))
+        .told(|| "open /dev/pts/ptmx")?;
+    if rustix::fs::fstatfs(&master).told(|| "look at /dev/pts/ptmx")?.f_type != DEVPTS {
+        return Err(failure("/dev/pts/ptmx of the container is no terminal"));
+    }
+    unlockpt(&master).told(|| "unlock a terminal")?;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let slave = ioctl_tiocgptpeer(&master, flags).told(|| "open a terminal")?;
+    let (columns, rows) = size;
+    if columns > 0 && rows > 0 {
+        let size = Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&master, size).told(|| "size a terminal")?;
+    }
+    // Its group stays that of `devpts`, as `tty` expects it.
+    rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(uid)), None).told(|| "give a terminal to its user")?;
+    Ok(Terminal { master, slave })
+}
+
+/// Makes it the terminal of this process's session.
+pub(super) fn make_controlling(slave: &OwnedFd) -> Step<()> {
+    rustix::process::ioctl_tiocsctty(slave.as_fd()).told(|| "take the terminal")
+}

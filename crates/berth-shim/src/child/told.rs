@@ -1,0 +1,48 @@
+//! Failures with what was attempted in front of what the kernel said.
+
+use std::{fmt::Display, io};
+
+use crate::plan::{Failure, FailureKind};
+
+/// A step that may fail.
+pub(super) type Step<T> = Result<T, Failure>;
+
+/// Something went wrong that has no kind of its own.
+pub(super) fn failure(text: impl Into<String>) -> Failure {
+    Failure { kind: FailureKind::Other, text: text.into() }
+}
+
+/// What the kernel said, as runtimes spell it: `permission denied`.
+pub(super) fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error ").next().unwrap_or_default();
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) if error.raw_os_error().is_some() => first.to_lowercase().chain(letters).collect(),
+        _ => text.to_owned(),
+    }
+}
+
+/// Says what was attempted.
+pub(super) trait Told<T> {
+    /// `what: reason`.
+    fn told<W: Display>(self, what: impl FnOnce() -> W) -> Step<T>;
+}
+
+impl<T, E: Into<io::Error>> Told<T> for Result<T, E> {
+    fn told<W: Display>(self, what: impl FnOnce() -> W) -> Step<T> {
+        self.map_err(|error| failure(format!("{}: {}", what(), reason(&error.into()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_speaks_in_small_letters() {
+        let failed: Step<()> = Err(io::Error::from_raw_os_error(13)).told(|| "mount /dev");
+        assert_eq!(failed.expect_err("failed").text, "mount /dev: permission denied");
+        assert_eq!(reason(&io::Error::other("Not of the kernel")), "Not of the kernel");
+    }
+}

@@ -1,0 +1,25 @@
+//! The process that holds one pod of the embedded runtime and outlives the agent.
+//!
+//! ```text
+//!  runtime: spawn ─starts─► berth-shim: worker ─► child (between fork and exec)
+//!           client ◄─ socket, wire, plan ─►┘  └─► log files, exit_record ─read by─► runtime
+//! ```
+//!
+//! It owns the pod's namespaces, standard streams, and log files, reaps its processes, and records how containers
+//! ended. The runtime decides everything and sends it as a [`plan`]. One thread, one poll, no async runtime.
+//! Behaviour: spec 09 §2, 09a §10-§14.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+pub mod applets;
+pub mod child;
+pub mod children;
+pub mod exit_record;
+pub mod keeper;
+pub mod log_tally;
+pub mod plan;
+pub mod program;
+pub mod socket;
+pub mod wire;
+pub mod worker;

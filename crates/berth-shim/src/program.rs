@@ -1,0 +1,33 @@
+//! The program's `main`.
+//!
+//! `berth-shim FOLDER` runs the loop of that folder's pod, with the control socket as its standard input. With another
+//! first argument it is the pod's process 1, which the loop itself starts, or one that keeps a new scope. Called by the name
+//! of an applet it is that one: the built-in images are made of it.
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use crate::{applets, child, children::Children, keeper, worker};
+
+/// Runs what the name and the arguments of this process ask for.
+pub fn main() -> ExitCode {
+    let mut called = std::env::args_os();
+    if let Some(applet) = applets::called(called.next().as_ref()) {
+        applets::main(applet, called.collect());
+    }
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match arguments.as_slice() {
+        [first, number] if first == child::POD_INIT => child::pod_init(&number.to_string_lossy()),
+        [first] if first == keeper::KEEPER => keeper::run(),
+        [folder] if Path::new(folder).is_absolute() => match worker::run_on_stdin(Path::new(folder), &Children) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(e) => {
+                eprintln!("berth-shim: {e}");
+                ExitCode::FAILURE
+            }
+        },
+        _ => {
+            eprintln!("berth-shim FOLDER: started by berth, one for each pod, with the pod's control socket as input");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Children that have ended: whose they were, and what is told of it.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{WaitOptions, WaitStatus};
+
+use super::{
+    super::{
+        exit_record::ExitRecord,
+        plan::{Exit, Processes, Target},
+    },
+    Worker,
+    container::{Container, DRAIN, State},
+    groups, journal,
+    memory::{LastLook, Memory},
+    verdict::{self, Ending},
+};
+use berth_sys::step;
+
+/// Ends that are kept while something is being started.
+const MOST_UNCLAIMED: usize = 256;
+
+/// How a child ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// 0 to 255; 128 and more for signals.
+    pub code: i32,
+    /// Whether a signal ended it.
+    pub is_signal: bool,
+    /// Wall time, nanoseconds since the epoch.
+    pub at_ns: i64,
+}
+
+impl Ended {
+    fn of(status: WaitStatus) -> Option<Self> {
+        let at_ns = wall_ns();
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Some(Self { code, is_signal: false, at_ns }),
+            (None, Some(signal)) => Some(Self { code: 128 + signal, is_signal: true, at_ns }),
+            (None, None) => None,
+        }
+    }
+
+    fn exit(self) -> Exit {
+        let Self { code, is_signal, at_ns } = self;
+        Exit { code, is_signal, at_ns, is_oom: false, oom_kills: 0, lost_lines: 0 }
+    }
+}
+
+/// Wall time, nanoseconds since the epoch.
+pub(super) fn wall_ns() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}
+
+impl Worker<'_> {
+    /// Reaps all that have ended. What is being started is looked at first: who has executed its program may have ended
+    /// already, and is known then.
+    pub(super) fn reap(&mut self, now: Instant) {
+        self.advance_starts(now);
+        let mut ends = Vec::new();
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            let pid = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or_default();
+            ends.extend(Ended::of(status).map(|ended| (pid, ended)));
+        }
+        // In whatever order they are heard of, they may have ended in another.
+        for (at, (pid, ended)) in ends.iter().enumerate() {
+            let later = ends.iter().skip(at + 1);
+            let rivals = later.filter(|(pid, ended)| self.may_be_late_kill(*pid, *ended)).count();
+            self.ended(*pid, *ended, u64::try_from(rivals).unwrap_or(u64::MAX), now);
+        }
+    }
+
+    fn first_of(&self, pid: u32) -> Option<u32> {
+        let is_first = |container: &Container| container.is_running() && container.started.pid == pid;
+        self.containers.iter().find_map(|(key, container)| is_first(container).then_some(*key))
+    }
+
+    /// Whether a child that ended may be a container's first process that was killed for want of memory, and whose group
+    /// has gone.
+    fn may_be_late_kill(&self, pid: u32, ended: Ended) -> bool {
+        let container = self.first_of(pid).and_then(|key| self.containers.get(&key));
+        container.is_some_and(|container| {
+            may_be_oom(container, ended) && container.memory.as_ref().is_some_and(Memory::is_gone)
+        })
+    }
+
+    /// A child ended. `rivals`: of those that ended with it and are not told of yet, how many may have been killed for want
+    /// of memory unseen.
+    pub(super) fn ended(&mut self, pid: u32, ended: Ended, rivals: u64, now: Instant) {
+        if self.pod.init == Some(pid) {
+            self.pod.init = None;
+            self.events.push(Target::Init, ended.exit());
+            return;
+        }
+        if let Some(key) = self.first_of(pid) {
+            self.container_ended(key, ended, rivals, now);
+            return;
+        }
+        for container in self.containers.values_mut() {
+            let id = container.execs.iter().find(|(_, exec)| **exec == pid).map(|(id, _)| id.clone());
+            if let Some(id) = id {
+                container.execs.remove(&id);
+                self.events.push(Target::Exec(container.id.clone(), id), ended.exit());
+                return;
+            }
+        }
+        if !self.starts.is_empty() && self.unclaimed.len() < MOST_UNCLAIMED {
+            self.unclaimed.push((pid, ended));
+        }
+    }
+
+    /// The first process of a container ended.
+    fn container_ended(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) {
+        step::reached("shim.reaped");
+        let is_late_kill = self.is_late_kill(key, ended, rivals, now);
+        let Some(container) = self.containers.get_mut(&key) else { return };
+        let exit = last_words(container, ended, is_late_kill, now);
+        let record = ExitRecord::of(container.started, exit);
+        if let Err(e) = record.write(&self.folder, &container.id) {
+            journal::say(&format!("container {}: its end is not on record: {e}", container.id));
+        }
+        step::reached("shim.recorded");
+        container.state = State::Draining { exit, until: now + DRAIN };
+    }
+
+    /// Whether something was killed for want of memory in a container that has ended, and nobody has seen it yet.
+    fn is_late_kill(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) -> bool {
+        match self.memory_of(key).map(Memory::last_look) {
+            None | Some(LastLook::Same) => false,
+            Some(LastLook::Killed) => true,
+            // Who ended otherwise leaves it to those that were killed.
+            Some(LastLook::Gone) if self.containers.get(&key).is_some_and(|c| may_be_oom(c, ended)) => {
+                let others = self.kills(Some(key), now);
+                self.memory_of(key).is_some_and(|memory| memory.claim(others, rivals))
+            }
+            Some(LastLook::Gone) => false,
+        }
+    }
+
+    fn memory_of(&mut self, key: u32) -> Option<&mut Memory> {
+        self.containers.get_mut(&key)?.memory.as_mut()
+    }
+
+    /// Kills so far in all containers but one: those that run are looked at.
+    pub(super) fn kills(&mut self, but: Option<u32>, now: Instant) -> u64 {
+        let others = self.containers.iter_mut().filter(|(key, _)| Some(**key) != but);
+        let kills = others.map(|(_, container)| {
+            container.memory.iter_mut().for_each(|memory| memory.look(now));
+            container.kills()
+        });
+        self.kills_before + kills.sum::<u64>()
+    }
+
+    /// Containers of which everything was read are over.
+    pub(super) fn conclude(&mut self, now: Instant) {
+        let mut over = Vec::new();
+        for container in self.containers.values_mut() {
+            let State::Draining { mut exit, until } = container.state else { continue };
+            if !container.is_drained() && now < until {
+                continue;
+            }
+            container.release();
+            exit.lost_lines = container.log.lost();
+            if exit.lost_lines > 0 {
+                let record = ExitRecord::of(container.started, exit);
+                // Only the count is missing from the one that is there.
+                let _ = record.write(&self.folder, &container.id);
+            }
+            container.state = State::Ended { exit, since: now };
+            self.events.push(Target::Container(container.id.clone()), exit);
+            over.extend(container.hooks.take().map(|hooks| (container.id.clone(), hooks)));
+        }
+        for (id, hooks) in over {
+            self.poststop(&id, Some(&hooks));
+        }
+    }
+}
+
+/// Whether such an end of a container may be one for want of memory.
+fn may_be_oom(container: &Container, ended: Ended) -> bool {
+    verdict::may_be_oom(ended.code, container.is_killed)
+}
+
+/// What is to be known of a container whose first process has ended; kills what it left behind.
+fn last_words(container: &mut Container, ended: Ended, is_late_kill: bool, now: Instant) -> Exit {
+    let ending = Ending {
+        code: ended.code,
+        is_ours: container.is_killed,
+        last_kill: container.memory.as_ref().and_then(Memory::last_kill),
+        is_late_kill,
+    };
+    let oom_kills = container.kills();
+    // A process namespace of its own has taken them along.
+    if container.processes != Processes::Own {
+        groups::kill(&container.groups);
+    }
+    container.ends.input.closed();
+    Exit { is_oom: ending.is_oom(now), oom_kills, ..ended.exit() }
+}

@@ -1,0 +1,271 @@
+//! What the daemon asks: each request, answered at once or later.
+
+use std::{io, os::fd::OwnedFd, time::Instant};
+
+use rustix::{
+    process::{Pid, Signal, kill_process_group},
+    termios::{Winsize, tcsetwinsize},
+};
+
+use super::{
+    super::{
+        plan::{Failure, FailureKind, Hello, NamespacePlan, Reply, Request, Scope, Target, VERSION},
+        socket::Received,
+        wire::{Datagram, Kind},
+    },
+    Origin, REST, Worker,
+    client::Client,
+    container::Container,
+    groups, journal, kin,
+    launcher::{Made, Stdio},
+    starts::{Start, failure, kill},
+};
+use berth_sys::step;
+
+/// Most events in the answer to a greeting; the others follow by themselves.
+const MOST_GREETED: usize = 1000;
+
+/// An answer with its descriptors; none: it follows.
+type Answer = Result<Option<(Reply, Vec<OwnedFd>)>, Failure>;
+
+/// It is done.
+const DONE: Answer = Ok(Some((Reply::Done, Vec::new())));
+
+impl Worker<'_> {
+    /// Takes one datagram from the daemon.
+    pub(super) fn hear(&mut self, now: Instant) {
+        let Some(connection) = &self.connection else { return };
+        self.trims_at = Some(now + REST);
+        let origin = |sequence| Origin { connection: connection.number, sequence };
+        match connection.receive() {
+            Ok(Received::Nothing) => {}
+            Ok(Received::End) => self.hang_up(now),
+            Ok(Received::Datagram(bytes, fds)) => match Datagram::read(&bytes) {
+                Ok(datagram) if datagram.kind == Kind::Request => {
+                    let origin = origin(datagram.sequence);
+                    let answer = match datagram.body::<Request>() {
+                        Ok(request) => self.answer(request, fds, origin, now),
+                        Err(e) => Err(failure(FailureKind::Other, e.to_string())),
+                    };
+                    let answer = answer.unwrap_or_else(|reason| Some((Reply::Failed(reason), Vec::new())));
+                    if let Some((reply, fds)) = answer {
+                        self.reply(origin, &reply, fds);
+                    }
+                }
+                Ok(_) => self.refuse(now, "the daemon sent what only a shim sends"),
+                Err(e) => self.refuse(now, &e.to_string()),
+            },
+            Err(e) => self.refuse(now, &e.to_string()),
+        }
+    }
+
+    fn refuse(&mut self, now: Instant, why: &str) {
+        journal::say(&format!("connection closed: {why}"));
+        self.hang_up(now);
+    }
+
+    /// The daemon has gone, or must.
+    pub(super) fn hang_up(&mut self, now: Instant) {
+        if self.connection.take().is_some() {
+            self.alone_since = Some(now);
+        }
+    }
+
+    /// Answers, should whoever asked still be there.
+    pub(super) fn reply(&mut self, origin: Origin, reply: &Reply, fds: Vec<OwnedFd>) {
+        if let Some(connection) = self.connection.as_mut().filter(|c| c.number == origin.connection) {
+            connection.reply(origin.sequence, reply, fds);
+        }
+    }
+
+    fn answer(&mut self, request: Request, fds: Vec<OwnedFd>, origin: Origin, now: Instant) -> Answer {
+        match request {
+            Request::Hello => self.hello(),
+            Request::MakeNamespaces(plan) => self.make_namespaces(&plan),
+            Request::Launch(plan) => self.begin_launch(&plan, origin, now).map(|()| None),
+            Request::Exec(plan) => {
+                let stdio = exec_stdio(plan.process.terminal.is_some(), fds)?;
+                self.begin_exec(&plan, stdio, origin, now).map(|()| None)
+            }
+            Request::Signal { to, signal, scope } => self.signal(&to, signal, scope),
+            Request::Resize { of, columns, rows } => self.resize(&of, columns, rows),
+            Request::CloseStdin(container) => {
+                self.known(&container)?.ends.input.close();
+                DONE
+            }
+            Request::ReopenLog(container) => {
+                let container = self.running(&container)?;
+                container.log.reopen().map_err(|e| failure(FailureKind::Other, e.to_string()))?;
+                DONE
+            }
+            Request::Attach { container, stdin } => self.attach(&container, stdin, fds),
+            Request::Acknowledge(number) => {
+                self.events.acknowledge(number);
+                DONE
+            }
+            Request::Forget(container) => self.forget(&container),
+            Request::Shutdown => self.shutdown(now),
+        }
+    }
+
+    fn hello(&mut self) -> Answer {
+        if let Some(connection) = &mut self.connection {
+            connection.is_greeted = true;
+        }
+        let hello = Hello {
+            version: VERSION,
+            pid: std::process::id(),
+            namespaces: self.pod.namespaces.iter().map(|(kind, _)| *kind).collect(),
+            init: self.pod.init,
+            containers: self.containers.values().map(Container::held).collect(),
+            starting: self.starts.values().filter_map(Start::container).map(str::to_owned).collect(),
+            events: self.events.greeting(MOST_GREETED),
+        };
+        Ok(Some((Reply::Hello(hello), self.namespace_copies()?)))
+    }
+
+    fn namespace_copies(&self) -> Result<Vec<OwnedFd>, Failure> {
+        let copies: io::Result<Vec<OwnedFd>> = self.pod.namespaces.iter().map(|(_, fd)| fd.try_clone()).collect();
+        copies.map_err(|e| failure(FailureKind::Other, format!("copy a namespace's descriptor: {e}")))
+    }
+
+    fn make_namespaces(&mut self, plan: &NamespacePlan) -> Answer {
+        if self.pod.is_made {
+            return Err(failure(FailureKind::State, "the namespaces were made already"));
+        }
+        groups::enter(&plan.groups).map_err(|e| failure(FailureKind::Other, e.to_string()))?;
+        step::reached("shim.grouped");
+        let Made { mut namespaces, init } = self.launcher.make_namespaces(plan)?;
+        step::reached("shim.namespaces");
+        namespaces.sort_by_key(|(kind, _)| *kind);
+        self.pod = super::Pod { is_made: true, namespaces, init, users: plan.users };
+        let made = self.pod.namespaces.iter().map(|(kind, _)| *kind).collect();
+        Ok(Some((Reply::Namespaces { made, init }, self.namespace_copies()?)))
+    }
+
+    fn signal(&mut self, to: &Target, number: i32, scope: Scope) -> Answer {
+        let signal = berth_sys::signal::by_number(number);
+        let signal = signal.ok_or_else(|| failure(FailureKind::Other, format!("{number} is not a signal")))?;
+        let mut frozen = Vec::new();
+        let pid = match to {
+            Target::Init => self.pod.init.ok_or_else(|| failure(FailureKind::Unknown, "the pod has no process 1"))?,
+            Target::Container(id) if signal == Signal::KILL && self.kill_start(id) => return DONE,
+            Target::Container(id) if scope == Scope::ControlGroup => {
+                let container = self.known(id)?;
+                container.is_killed |= signal == Signal::KILL && container.is_running();
+                if signal == Signal::KILL {
+                    groups::kill(&container.groups);
+                } else {
+                    groups::signal(&container.groups, signal);
+                }
+                return DONE;
+            }
+            Target::Container(id) => {
+                let container = self.running(id)?;
+                if signal == Signal::KILL {
+                    container.is_killed = true;
+                    frozen.clone_from(&container.groups);
+                }
+                container.started.pid
+            }
+            Target::Exec(id, exec) => {
+                let pid = self.known(id)?.execs.get(exec).copied();
+                pid.ok_or_else(|| failure(FailureKind::Unknown, format!("process {exec:?} is not known")))?
+            }
+        };
+        if scope == Scope::Group && signal == Signal::KILL {
+            kin::kill(pid); // those of its processes that have a group of their own
+        }
+        if scope != Scope::Process {
+            // It was not reaped yet, so its group's number is its own.
+            let group = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            let _empty = group.map(|group| kill_process_group(group, signal));
+        }
+        kill(pid, signal);
+        groups::thaw(&frozen); // then it has nothing left to do but to die
+        step::reached("shim.signalled");
+        DONE
+    }
+
+    fn resize(&mut self, of: &Target, columns: u16, rows: u16) -> Answer {
+        let Target::Container(id) = of else {
+            return Err(failure(FailureKind::State, "that terminal is the daemon's own"));
+        };
+        if let Some(terminal) = &self.known(id)?.terminal {
+            let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+            tcsetwinsize(terminal, size).map_err(|e| failure(FailureKind::Other, format!("resize: {e}")))?;
+        }
+        DONE
+    }
+
+    fn attach(&mut self, id: &str, stdin: bool, fds: Vec<OwnedFd>) -> Answer {
+        let container = self.running(id)?;
+        let mut fds = fds.into_iter();
+        let input = if stdin { fds.next() } else { None };
+        let Some(stdout) = fds.next() else {
+            return Err(failure(FailureKind::Other, "attach: stdout is missing"));
+        };
+        let input = input.filter(|_| container.ends.input.is_open());
+        if container.attach(Client::new(input, stdout, fds.next())) {
+            DONE
+        } else {
+            Err(failure(FailureKind::State, format!("container {id:?} has too many clients")))
+        }
+    }
+
+    fn forget(&mut self, id: &str) -> Answer {
+        let (key, container) = self.container(id).ok_or_else(|| unknown(id))?;
+        if !container.is_over() || !container.execs.is_empty() {
+            return Err(failure(FailureKind::State, format!("container {id:?} has not ended")));
+        }
+        self.kills_before += container.kills();
+        self.containers.remove(&key);
+        step::reached("shim.forgotten");
+        DONE
+    }
+
+    fn shutdown(&mut self, now: Instant) -> Answer {
+        if !self.is_empty() {
+            return Err(failure(FailureKind::State, "containers still run"));
+        }
+        self.leaving = Some(now);
+        step::reached("shim.leaving");
+        DONE
+    }
+
+    /// Whether no container runs and none is being started.
+    pub(super) fn is_empty(&self) -> bool {
+        self.starts.is_empty() && self.containers.values().all(Container::is_over)
+    }
+
+    /// A container by its id.
+    pub(super) fn container(&self, id: &str) -> Option<(u32, &Container)> {
+        self.containers.iter().find(|(_, container)| container.id == id).map(|(key, container)| (*key, container))
+    }
+
+    fn known(&mut self, id: &str) -> Result<&mut Container, Failure> {
+        self.containers.values_mut().find(|container| container.id == id).ok_or_else(|| unknown(id))
+    }
+
+    fn running(&mut self, id: &str) -> Result<&mut Container, Failure> {
+        let container = self.known(id)?;
+        if container.is_running() {
+            Ok(container)
+        } else {
+            Err(failure(FailureKind::State, format!("container {id:?} has ended")))
+        }
+    }
+}
+
+fn unknown(id: &str) -> Failure {
+    failure(FailureKind::Unknown, format!("container {id:?} is not known"))
+}
+
+fn exec_stdio(has_terminal: bool, fds: Vec<OwnedFd>) -> Result<Stdio, Failure> {
+    if has_terminal {
+        return Ok(Stdio::Terminal);
+    }
+    let count = fds.len();
+    let fds = <[OwnedFd; 3]>::try_from(fds);
+    fds.map(Stdio::Files).map_err(|_| failure(FailureKind::Other, format!("exec: {count} descriptors instead of 3")))
+}

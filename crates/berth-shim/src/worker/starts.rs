@@ -1,0 +1,290 @@
+//! Processes that are being started: begun, looked at when something is reported, killed when it takes too long.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use super::{
+    super::plan::{ExecPlan, Failure, FailureKind, Hooks, LaunchPlan, Processes, Reply, Started},
+    Origin, Worker,
+    container::{Container, State},
+    groups, journal,
+    launcher::{Around, Inside, Launching, Progress, Stdio},
+    log::Log,
+    memory::Memory,
+    reap,
+    stdio::{self, Ends},
+    verdict,
+};
+use berth_sys::step;
+
+/// How long starting may take where the plan does not say.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Most other processes of a container at a time. Spec 09a §11.
+const MOST_EXECS: usize = 64;
+
+/// Something that is being started.
+pub(super) struct Start {
+    origin: Origin,
+    until: Instant,
+    limit: Duration,
+    /// Always there between turns.
+    pub(super) launching: Option<Box<dyn Launching>>,
+    what: What,
+}
+
+enum What {
+    Launch(Box<Launch>),
+    Exec { container: u32, id: String },
+}
+
+/// What becomes a container once it runs.
+struct Launch {
+    id: String,
+    groups: Vec<PathBuf>,
+    processes: Processes,
+    memory: Option<Memory>,
+    log: Log,
+    ends: Option<Ends>,
+    has_stdin: bool,
+    longest_record: usize,
+    hooks: Option<Box<Hooks>>,
+}
+
+/// A failure of that kind.
+pub(super) fn failure(kind: FailureKind, text: impl Into<String>) -> Failure {
+    Failure { kind, text: text.into() }
+}
+
+impl Start {
+    /// When it is given up.
+    pub(super) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// The container, where it is one that is started.
+    pub(super) fn container(&self) -> Option<&str> {
+        match &self.what {
+            What::Launch(launch) => Some(&launch.id),
+            What::Exec { .. } => None,
+        }
+    }
+}
+
+impl Worker<'_> {
+    /// Begins to start a container. The answer follows.
+    pub(super) fn begin_launch(&mut self, plan: &LaunchPlan, origin: Origin, now: Instant) -> Result<(), Failure> {
+        let id = &plan.container;
+        if !verdict::is_name(id) {
+            return Err(failure(FailureKind::Other, format!("{id:?} is not an id")));
+        }
+        if self.container(id).is_some() || self.starts.values().any(|start| start.container() == Some(id)) {
+            return Err(failure(FailureKind::State, format!("container {id:?} was started already")));
+        }
+        let other = |e: std::io::Error| failure(FailureKind::Other, e.to_string());
+        let log = Log::open(plan.log.as_deref()).map_err(other)?;
+        let (stdio, ends) = stdio::make(plan, self.pod.users).map_err(other)?;
+        let target = self.target(&plan.processes)?;
+        let target = target.as_ref().map(AsFd::as_fd);
+        let around = Around { namespaces: &self.pod.namespaces, target, users: self.pod.users };
+        let launching = self.launcher.begin_launch(plan, around, stdio)?;
+        step::reached("shim.begun");
+        let kills = self.kills(None, now);
+        let launch = Launch {
+            id: id.clone(),
+            groups: plan.groups.clone(),
+            processes: plan.processes.clone(),
+            memory: Memory::watch(&plan.groups, kills),
+            log,
+            ends,
+            has_stdin: plan.stdin,
+            longest_record: plan.longest_record,
+            hooks: plan.hooks.clone(),
+        };
+        let limit = if plan.limit_ms == 0 { LIMIT } else { Duration::from_millis(plan.limit_ms).min(10 * LIMIT) };
+        self.start(origin, now, limit, launching, What::Launch(Box::new(launch)));
+        Ok(())
+    }
+
+    /// The process whose process namespace a container joins. Only this loop reaps, so that the number is that process's
+    /// until it is opened here, and nobody's business afterwards.
+    fn target(&self, processes: &Processes) -> Result<Option<OwnedFd>, Failure> {
+        let pid = match processes {
+            Processes::Own | Processes::Host => return Ok(None),
+            Processes::Pod => self.pod.init,
+            Processes::Of(id) => {
+                let target = self.container(id).map(|(_, container)| container);
+                let target = target
+                    .ok_or_else(|| failure(FailureKind::Unknown, format!("target container {id:?} is not known")))?;
+                if !target.is_running() {
+                    return Err(failure(FailureKind::State, format!("target container {id:?} has ended")));
+                }
+                Some(target.started.pid)
+            }
+        };
+        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = pid.ok_or_else(|| failure(FailureKind::Other, "the pod does not share its processes"))?;
+        let opened = pidfd_open(pid, PidfdFlags::empty());
+        opened.map(Some).map_err(|e| failure(FailureKind::Other, format!("open process {}: {e}", pid.as_raw_nonzero())))
+    }
+
+    /// Begins to start another process. The answer follows.
+    pub(super) fn begin_exec(
+        &mut self,
+        plan: &ExecPlan,
+        stdio: Stdio,
+        origin: Origin,
+        now: Instant,
+    ) -> Result<(), Failure> {
+        let Some((key, container)) = self.container(&plan.container) else {
+            return Err(failure(FailureKind::Unknown, format!("container {:?} is not known", plan.container)));
+        };
+        if !container.is_running() {
+            return Err(failure(FailureKind::State, format!("container {:?} has ended", plan.container)));
+        }
+        let starting = |start: &&Start| matches!(&start.what, What::Exec { container, .. } if *container == key);
+        let is_same = |start: &Start| matches!(&start.what, What::Exec { id, .. } if *id == plan.exec);
+        if container.execs.contains_key(&plan.exec) || self.starts.values().filter(starting).any(is_same) {
+            return Err(failure(FailureKind::State, format!("process {:?} was started already", plan.exec)));
+        }
+        if container.execs.len() + self.starts.values().filter(starting).count() >= MOST_EXECS {
+            let text = format!("container {:?} has {MOST_EXECS} other processes already", plan.container);
+            return Err(failure(FailureKind::State, text));
+        }
+        let inside = Inside { init: container.started.pid, groups: &container.groups };
+        let launching = self.launcher.begin_exec(plan, inside, stdio)?;
+        let what = What::Exec { container: key, id: plan.exec.clone() };
+        self.start(origin, now, LIMIT, launching, what);
+        Ok(())
+    }
+
+    fn start(&mut self, origin: Origin, now: Instant, limit: Duration, launching: Box<dyn Launching>, what: What) {
+        let key = self.next_key();
+        self.starts.insert(key, Start { origin, until: now + limit, limit, launching: Some(launching), what });
+    }
+
+    /// Looks at everything that is being started.
+    pub(super) fn advance_starts(&mut self, now: Instant) {
+        let keys: Vec<u32> = self.starts.keys().copied().collect();
+        for key in keys {
+            self.advance_start(key, now);
+        }
+    }
+
+    /// Looks at one that reported something, or whose time may be up.
+    pub(super) fn advance_start(&mut self, key: u32, now: Instant) {
+        let Some(start) = self.starts.get_mut(&key) else { return };
+        let Some(launching) = start.launching.take() else { return };
+        match launching.advance() {
+            Progress::Pending(launching) if now < start.until => start.launching = Some(launching),
+            Progress::Pending(launching) => {
+                let text = format!("starting took longer than {:?}", start.limit);
+                launching.kill();
+                self.fail_start(key, failure(FailureKind::Deadline, text));
+            }
+            Progress::Failed(reason) => self.fail_start(key, reason),
+            Progress::Started { pid, start_ticks, terminal, took } => {
+                let started = Started { pid, start_ticks, at_ns: reap::wall_ns(), took };
+                self.started(key, started, terminal, now);
+            }
+        }
+        if self.starts.is_empty() {
+            self.unclaimed = Vec::new();
+        }
+    }
+
+    /// Kills what works on the start of a container, which fails then; false: it is not being started.
+    pub(super) fn kill_start(&mut self, id: &str) -> bool {
+        let Some(start) = self.starts.values().find(|start| start.container() == Some(id)) else { return false };
+        start.launching.iter().for_each(|launching| launching.kill());
+        true
+    }
+
+    /// Answers a start that has come to nothing.
+    fn fail_start(&mut self, key: u32, reason: Failure) {
+        let Some(mut start) = self.starts.remove(&key) else { return };
+        if let What::Launch(launch) = &mut start.what {
+            groups::kill_each(&launch.groups); // nothing of it stays, and it may be started again
+            // No other container takes them for its own.
+            self.kills_before += launch.memory.as_mut().map_or(0, |memory| {
+                memory.last_look();
+                memory.kills()
+            });
+            self.poststop(&launch.id, launch.hooks.as_deref());
+        }
+        self.reply(start.origin, &Reply::Failed(reason), Vec::new());
+    }
+
+    /// Begins to execute what a container's hooks have to do after it.
+    pub(super) fn poststop(&self, container: &str, hooks: Option<&Hooks>) {
+        let begun = hooks.map(|hooks| self.launcher.begin_poststop(container, hooks));
+        if let Some(Err(failure)) = begun {
+            journal::say(&format!("container {container}: {failure}"));
+        }
+    }
+
+    /// A program was executed.
+    fn started(&mut self, key: u32, started: Started, terminal: Option<OwnedFd>, now: Instant) {
+        let Some(Start { origin, what, .. }) = self.starts.remove(&key) else { return };
+        match what {
+            What::Launch(launch) => {
+                let container = launch.into_container(started, terminal);
+                self.containers.insert(key, container);
+                step::reached("shim.started");
+                self.reply(origin, &Reply::Started(started), Vec::new());
+                step::reached("shim.replied");
+            }
+            What::Exec { container, id } => {
+                match self.containers.get_mut(&container) {
+                    Some(container) => {
+                        if !container.is_running() {
+                            kill(started.pid, Signal::KILL); // it came too late
+                        }
+                        container.execs.insert(id, started.pid);
+                    }
+                    None => kill(started.pid, Signal::KILL),
+                }
+                self.reply(origin, &Reply::Started(started), terminal.into_iter().collect());
+            }
+        }
+        if let Some(at) = self.unclaimed.iter().position(|(pid, _)| *pid == started.pid) {
+            let (pid, ended) = self.unclaimed.swap_remove(at);
+            self.ended(pid, ended, 0, now);
+        }
+    }
+}
+
+impl Launch {
+    fn into_container(self, started: Started, terminal: Option<OwnedFd>) -> Container {
+        let Self { id, groups, processes, memory, log, ends, has_stdin, longest_record, hooks } = self;
+        let of_terminal = |master: &OwnedFd| stdio::of_terminal(master, has_stdin, longest_record).ok();
+        let ends = ends.or_else(|| of_terminal(terminal.as_ref()?)).unwrap_or_else(Ends::none);
+        Container {
+            id,
+            groups,
+            processes,
+            started,
+            state: State::Running,
+            is_killed: false,
+            memory,
+            execs: BTreeMap::new(),
+            terminal,
+            log,
+            ends,
+            clients: Vec::new(),
+            hooks,
+        }
+    }
+}
+
+/// Signals a child that was not reaped yet, so its number is still its own.
+pub(super) fn kill(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ended = kill_process(pid, signal);
+    }
+}

@@ -1,0 +1,140 @@
+//! Which directories of pods are measured, and what `/metrics` tells of them: volumes of claims, logs.
+//!
+//! Only what is known is told: a scrape never waits for a disk. What is too old is measured
+//! meanwhile, for the next one. Behaviour: spec 04b §7.2, 08 §4.9.
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::PathBuf,
+    time::Duration,
+};
+
+use rand::Rng;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    disk::Usage,
+    pods::{ShownContainer, ShownPod},
+    provider::StatsProvider,
+    summary::PodPlaces,
+    survey::{How, Measured, Target},
+};
+use berth_metrics::{ClaimUsage, DiskUsages, LogUsage};
+use berth_types::{PodUid, hash::fnv1a_64};
+
+/// How old the sizes of logs may become.
+pub const LOGS_AGE: Duration = Duration::from_secs(10);
+/// How old the sizes of hosts files may become.
+const HOSTS_AGE: Duration = Duration::from_secs(60);
+
+/// What is to be measured of pods.
+#[derive(Default)]
+pub struct Targets {
+    /// Files.
+    pub files: Vec<Target>,
+    /// Trees of files.
+    pub trees: Vec<Target>,
+    /// Volumes behind claims, of which others say how full they are.
+    pub claimed: Vec<Target>,
+}
+
+/// What is to be measured of pods.
+pub fn targets<'a>(
+    pods: impl Iterator<Item = (&'a ShownPod, &'a PodPlaces)>,
+    volume_period: Option<Duration>,
+) -> Targets {
+    let mut found = Targets::default();
+    for (pod, places) in pods {
+        let target = |path: PathBuf, how, period| Target { path, how, period };
+        found.files.push(target(places.logs.clone(), How::Files, LOGS_AGE));
+        let names = pod.containers.iter().map(|container| places.logs.join(&*container.name));
+        found.files.extend(names.map(|path| target(path, How::Files, LOGS_AGE)));
+        let messages =
+            places.messages.iter().flat_map(|messages| pod.containers.iter().map(|c| messages.join(&*c.name)));
+        found.files.extend(messages.map(|path| target(path, How::Files, HOSTS_AGE)));
+        found.files.extend(places.etc_hosts.iter().map(|path| target(path.clone(), How::File, HOSTS_AGE)));
+        if let Some(period) = volume_period {
+            let period = spread(period, &pod.id.uid);
+            let (claimed, trees): (Vec<_>, Vec<_>) = places.volumes.iter().partition(|volume| volume.claim.is_some());
+            found.trees.extend(trees.iter().map(|volume| target(volume.path.clone(), How::Tree, period)));
+            found.claimed.extend(claimed.iter().map(|volume| target(volume.path.clone(), How::Claimed, period)));
+        }
+    }
+    found
+}
+
+impl StatsProvider {
+    /// Asks how volumes behind claims are, until stopped: a node that nobody scrapes has to notice those that are not
+    /// well, too. Spec 04b §7.2, 05 §10.
+    pub async fn ask_of_claims_now_and_then(&self, stop: CancellationToken) {
+        let Some(period) = self.inner.config.volume_period else { return };
+        loop {
+            let pause = period.mul_f64(rand::rng().random_range(1.0..2.0));
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+            let pods = self.inner.running();
+            let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), Some(period));
+            self.inner.survey_of_claims.ask(targets.claimed);
+        }
+    }
+}
+
+impl DiskUsages for StatsProvider {
+    fn known(&self) -> (Vec<ClaimUsage>, Vec<LogUsage>) {
+        let (pods, measured) = self.inner.known_of_disks();
+        (claims(&pods, &measured), logs(&pods, &measured))
+    }
+}
+
+/// What the volumes of claims take.
+fn claims(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>) -> Vec<ClaimUsage> {
+    let volumes = pods.iter().flat_map(|(_, places)| &places.volumes);
+    let claimed = volumes.filter_map(|volume| Some((volume.claim.as_ref()?, measured.get(&volume.path)?)));
+    // Where two pods share a claim the first one speaks for it.
+    let mut told = HashSet::new();
+    let first = claimed.filter(|(claim, _)| told.insert(*claim));
+    let usage = |((namespace, claim), measured): (&(String, String), &Measured)| {
+        let fs = measured.filesystem.unwrap_or_default();
+        let Usage { bytes, inodes } = measured.usage;
+        let numbers = [fs.capacity, fs.available, bytes, fs.inodes, fs.inodes_free, inodes];
+        ClaimUsage { namespace: namespace.clone(), claim: claim.clone(), numbers, is_abnormal: measured.is_abnormal }
+    };
+    first.map(usage).collect()
+}
+
+/// What the logs of running containers take.
+fn logs(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>) -> Vec<LogUsage> {
+    let containers = pods.iter().flat_map(|(pod, places)| pod.containers.iter().map(move |c| (pod, places, c)));
+    let usage = |(pod, places, container): (&ShownPod, &PodPlaces, &ShownContainer)| {
+        let measured = measured.get(&places.logs.join(&*container.name))?;
+        Some(LogUsage {
+            uid: pod.id.uid.to_string(),
+            namespace: pod.id.namespace.to_string(),
+            pod: pod.id.name.to_string(),
+            container: container.name.to_string(),
+            bytes: measured.usage.bytes,
+        })
+    };
+    containers.filter_map(usage).collect()
+}
+
+/// Periods differ from pod to pod, between once and twice as long, so that not all are measured at the same time.
+fn spread(period: Duration, pod: &PodUid) -> Duration {
+    let share = u32::try_from(fnv1a_64(pod.as_str().as_bytes()) % 1000).unwrap_or_default();
+    period.saturating_add(period.saturating_mul(share) / 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn periods_are_spread() {
+        let minute = Duration::from_secs(60);
+        let periods: Vec<Duration> = (0..50).map(|n| spread(minute, &format!("uid-{n}").into())).collect();
+        assert!(periods.iter().all(|period| (minute..2 * minute).contains(period)), "{periods:?}");
+        assert!(periods.iter().any(|period| *period < minute * 5 / 4) && periods.iter().any(|p| *p > minute * 7 / 4));
+    }
+}

@@ -1,0 +1,113 @@
+//! A page in other forms than plain text: compressed, or as protobuf. Each is made from the plain
+//! page when somebody asks, and kept as long as that page is the newest.
+
+use std::{io::Write, time::Duration};
+
+use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
+
+use super::{hands::Hands, memo::Memo};
+use berth_metrics::{exposition::Format, reread};
+
+/// How long one encoding may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Whether a page is compressed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Compressed {
+    /// As it is.
+    No,
+    /// By gzip.
+    Gzip,
+}
+
+/// The other forms of one page.
+pub struct Encoded {
+    zipped: Memo<(Bytes, Bytes)>,
+    delimited: Memo<(Bytes, Bytes)>,
+    both: Memo<(Bytes, Bytes)>,
+}
+
+impl Encoded {
+    /// Keeps each form for a while.
+    pub fn new(keep: Duration) -> Self {
+        Self { zipped: Memo::new(keep), delimited: Memo::new(keep), both: Memo::new(keep) }
+    }
+
+    /// The page in that form; empty where it cannot be made in time.
+    pub async fn of(&self, page: Bytes, format: Format, compressed: Compressed, hands: &Hands) -> Bytes {
+        let memo = match (format, compressed) {
+            (Format::Text(_), Compressed::No) => return page,
+            (Format::Text(_), Compressed::Gzip) => &self.zipped,
+            (Format::Delimited(_), Compressed::No) => &self.delimited,
+            (Format::Delimited(_), Compressed::Gzip) => &self.both,
+        };
+        if let Some((source, encoded)) = memo.young(Duration::MAX)
+            && source.as_ptr() == page.as_ptr()
+        {
+            return encoded;
+        }
+        let hands = hands.clone();
+        let work = || async move {
+            let source = page.clone();
+            let encoded = hands.work(LIMIT, move || encode(&page, format, compressed)).await;
+            (source, encoded.unwrap_or_default())
+        };
+        memo.fresh(Duration::ZERO, work).await.map(|(_, encoded)| encoded).unwrap_or_default()
+    }
+}
+
+fn encode(page: &[u8], format: Format, compressed: Compressed) -> Bytes {
+    let mut out = page.to_vec();
+    if matches!(format, Format::Delimited(_)) {
+        format.encode(reread::families(&String::from_utf8_lossy(page)), &mut out);
+    }
+    self::compressed(out.into(), compressed)
+}
+
+/// A page, compressed or as it is.
+pub fn compressed(page: Bytes, compressed: Compressed) -> Bytes {
+    match compressed {
+        Compressed::No => page,
+        Compressed::Gzip => zip(&page).unwrap_or_default().into(),
+    }
+}
+
+fn zip(page: &[u8]) -> std::io::Result<Vec<u8>> {
+    // Fast and half as small is better than small: it is read once.
+    let mut encoder = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::fast());
+    encoder.write_all(page)?;
+    encoder.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use flate2::read::GzDecoder;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_page_comes_in_every_form() {
+        let (encoded, hands) = (Encoded::new(Duration::from_secs(60)), Hands::new(4));
+        let page = Bytes::from_static(b"# HELP a A\n# TYPE a gauge\na 1\n");
+        let text = Format::negotiate(None);
+        assert_eq!(encoded.of(page.clone(), text, Compressed::No, &hands).await.as_ptr(), page.as_ptr());
+        let zipped = encoded.of(page.clone(), text, Compressed::Gzip, &hands).await;
+        let mut plain = Vec::new();
+        GzDecoder::new(&*zipped).read_to_end(&mut plain).expect("whole");
+        assert_eq!(plain, page);
+        let again = encoded.of(page.clone(), text, Compressed::Gzip, &hands).await;
+        assert_eq!(again.as_ptr(), zipped.as_ptr(), "made once");
+        let newer = encoded.of(Bytes::from_static(b"b 1\n"), text, Compressed::Gzip, &hands).await;
+        assert_ne!(newer, zipped);
+        let delimited = Format::Delimited(berth_metrics::exposition::Escaping::Underscores);
+        let message = encoded.of(page, delimited, Compressed::No, &hands).await;
+        assert_eq!(
+            &message[..3],
+            &[u8::try_from(message.len() - 1).expect("small"), 0x0a, 1],
+            "its length, then the name"
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! Readings: what the node, its pods and their containers use.
+//!
+//! ```text
+//!  control groups ─► Reader ─┐
+//!  /proc, statfs, du ────────┼─► Snapshot ─► summary ─► /stats/summary
+//!  runtime (writable layers) ┘               │  └─────► /metrics/resource
+//!                                            └────────► /metrics/cadvisor
+//! ```
+//!
+//! Nothing runs while nobody asks. [`StatsProvider`] takes a reading when a page is asked for and the last one is
+//! older than its memo; concurrent questions share one reading and one page. What leaves the process (a call to the
+//! runtime, a disk that may hang) has a deadline and costs fields, not the page. Behaviour: spec 04b §7-11.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+pub mod cadvisor_families;
+mod cadvisor_labels;
+mod cadvisor_machine;
+pub mod cadvisor_page;
+mod config;
+pub mod disk;
+mod disk_usages;
+mod draft;
+mod encoded;
+pub mod filesystems;
+mod group;
+mod hands;
+pub mod host;
+mod memo;
+pub mod mounts;
+pub mod network;
+mod node_look;
+pub mod open_files;
+mod page;
+pub mod pods;
+mod provider;
+pub mod reader;
+pub mod reading;
+pub mod resource_page;
+mod runtime_report;
+mod settings;
+pub mod snapshot;
+pub mod summarise;
+pub mod summary;
+pub mod summary_json;
+pub mod survey;
+mod system_groups;
+#[cfg(test)]
+mod testing;
+mod values;
+
+pub use berth_sys::cgroup::files as cgroup_files;
+pub use config::{PodDirectories, StatsConfig, StatsDeps};
+pub use disk_usages::LOGS_AGE;
+pub use encoded::{Compressed, compressed};
+pub use hands::Hands;
+pub use host::Host;
+pub use node_look::{MemorySeen, NodeLook, NodeSeen, file_system};
+pub use provider::{FILES_AGE, MEMO, MetricsPage, RUNTIME_AGE, StatsProvider};
+pub use reader::PodGroups;
+pub use summary::{Form, PodPlaces, Storage, VolumePlace};
+pub use survey::Surveyors;

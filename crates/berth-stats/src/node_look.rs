@@ -1,0 +1,205 @@
+//! A look at the node alone: memory, processes and file systems, for who needs them often and at once.
+//!
+//! A few files of the kernel that stay open; nothing is read of pods. Every call blocks; only that at a file system may
+//! hang. Behaviour: spec 05 §3.1.
+
+use std::{
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{
+    disk::FileSystem,
+    host::{self, Processes},
+    mounts::Mounts,
+    reader::{GroupKey, PodGroups, Reader, Seen, Wanted},
+    reading::{Depth, Memory},
+    snapshot::wall,
+};
+use berth_ports::Clock;
+use berth_sys::{cgroup::files::MemoryStat, mount_table};
+
+/// Files that stay open: those of two groups.
+const MAX_OPEN: usize = 32;
+/// Bytes that make no difference, whatever they are.
+const LITTLE: u64 = 16 << 20;
+
+/// Looks at the node.
+pub struct NodeLook {
+    reader: Option<Mutex<Reader>>,
+    /// The group of all pods.
+    pods: Option<Arc<str>>,
+    clock: Arc<dyn Clock>,
+    root: PathBuf,
+    max_pids: fn(&Path) -> u64,
+}
+
+/// Memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemorySeen {
+    /// All of it, or the limit.
+    pub total: u64,
+    /// In use, page cache included.
+    pub usage: u64,
+    /// In use and not to be taken back at once.
+    pub working_set: u64,
+}
+
+/// What was seen; what could not be read is absent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NodeSeen {
+    /// Of the machine.
+    pub memory: Option<MemorySeen>,
+    /// Of all pods; nothing without a limit.
+    pub pods: Option<MemorySeen>,
+    /// Processes.
+    pub processes: Option<Processes>,
+}
+
+impl NodeLook {
+    /// `root` is `/`; `max_pids` tells the most processes there may be now, 0 where that is not known.
+    pub fn new(groups: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: fn(&Path) -> u64) -> Self {
+        let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
+        let pods = groups.above().into_iter().next().map(Arc::from);
+        let reader = mounts.map(|mounts| Mutex::new(Reader::new(mounts, groups, MAX_OPEN)));
+        Self { reader, pods, clock, root, max_pids }
+    }
+
+    /// Memory and processes now.
+    pub fn look(&self) -> NodeSeen {
+        let machine = host::memory(&self.root);
+        let at = |path: Arc<str>| Wanted { key: GroupKey::At(path), depth: Some(Depth::Core) };
+        let wanted: Vec<Wanted> = [Arc::from("/")].into_iter().chain(self.pods.clone()).map(at).collect();
+        let now = || wall(self.clock.now());
+        let seen = self.reader.as_ref().map(|reader| {
+            let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            reader.pass(&wanted, machine, &now)
+        });
+        // Without its details the page cache would count as used: that is no observation.
+        let is_told = |memory: &Memory| memory.stat != MemoryStat::default();
+        let mut groups = seen.into_iter().flatten().map(|seen: Option<Seen>| seen?.reading.memory);
+        let root = groups.next().flatten().filter(is_told).filter(|_| machine.total > 0);
+        // A group that no pod has been in yet has none.
+        let is_told = |memory: &Memory| is_told(memory) || memory.usage < LITTLE;
+        let pods = groups.next().flatten().filter(is_told).filter(|memory| memory.available().is_some());
+        let used = |memory: Memory, total| MemorySeen { total, usage: memory.usage, working_set: memory.working_set() };
+        NodeSeen {
+            memory: root.map(|memory| used(memory, machine.total)),
+            pods: pods.map(|memory| used(memory, memory.limit)),
+            processes: host::processes(&self.root, (self.max_pids)(&self.root)),
+        }
+    }
+}
+
+/// A file system and its device. May hang with the disk.
+///
+/// # Errors
+/// The path cannot be looked at.
+pub fn file_system(path: &Path) -> io::Result<(u64, FileSystem)> {
+    Ok((path.metadata()?.dev(), FileSystem::of(path)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_ports::SystemClock;
+    use berth_types::PodUid;
+
+    struct NoGroups;
+
+    impl PodGroups for NoGroups {
+        fn above(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn of_pod(&self, _pod: &PodUid) -> Vec<String> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn this_machine_has_memory_processes_and_a_disk() {
+        let look = NodeLook::new(Arc::new(NoGroups), Arc::new(SystemClock), "/".into(), |_| 1000);
+        for _ in 0..2 {
+            let seen = look.look();
+            assert!(seen.memory.is_some_and(|m| m.total > 0 && m.working_set <= m.usage), "{seen:?}");
+            assert!(seen.pods.is_none() && seen.processes.is_some_and(|p| p.now > 0), "{seen:?}");
+        }
+        let (device, fs) = file_system(Path::new("/")).expect("there");
+        assert!(device > 0 && fs.capacity > 0);
+        assert!(file_system(Path::new("/no/such/place")).is_err());
+    }
+
+    #[test]
+    fn the_most_processes_there_may_be_are_those_of_now() {
+        fn max(root: &Path) -> u64 {
+            let text = std::fs::read_to_string(root.join("proc/max")).unwrap_or_default();
+            text.parse().unwrap_or_default()
+        }
+        let root = tempfile::tempdir().expect("a directory");
+        let file = root.path().join("proc/max");
+        std::fs::create_dir(root.path().join("proc")).expect("made");
+        std::fs::write(root.path().join("proc/loadavg"), "0.1 0.2 0.3 4/56 789\n").expect("written");
+        let look = NodeLook {
+            reader: None,
+            pods: None,
+            clock: Arc::new(SystemClock),
+            root: root.path().to_owned(),
+            max_pids: max,
+        };
+        for (content, expected) in [(Some("1000"), Some(1000)), (Some("500"), Some(500)), (None, None)] {
+            match content {
+                Some(content) => std::fs::write(&file, content).expect("written"),
+                None => std::fs::remove_file(&file).expect("it was there"),
+            }
+            assert_eq!(look.look().processes, Some(Processes { max: expected, now: 56 }), "{content:?}");
+        }
+    }
+
+    #[test]
+    fn files_that_vanish_or_hold_garbage_are_no_observation() {
+        let root = tempfile::tempdir().expect("a directory");
+        for directory in ["cgroup", "proc"] {
+            std::fs::create_dir(root.path().join(directory)).expect("made");
+        }
+        let whole: [(&str, &[u8]); 4] = [
+            ("cgroup/cpu.stat", b"usage_usec 5\n"),
+            ("cgroup/memory.stat", b"anon 60\nfile 30\ninactive_file 10\n"),
+            ("proc/meminfo", b"MemTotal: 1 kB\nSwapTotal: 0 kB\n"),
+            ("proc/loadavg", b"0.1 0.2 0.3 4/56 789\n"),
+        ];
+        let lay = |(file, content): (&str, &[u8])| std::fs::write(root.path().join(file), content).expect("written");
+        let memory = Some(MemorySeen { total: 1024, usage: 90, working_set: 80 });
+        let processes = Some(Processes { max: Some(1000), now: 56 });
+        let garbage: [&[u8]; 5] =
+            [b"", b"\xff\xfe\0", b"anon: many\nfile -3\n", b"anon 99999999999999999999999\n4/x", b"\n\n\n"];
+        for (file, lost_memory, lost_processes) in
+            [("cgroup/memory.stat", true, false), ("proc/meminfo", true, false), ("proc/loadavg", false, true)]
+        {
+            // A group whose file is gone is not looked at again as what it was.
+            let mounts = Mounts::Unified(root.path().join("cgroup"));
+            let look = NodeLook {
+                reader: Some(Mutex::new(Reader::new(mounts, Arc::new(NoGroups), 0))),
+                pods: None,
+                clock: Arc::new(SystemClock),
+                root: root.path().to_owned(),
+                max_pids: |_| 1000,
+            };
+            let expected = NodeSeen {
+                memory: memory.filter(|_| !lost_memory),
+                pods: None,
+                processes: processes.filter(|_| !lost_processes),
+            };
+            for content in garbage {
+                whole.into_iter().for_each(lay);
+                assert_eq!(look.look(), NodeSeen { memory, pods: None, processes }, "{file} is whole");
+                lay((file, content));
+                assert_eq!(look.look(), expected, "{file}: {}", content.escape_ascii());
+            }
+            std::fs::remove_file(root.path().join(file)).expect("it was there");
+            assert_eq!(look.look(), expected, "{file} is gone");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Open files of the processes of groups: the one expensive reading, so it is taken apart from the
+//! others, in the background, and no more often than every half minute. Blocking.
+//! Behaviour: spec 04b §11.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    cadvisor_page::{Counted, Counts},
+    cgroup_files,
+    mounts::{Mounts, Tree},
+    reader::Seen,
+    snapshot::Snapshot,
+};
+use berth_sys::open_files;
+pub use berth_sys::open_files::OpenFiles;
+
+/// Processes of one group that are looked at.
+const MAX_PROCESSES: usize = 4096;
+
+/// A group to look into.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Members {
+    /// Its path.
+    pub path: Arc<str>,
+    /// Whether it is a container's: then it has a first process with limits.
+    pub of: Of,
+    /// Processor time it has used, in nanoseconds; `None` where that is not known.
+    pub used_ns: Option<u64>,
+}
+
+/// Whose group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Of {
+    /// A container's or sandbox's.
+    Container,
+    /// Another.
+    Other,
+}
+
+/// The groups whose open files are counted.
+pub fn members(snapshot: &Snapshot) -> Vec<Members> {
+    let members = |seen: &Seen, of| {
+        let used_ns = seen.reading.cpu.map(|cpu| cpu.times.usage_ns);
+        Members { path: seen.path.clone(), of, used_ns }
+    };
+    let (other, container) = (|seen: &Seen| members(seen, Of::Other), |seen: &Seen| members(seen, Of::Container));
+    let above = snapshot.root.iter().chain(&snapshot.above).chain(snapshot.system.iter().map(|(_, seen)| seen));
+    let mut members: Vec<Members> = above.map(other).collect();
+    for pod in &snapshot.pods {
+        members.extend(pod.group.as_ref().map(other));
+        members.extend(pod.sandbox.iter().chain(pod.containers.iter().flatten()).map(container));
+    }
+    members
+}
+
+/// Counts the open files of groups. What has not run since it was counted has opened nothing and closed nothing.
+pub fn count(mounts: &Mounts, proc: &Path, groups: &[Members], before: &Counts) -> Counts {
+    let count = |group: &Members| {
+        let known = before.get(&group.path).filter(|known| known.used_ns.is_some() && known.used_ns == group.used_ns);
+        let files = known.map(|known| known.files).or_else(|| of_group(mounts, proc, group))?;
+        Some((group.path.clone(), Counted { files, used_ns: group.used_ns }))
+    };
+    groups.iter().filter_map(count).collect()
+}
+
+fn of_group(mounts: &Mounts, proc: &Path, group: &Members) -> Option<OpenFiles> {
+    let directories = [Tree::Pids, Tree::Cpu, Tree::Memory].into_iter();
+    let mut directories = directories.filter_map(|tree| mounts.directory(&group.path, tree));
+    let members = directories.find_map(|directory: PathBuf| fs::read(directory.join("cgroup.procs")).ok())?;
+    let mut files = open_files::of(proc, cgroup_files::processes(&members).take(MAX_PROCESSES));
+    if group.of != Of::Container {
+        files.soft_limit = None;
+    }
+    Some(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn our_own_files_are_counted() {
+        let root = tempfile::tempdir().expect("a directory");
+        fs::write(root.path().join("cgroup.procs"), format!("{}\n", std::process::id())).expect("written");
+        let mounts = Mounts::Unified(root.path().to_owned());
+        let look = |used_ns, before: &Counts| {
+            let group = Members { path: "/".into(), of: Of::Container, used_ns };
+            count(&mounts, Path::new("/proc"), &[group], before)
+        };
+        let files = |counts: &Counts| counts.get("/").expect("there").files;
+        let first = look(Some(1), &Counts::new());
+        let _pair = UnixStream::pair().expect("sockets");
+        let (idle, busy, unknown) = (look(Some(1), &first), look(Some(2), &first), look(None, &look(None, &first)));
+        assert_eq!(idle, first, "who has not run is not looked at");
+        assert!(files(&unknown).sockets >= 2);
+        let (before, after) = (files(&first), files(&busy));
+        // Other tests open and close files beside this one, but hardly as many as there are.
+        assert!(before.descriptors > 0 && after.sockets >= 2 && after.soft_limit.is_some(), "{before:?} {after:?}");
+        let absent = Members { path: "/absent".into(), of: Of::Other, used_ns: None };
+        assert!(count(&mounts, Path::new("/proc"), &[absent], &Counts::new()).is_empty());
+    }
+}

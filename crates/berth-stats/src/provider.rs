@@ -1,0 +1,495 @@
+//! Puts readings and pages together, and remembers them for a second.
+//!
+//! A page is made when somebody asks and the last one, or the reading it was made from, is older
+//! than [`MEMO`]; who asks meanwhile gets the same bytes. The three pages share one reading where
+//! it is young, and deepen it where it is not deep enough. What the runtime tells of writable
+//! layers is at most [`RUNTIME_AGE`] old while somebody asks, open files [`FILES_AGE`], logs
+//! [`super::LOGS_AGE`], volumes `volumeStatsAggPeriod`. Behaviour: spec 04b §7-11.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::join_all;
+use tokio::time::{Instant, timeout};
+use tracing::debug;
+
+use super::{
+    cadvisor_page::{self, Counts, Mounted},
+    config::{StatsConfig, StatsDeps},
+    disk::FileSystem,
+    disk_usages::{Targets, targets},
+    encoded::{Compressed, Encoded},
+    filesystems,
+    hands::Hands,
+    host::{self, DiskCounters},
+    memo::Memo,
+    mounts::Mounts,
+    open_files,
+    pods::{ShownPod, shown},
+    reader::Reader,
+    reading::Depth,
+    resource_page, runtime_report,
+    snapshot::{PodSeen, Sampler, Snapshot, wall},
+    summarise,
+    summary::{Form, PodPlaces, RuntimePod, RuntimeReport, Summary},
+    summary_json,
+    survey::{Measured, Measurements, Survey, Surveyors},
+    system_groups::SystemGroups,
+};
+use berth_metrics::{StatsSource, exposition::Format};
+use berth_sys::mount_table;
+use berth_types::{PodUid, SandboxId};
+
+/// How old a page, or the reading behind it, may be.
+pub const MEMO: Duration = Duration::from_secs(1);
+/// How old what the runtime tells may become before it is asked again.
+pub const RUNTIME_AGE: Duration = Duration::from_secs(10);
+/// How old the count of open files may become.
+pub const FILES_AGE: Duration = Duration::from_secs(30);
+/// How old the sizes of file systems may become on the page of metrics.
+const DISKS_AGE: Duration = Duration::from_secs(10);
+/// How old the images of sandboxes may become.
+const IMAGES_AGE: Duration = Duration::from_secs(600);
+/// How long a page waits for something that has never been told yet.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long one reading may take, and anything else that blocks.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long control files stay open that nobody asks for.
+const IDLE: Duration = Duration::from_secs(120);
+/// How long a page is kept that nobody asks for any more.
+const KEEP: Duration = Duration::from_secs(5);
+/// How long anything else is.
+const KEEP_LONG: Duration = Duration::from_secs(1800);
+
+type Page = Result<Bytes, String>;
+/// A reading, and when its oldest part was read.
+type Sampled = Result<(Instant, Arc<Snapshot>), String>;
+
+/// The pages of metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MetricsPage {
+    /// `/metrics/resource`
+    Resource,
+    /// `/metrics/cadvisor`
+    Cadvisor,
+}
+
+/// Makes the pages of statistics.
+#[derive(Clone)]
+pub struct StatsProvider {
+    pub(super) inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub(super) config: StatsConfig,
+    deps: StatsDeps,
+    mounts: Option<Mounts>,
+    sampler: Option<Arc<Mutex<Sampler>>>,
+    system: SystemGroups,
+    survey_of_files: Survey,
+    survey_of_trees: Survey,
+    pub(super) survey_of_claims: Survey,
+    last_reading: Mutex<Option<Instant>>,
+    samples: [Memo<Sampled>; 3],
+    full: Memo<Page>,
+    short: Memo<Page>,
+    resource: Memo<Bytes>,
+    cadvisor: Memo<Bytes>,
+    resource_forms: Encoded,
+    cadvisor_forms: Encoded,
+    report: Memo<Arc<RuntimeReport>>,
+    told: Memo<Result<Arc<HashMap<SandboxId, RuntimePod>>, String>>,
+    root_fs: Memo<Option<FileSystem>>,
+    files: Memo<Arc<Counts>>,
+    disks: Memo<Arc<Disks>>,
+    sandbox_images: Memo<Arc<HashMap<String, String>>>,
+    readers: Hands,
+    walkers: Hands,
+    writers: Hands,
+}
+
+/// File systems and block devices.
+#[derive(Default)]
+struct Disks {
+    mounted: Vec<Mounted>,
+    devices: HashMap<(u32, u32), DiskCounters>,
+}
+
+impl StatsProvider {
+    /// The provider, and what measures directories, which the caller must run.
+    pub fn new(config: StatsConfig, deps: StatsDeps) -> (Self, Surveyors) {
+        deps.metrics.comes_from(config.source);
+        let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
+        let sampler = mounts.clone().map(|mounts| {
+            let reader = Reader::new(mounts, deps.groups.clone(), config.max_open);
+            let (clock, root) = (deps.clock.clone(), config.root.clone());
+            Arc::new(Mutex::new(Sampler::new(reader, deps.groups.clone(), clock, root, config.host.max_pids)))
+        });
+        let (files, of_files) = Survey::new(deps.clock.clone(), deps.metrics.clone());
+        let (trees, of_trees) = Survey::new(deps.clock.clone(), deps.metrics.clone());
+        let (claimed, of_claims) = Survey::new(deps.clock.clone(), deps.metrics.clone());
+        let of_claims = of_claims.asking(deps.claimed.clone());
+        let inner = Inner {
+            mounts,
+            sampler,
+            system: SystemGroups::new(&config, deps.groups.above().into_iter().next()),
+            survey_of_files: files,
+            survey_of_trees: trees,
+            survey_of_claims: claimed,
+            last_reading: Mutex::default(),
+            samples: [Memo::new(KEEP), Memo::new(KEEP), Memo::new(KEEP)],
+            full: Memo::new(KEEP),
+            short: Memo::new(KEEP),
+            resource: Memo::new(KEEP),
+            cadvisor: Memo::new(KEEP),
+            resource_forms: Encoded::new(KEEP),
+            cadvisor_forms: Encoded::new(KEEP),
+            report: Memo::new(KEEP_LONG),
+            told: Memo::new(KEEP),
+            root_fs: Memo::new(KEEP_LONG),
+            files: Memo::new(KEEP_LONG),
+            disks: Memo::new(KEEP_LONG),
+            sandbox_images: Memo::new(KEEP_LONG),
+            readers: Hands::new(4),
+            walkers: Hands::new(4),
+            writers: Hands::new(4),
+            config,
+            deps,
+        };
+        (Self { inner: Arc::new(inner) }, Surveyors(vec![of_files, of_trees, of_claims]))
+    }
+
+    /// The document of `/stats/summary`.
+    ///
+    /// # Errors
+    /// What could not be read without which there is no summary; the text behind `Internal Error: `.
+    pub async fn summary(&self, form: Form) -> Result<Bytes, String> {
+        let memo = match form {
+            Form::Full => &self.inner.full,
+            Form::Short => &self.inner.short,
+        };
+        let inner = self.inner.clone();
+        let page = memo.fresh_since(MEMO, || async move {
+            let (since, summary) = match inner.clone().summarise(form).await {
+                Ok(summarised) => summarised,
+                Err(error) => return (Instant::now(), Err(error)),
+            };
+            let written = inner.writers.work(LIMIT, move || Bytes::from(summary_json::write(&summary))).await;
+            (since, written.ok_or_else(|| "the summary could not be written in time".to_owned()))
+        });
+        page.await.unwrap_or_else(|| Err(FAILED.to_owned()))
+    }
+
+    /// A page of metrics in the form a scraper asks for.
+    ///
+    /// # Errors
+    /// It could not be made in time: no page is empty.
+    pub async fn metrics(&self, page: MetricsPage, format: Format, compressed: Compressed) -> Result<Bytes, String> {
+        let (plain, forms) = match page {
+            MetricsPage::Resource => (self.resource_metrics().await, &self.inner.resource_forms),
+            MetricsPage::Cadvisor => (self.cadvisor_metrics().await, &self.inner.cadvisor_forms),
+        };
+        let page = forms.of(plain, format, compressed, &self.inner.writers).await;
+        if page.is_empty() { Err(FAILED.to_owned()) } else { Ok(page) }
+    }
+
+    /// The page of `/metrics/resource`; a failure is told on the page.
+    pub async fn resource_metrics(&self) -> Bytes {
+        let inner = self.inner.clone();
+        let page = self.inner.resource.fresh_since(MEMO, || async move {
+            match inner.short_of(Depth::Core).await {
+                Ok((since, summary)) => (since, resource_page::write(Ok(&summary)).into()),
+                Err(error) => {
+                    debug!(err = %error, "Error getting summary for resourceMetric prometheus endpoint");
+                    (Instant::now(), resource_page::write(Err(&error)).into())
+                }
+            }
+        });
+        page.await.unwrap_or_else(|| resource_page::write(Err(FAILED)).into())
+    }
+
+    /// The page of `/metrics/cadvisor`; a failure is told on the page.
+    pub async fn cadvisor_metrics(&self) -> Bytes {
+        let inner = self.inner.clone();
+        let page = self.inner.cadvisor.fresh_since(MEMO, || async move { inner.cadvisor_page().await });
+        page.await.unwrap_or_default()
+    }
+}
+
+/// Who asks for what panicked is told so.
+const FAILED: &str = "the statistics could not be made";
+
+impl Inner {
+    /// A reading that is deep enough and no older than [`MEMO`].
+    pub(super) async fn sample(self: &Arc<Self>, depth: Depth) -> Sampled {
+        let [core, summary, full] = &self.samples;
+        let (own, deeper): (_, &[_]) = match depth {
+            Depth::Core => (core, &[summary, full]),
+            Depth::Summary => (summary, &[full]),
+            Depth::Full => (full, &[]),
+        };
+        for memo in deeper {
+            if let Some(young) = memo.young(MEMO) {
+                return young;
+            }
+        }
+        let inner = self.clone();
+        let read = || async move {
+            let read = inner.read(depth).await;
+            (read.as_ref().map_or_else(|_| Instant::now(), |(since, _)| *since), read)
+        };
+        own.fresh_since(MEMO, read).await.unwrap_or_else(|| Err(FAILED.to_owned()))
+    }
+
+    async fn read(self: Arc<Self>, depth: Depth) -> Sampled {
+        // A reading that is deepened is as old as it was.
+        let [core, summary, _] = &self.samples;
+        let shallower = [(Depth::Core, core), (Depth::Summary, summary)].into_iter().filter(|(own, _)| *own < depth);
+        let shallower = shallower.filter_map(|(_, memo)| Some(memo.young(MEMO)?.ok()?.0)).min();
+        let pods = self.pods().await?;
+        let sampler = self.sampler.clone().ok_or("failed to get root cgroup stats: no control groups are mounted")?;
+        let (began, inner) = (Instant::now(), self.clone());
+        let read = self.readers.work(LIMIT, move || {
+            let system = inner.system.all();
+            sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(pods, system, depth)
+        });
+        let snapshot = read.await.ok_or("failed to get root cgroup stats: control groups could not be read in time")?;
+        self.deps.metrics.read(began.elapsed(), snapshot.size.0);
+        self.close_later();
+        Ok((shallower.unwrap_or(began), Arc::new(snapshot)))
+    }
+
+    /// Closes the control files once nobody has asked for a while; one task at a time waits for that.
+    fn close_later(self: &Arc<Self>) {
+        let mut last = self.last_reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_waited_for = last.replace(Instant::now()).is_some();
+        if is_waited_for {
+            return;
+        }
+        let inner = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(IDLE).await;
+                let Some(inner) = inner.upgrade() else { return };
+                let mut last = inner.last_reading.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.is_none_or(|last| last.elapsed() >= IDLE) {
+                    *last = None;
+                    break;
+                }
+            }
+            let Some(inner) = inner.upgrade() else { return };
+            if let Some(sampler) = inner.sampler.clone() {
+                let close = move || sampler.lock().unwrap_or_else(PoisonError::into_inner).close();
+                inner.readers.work(LIMIT, close).await;
+            }
+        });
+    }
+
+    async fn pods(&self) -> Result<Vec<ShownPod>, String> {
+        let known = match self.deps.observer.known() {
+            Some(known) => known,
+            None => match timeout(LIMIT, self.deps.observer.list()).await {
+                Ok(listed) => listed.map_err(|error| format!("failed to list pod stats: {error}"))?,
+                Err(_) => return Err("failed to list pod stats: the runtime does not answer".to_owned()),
+            },
+        };
+        Ok(shown(known.pods.values()))
+    }
+
+    pub(super) async fn summarise(self: Arc<Self>, form: Form) -> Result<(Instant, Summary), String> {
+        if form == Form::Short {
+            return self.short_of(Depth::Summary).await;
+        }
+        let (snapshot, report, root_fs) =
+            tokio::join!(self.sample(Depth::Summary), self.report(), self.root_filesystem());
+        let (since, snapshot) = snapshot?;
+        let told = self.told_of_pods().await?;
+        let places = self.places(&snapshot);
+        let measured = self.measured(&snapshot, &places).await;
+        let summary = summarise::build(&summarise::Inputs {
+            form,
+            node: &self.config.node_name,
+            booted_at: self.config.host.booted_at,
+            snapshot: &snapshot,
+            runtime: report.as_deref(),
+            told: &told,
+            measured: &measured,
+            places: &places,
+            root_fs,
+        })?;
+        Ok((since, summary))
+    }
+
+    /// Processor, memory and swap. The runtime is asked only where a group cannot be read.
+    async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<(Instant, Summary), String> {
+        let (since, snapshot) = self.sample(depth).await?;
+        let told = self.told_of_pods().await?;
+        let is_missing = snapshot.pods.iter().any(|pod| pod.containers.iter().any(Option::is_none));
+        let report = if is_missing { self.report().await } else { None };
+        let summary = summarise::build(&summarise::Inputs {
+            form: Form::Short,
+            node: &self.config.node_name,
+            booted_at: self.config.host.booted_at,
+            snapshot: &snapshot,
+            runtime: report.as_deref(),
+            told: &told,
+            measured: &HashMap::new(),
+            places: &HashMap::new(),
+            root_fs: None,
+        })?;
+        Ok((since, summary))
+    }
+
+    /// What the runtime tells of pods where it is their source; nothing where it does not know how.
+    pub(super) async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
+        if self.config.source == StatsSource::Groups {
+            return Ok(Arc::default());
+        }
+        let runtime = self.deps.runtime.clone();
+        let ask = || async move {
+            let told = runtime_report::pods(&*runtime).await;
+            told.map(|pods| Arc::new(pods.unwrap_or_default()))
+        };
+        let told = self.told.fresh(MEMO, ask).await.unwrap_or_else(|| Err(FAILED.to_owned()));
+        told.map_err(|error| format!("failed to list pod stats: {error}"))
+    }
+
+    async fn report(&self) -> Option<Arc<RuntimeReport>> {
+        let (runtime, images) = (self.deps.runtime.clone(), self.deps.images.clone());
+        self.report.recent(RUNTIME_AGE, PATIENCE, || runtime_report::ask(runtime, images)).await
+    }
+
+    async fn root_filesystem(self: &Arc<Self>) -> Option<FileSystem> {
+        let inner = self.clone();
+        let ask = || async move {
+            let path = inner.config.root_directory.clone();
+            inner.walkers.work(LIMIT, move || FileSystem::of(&path).ok()).await.flatten()
+        };
+        self.root_fs.recent(MEMO, PATIENCE, ask).await.flatten()
+    }
+
+    fn places(&self, snapshot: &Snapshot) -> HashMap<PodUid, PodPlaces> {
+        let running = snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
+        running.map(|seen| (seen.pod.id.uid.clone(), self.deps.directories.of(&seen.pod.id))).collect()
+    }
+
+    async fn measured(&self, snapshot: &Snapshot, places: &HashMap<PodUid, PodPlaces>) -> Measurements {
+        let known = |seen: &'_ PodSeen| places.get(&seen.pod.id.uid);
+        let pods = snapshot.pods.iter().filter_map(|seen| Some((&seen.pod, known(seen)?)));
+        let targets = targets(pods, self.config.volume_period);
+        let (files, trees, claimed) = tokio::join!(
+            self.survey_of_files.known(targets.files, PATIENCE),
+            self.survey_of_trees.known(targets.trees, PATIENCE),
+            self.survey_of_claims.known(targets.claimed, PATIENCE),
+        );
+        let all = files.iter().chain(trees.iter()).chain(claimed.iter());
+        Arc::new(all.map(|(path, measured)| (path.clone(), *measured)).collect())
+    }
+
+    /// Running pods, their directories, and what is known of these now.
+    pub(super) fn known_of_disks(&self) -> (Vec<(ShownPod, PodPlaces)>, HashMap<PathBuf, Measured>) {
+        let pods = self.running();
+        let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
+        let (files, trees) = (self.survey_of_files.ask(targets.files), self.survey_of_trees.ask(targets.trees));
+        let claimed = self.survey_of_claims.ask(targets.claimed);
+        let all = files.iter().chain(trees.iter()).chain(claimed.iter());
+        let all = all.map(|(path, measured)| (path.clone(), *measured)).collect();
+        (pods, all)
+    }
+
+    pub(super) fn running(&self) -> Vec<(ShownPod, PodPlaces)> {
+        let known = self.deps.observer.known().unwrap_or_default();
+        let running = shown(known.pods.values()).into_iter().filter(|pod| !pod.containers.is_empty());
+        running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect()
+    }
+
+    /// Directories that were measured longer ago than `age` are measured, as far as they take no longer than a moment.
+    pub(super) async fn remeasure(&self, age: Duration) {
+        let (pods, period) = (self.running(), self.config.volume_period.map(|period| period.min(age)));
+        let Targets { files, trees, .. } = targets(pods.iter().map(|(pod, places)| (pod, places)), period);
+        tokio::join!(self.survey_of_files.renewed(files, PATIENCE), self.survey_of_trees.renewed(trees, PATIENCE));
+    }
+
+    async fn cadvisor_page(self: Arc<Self>) -> (Instant, Bytes) {
+        let (since, snapshot, is_partial) = match self.sample(Depth::Full).await {
+            Ok((since, snapshot)) => (since, snapshot, false),
+            Err(error) => {
+                debug!(err = %error, "Failed to collect container statistics");
+                (Instant::now(), Arc::default(), true)
+            }
+        };
+        let (files, disks, images) =
+            tokio::join!(self.open_files(&snapshot), self.disks(), self.images_of_sandboxes(&snapshot));
+        let inner = self.clone();
+        let written = self.writers.work(LIMIT, move || {
+            let page = cadvisor_page::write(&cadvisor_page::Inputs {
+                snapshot: &snapshot,
+                now: wall(inner.deps.clock.now()),
+                host: &inner.config.host,
+                memory: host::memory(&inner.config.root),
+                files: &files,
+                mounted: &disks.mounted,
+                devices: &disks.devices,
+                sandbox_images: &images,
+                is_partial,
+            });
+            Bytes::from(page)
+        });
+        (since, written.await.unwrap_or_default())
+    }
+
+    async fn open_files(self: &Arc<Self>, snapshot: &Arc<Snapshot>) -> Arc<Counts> {
+        let (inner, snapshot) = (self.clone(), snapshot.clone());
+        let count = || async move {
+            let Some(mounts) = inner.mounts.clone() else { return Arc::default() };
+            let proc = inner.config.root.join("proc");
+            let before = inner.files.young(Duration::MAX).unwrap_or_default();
+            let count = move || open_files::count(&mounts, &proc, &open_files::members(&snapshot), &before);
+            Arc::new(inner.walkers.work(LIMIT, count).await.unwrap_or_default())
+        };
+        self.files.recent(FILES_AGE, PATIENCE, count).await.unwrap_or_default()
+    }
+
+    async fn disks(self: &Arc<Self>) -> Arc<Disks> {
+        let inner = self.clone();
+        let look = || async move {
+            let config = inner.config.clone();
+            let looked = inner.walkers.work(LIMIT, move || {
+                let own = config.root_directory.to_string_lossy();
+                let hidden = [&*own, "/run/containerd", "/run/containers", "/var/run/netns", "/run/netns"];
+                let tells = config.tells_filesystems;
+                let mounted = if tells { filesystems::mounted(&config.root, &hidden) } else { Vec::new() };
+                Disks { mounted, devices: host::disks(&config.root) }
+            });
+            Arc::new(looked.await.unwrap_or_default())
+        };
+        self.disks.recent(DISKS_AGE, PATIENCE, look).await.unwrap_or_default()
+    }
+
+    /// One sandbox of each handler is asked for its image.
+    async fn images_of_sandboxes(&self, snapshot: &Snapshot) -> Arc<HashMap<String, String>> {
+        let ready = snapshot.pods.iter().filter(|seen| seen.pod.is_ready);
+        let handlers: HashMap<String, String> =
+            ready.map(|seen| (seen.pod.handler.clone(), seen.pod.sandbox.to_string())).collect();
+        if handlers.is_empty() {
+            return Arc::default();
+        }
+        let runtime = self.deps.runtime.clone();
+        let ask = || async move {
+            let ask = |(handler, sandbox): (String, String)| {
+                let runtime = runtime.clone();
+                async move {
+                    let info = timeout(LIMIT, runtime.pod_sandbox_info(&sandbox)).await.ok()?.ok()?;
+                    Some((handler, runtime_report::sandbox_image(&info)))
+                }
+            };
+            Arc::new(join_all(handlers.into_iter().map(ask)).await.into_iter().flatten().collect())
+        };
+        self.sandbox_images.recent(IMAGES_AGE, PATIENCE, ask).await.unwrap_or_default()
+    }
+}

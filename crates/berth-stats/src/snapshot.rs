@@ -1,0 +1,239 @@
+//! One reading of the whole node, from which every page is made.
+//!
+//! Taken by one blocking pass over the groups of the pods that the runtime showed.
+
+use std::{
+    collections::{HashMap, HashSet},
+    path::PathBuf,
+    sync::Arc,
+    thread,
+};
+
+use jiff::Timestamp;
+
+use super::{
+    host::{self, Processes},
+    network::{self, Network},
+    pods::ShownPod,
+    reader::{GroupKey, MachineMemory, PodGroups, Reader, Seen, Wanted, YOUNG_NS},
+    reading::{Depth, WallNs},
+};
+use berth_ports::Clock;
+use berth_types::{SandboxId, observed::NetworkMode};
+
+/// A group of the system that the summary names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SystemGroup {
+    /// `kubelet`, `runtime`, `misc`, `pods`.
+    pub name: &'static str,
+    /// Its path.
+    pub path: Arc<str>,
+    /// When its process started, in seconds since the epoch; `None` for when the group was made.
+    pub started_at: Option<i64>,
+}
+
+/// One reading of the node.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Snapshot {
+    /// How deep.
+    pub depth: Depth,
+    /// The root group.
+    pub root: Option<Seen>,
+    /// Groups above pods; only in a full reading.
+    pub above: Vec<Seen>,
+    /// Groups of the system, by name.
+    pub system: Vec<(SystemGroup, Seen)>,
+    /// Pods by namespace, name and UID.
+    pub pods: Vec<PodSeen>,
+    /// The node's own network; not in a core reading.
+    pub network: Option<Network>,
+    /// Processes of the machine; not in a core reading.
+    pub processes: Option<Processes>,
+    /// Whether the kernel tells of pressure in groups.
+    pub has_pressure: bool,
+    /// Groups that are known and control files that are open.
+    pub size: (usize, usize),
+}
+
+/// One pod.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PodSeen {
+    /// Which.
+    pub pod: ShownPod,
+    /// Its group.
+    pub group: Option<Seen>,
+    /// Its sandbox's group; only in a full reading.
+    pub sandbox: Option<Seen>,
+    /// The groups of its containers, in their order.
+    pub containers: Vec<Option<Seen>>,
+    /// Its network; not in a core reading.
+    pub network: Option<Network>,
+}
+
+/// Takes readings. Every call blocks.
+pub struct Sampler {
+    reader: Reader,
+    names: Arc<dyn PodGroups>,
+    clock: Arc<dyn Clock>,
+    root: PathBuf,
+    max_pids: u64,
+    pids: HashMap<SandboxId, u32>,
+    /// Networks of the last reading that was not a full one, and when it began.
+    last: Option<(WallNs, HashMap<SandboxId, Network>)>,
+    has_pressure: bool,
+}
+
+impl Sampler {
+    /// `root` is `/`; `max_pids` is the most processes there may be, 0 where that is not known.
+    pub fn new(reader: Reader, names: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: u64) -> Self {
+        let has_pressure = reader.has_pressure();
+        Self { reader, names, clock, root, max_pids, pids: HashMap::new(), last: None, has_pressure }
+    }
+
+    /// Reads everything once.
+    pub fn sample(&mut self, pods: Vec<ShownPod>, system: Vec<SystemGroup>, depth: Depth) -> Snapshot {
+        let machine = host::memory(&self.root);
+        let (wanted, above) = self.wanted(&pods, &system, depth);
+        let began = wall(self.clock.now());
+        let is_young = |at: &WallNs| (0..=YOUNG_NS).contains(&began.saturating_sub(*at));
+        let young = self.last.take().filter(|(at, _)| depth == Depth::Full && is_young(at));
+        let mut early = young.map(|(_, networks)| networks).unwrap_or_default();
+        let mut known = if depth == Depth::Core { Vec::new() } else { self.known_processes(&pods) };
+        known.retain(|(sandbox, _)| !early.contains_key(sandbox));
+        let (seen, networks) = self.pass(&wanted, machine, &known);
+        early.extend(networks);
+        let mut seen = seen.into_iter();
+        let root = seen.next().flatten();
+        let above = seen.by_ref().take(above).flatten().collect();
+        let system = system.into_iter().filter_map(|group| Some((group, seen.next()??))).collect();
+        let mut shown: Vec<PodSeen> = pods
+            .into_iter()
+            .map(|pod| PodSeen {
+                group: seen.next().flatten(),
+                sandbox: seen.next().flatten(),
+                containers: seen.by_ref().take(pod.containers.len()).collect(),
+                network: None,
+                pod,
+            })
+            .collect();
+        let network = if depth == Depth::Core { None } else { self.networks(&mut shown, early) };
+        if depth == Depth::Summary {
+            let of = |seen: &PodSeen| Some((seen.pod.sandbox.clone(), seen.network.clone()?));
+            self.last = Some((began, shown.iter().filter_map(of).collect()));
+        }
+        if depth != Depth::Full {
+            shown.iter_mut().for_each(|pod| pod.sandbox = None);
+        }
+        let processes = if depth == Depth::Core { None } else { host::processes(&self.root, self.max_pids) };
+        Snapshot {
+            depth,
+            root,
+            above,
+            system,
+            pods: shown,
+            network,
+            processes,
+            has_pressure: self.has_pressure,
+            size: self.reader.size(),
+        }
+    }
+
+    /// Closes what is open.
+    pub fn close(&mut self) {
+        self.last = None;
+        self.reader.close();
+    }
+
+    /// Root, groups above pods, groups of the system, then of each pod itself, sandbox and containers.
+    fn wanted(&self, pods: &[ShownPod], system: &[SystemGroup], depth: Depth) -> (Vec<Wanted>, usize) {
+        let at = |path: &str, depth| Wanted { key: GroupKey::At(path.into()), depth };
+        let full = (depth == Depth::Full).then_some(depth);
+        let mut wanted = vec![at("/", Some(depth))];
+        let above = self.names.above();
+        wanted.extend(above.iter().map(|path| at(path, full)));
+        wanted.extend(system.iter().map(|group| at(&group.path, Some(depth))));
+        for pod in pods {
+            let uid = &pod.id.uid;
+            // Beside the full page only its process is needed, and that once.
+            let needs_process =
+                pod.is_ready && pod.network == NetworkMode::Pod && !self.pids.contains_key(&pod.sandbox);
+            let sandbox = full.or_else(|| (depth == Depth::Summary && needs_process).then_some(depth));
+            wanted.push(Wanted { key: GroupKey::Pod(uid.clone()), depth: Some(depth) });
+            let key = GroupKey::Container(uid.clone(), pod.sandbox.as_str().into());
+            wanted.push(Wanted { key, depth: sandbox });
+            for container in &pod.containers {
+                let key = GroupKey::Container(uid.clone(), container.id.as_str().into());
+                wanted.push(Wanted { key, depth: Some(depth) });
+            }
+        }
+        (wanted, above.len())
+    }
+
+    /// Sandboxes with a network of their own whose process is known.
+    fn known_processes(&self, pods: &[ShownPod]) -> Vec<(SandboxId, u32)> {
+        let own = pods.iter().filter(|pod| pod.is_ready && pod.network == NetworkMode::Pod);
+        own.filter_map(|pod| Some((pod.sandbox.clone(), *self.pids.get(&pod.sandbox)?))).collect()
+    }
+
+    /// Looks at all groups, and at the networks of these processes at the same time.
+    fn pass(
+        &mut self,
+        wanted: &[Wanted],
+        machine: MachineMemory,
+        known: &[(SandboxId, u32)],
+    ) -> (Vec<Option<Seen>>, HashMap<SandboxId, Network>) {
+        let (reader, clock) = (&mut self.reader, self.clock.clone());
+        let now = move || wall(clock.now());
+        if known.is_empty() {
+            return (reader.pass(wanted, machine, &now), HashMap::new());
+        }
+        let proc = self.root.join("proc");
+        let network =
+            |(sandbox, pid): &(SandboxId, u32)| Some((sandbox.clone(), network::of_pods_process(&proc, *pid)?));
+        thread::scope(|scope| {
+            let networks = scope.spawn(|| known.iter().filter_map(network).collect());
+            let seen = reader.pass(wanted, machine, &now);
+            (seen, networks.join().unwrap_or_default())
+        })
+    }
+
+    /// The networks of all pods, as far as they were not read `early`; returns the node's.
+    fn networks(&mut self, pods: &mut [PodSeen], mut early: HashMap<SandboxId, Network>) -> Option<Network> {
+        let proc = self.root.join("proc");
+        let host = network::of_process(&proc, 1);
+        for seen in pods.iter_mut() {
+            let process = |group: Option<&Seen>| group.and_then(|group| group.reading.first_process);
+            if seen.pod.network == NetworkMode::Node {
+                seen.network.clone_from(&host);
+                continue;
+            }
+            if !seen.pod.is_ready {
+                continue;
+            }
+            // A sandbox need not have a process of its own, and that of our own runtime is outside of the pod's network.
+            let of_containers = seen.containers.iter().filter_map(|container| process(container.as_ref()));
+            let all: Vec<u32> = process(seen.sandbox.as_ref()).into_iter().chain(of_containers).collect();
+            let known = self.pids.get(&seen.pod.sandbox).copied().filter(|pid| all.contains(pid));
+            let early = early.remove(&seen.pod.sandbox).zip(known);
+            let candidates = known.into_iter().chain(all.into_iter().filter(|pid| known != Some(*pid)));
+            let mut looked = candidates.filter_map(|pid| Some((network::of_pods_process(&proc, pid)?, pid)));
+            match early.or_else(|| looked.next()) {
+                Some((network, pid)) => {
+                    seen.network = Some(network);
+                    if known != Some(pid) {
+                        self.pids.insert(seen.pod.sandbox.clone(), pid);
+                    }
+                }
+                None => drop(self.pids.remove(&seen.pod.sandbox)),
+            }
+        }
+        let known: HashSet<&SandboxId> = pods.iter().map(|seen| &seen.pod.sandbox).collect();
+        self.pids.retain(|sandbox, _| known.contains(sandbox));
+        host
+    }
+}
+
+/// Nanoseconds since the epoch.
+pub fn wall(at: Timestamp) -> WallNs {
+    i64::try_from(at.as_nanosecond()).unwrap_or_default()
+}

@@ -1,0 +1,492 @@
+//! Measures directories in the background: one walk at a time, only while somebody asks. Large trees
+//! have a survey of their own, so that files of logs do not wait for them.
+//!
+//! Who needs numbers names the directories and takes what is known; the survey measures what is
+//! older than its period. A walk that does not come back within its limit is abandoned and its
+//! directory left alone until it does: one hung disk costs fields. Behaviour: spec 04b §7.2.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::stream::{self, StreamExt};
+use jiff::Timestamp;
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::disk::{self, FileSystem, Usage};
+use berth_metrics::StatsMetrics;
+use berth_ports::{ClaimedVolumes, Clock, Fullness};
+
+/// The longest walk of one directory.
+const WALK_LIMIT: Duration = Duration::from_secs(60);
+/// Volumes behind claims that are asked for at a time.
+const ASKED: usize = 8;
+/// Walks that hang, at most; then nothing more is measured until one comes back.
+const MAX_WEDGED: usize = 4;
+
+/// How a directory is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum How {
+    /// The files directly in it.
+    Files,
+    /// One file.
+    File,
+    /// Everything below it, and the file system that holds it.
+    Tree,
+    /// It is not looked at: whoever sees to the volume says how full it is.
+    Claimed,
+}
+
+/// What is to be measured.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Target {
+    /// Where.
+    pub path: PathBuf,
+    /// How.
+    pub how: How,
+    /// How old a number may become.
+    pub period: Duration,
+}
+
+/// A number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Measured {
+    /// When the walk began.
+    pub at: Timestamp,
+    /// What was found.
+    pub usage: Usage,
+    /// The file system that holds it; only of trees.
+    pub filesystem: Option<FileSystem>,
+    /// Whether something is wrong with the volume, where somebody says.
+    pub is_abnormal: Option<bool>,
+}
+
+/// What is known, by path; a directory that could not be measured is absent.
+pub type Measurements = Arc<HashMap<PathBuf, Measured>>;
+
+/// Asks the survey and takes what it found.
+pub struct Survey {
+    targets: watch::Sender<Arc<Vec<Target>>>,
+    found: watch::Receiver<Measurements>,
+}
+
+/// The survey's task.
+pub struct Surveyor {
+    targets: watch::Receiver<Arc<Vec<Target>>>,
+    found: watch::Sender<Measurements>,
+    clock: Arc<dyn Clock>,
+    metrics: StatsMetrics,
+    tried: HashMap<PathBuf, Instant>,
+    wedged: Arc<AtomicUsize>,
+    claimed: Option<Arc<dyn ClaimedVolumes>>,
+    /// The longest walk of one directory.
+    limit: Duration,
+}
+
+impl Survey {
+    /// A survey, and the task to run; walks over trees are counted.
+    pub fn new(clock: Arc<dyn Clock>, metrics: StatsMetrics) -> (Self, Surveyor) {
+        let (targets, wanted) = watch::channel(Arc::default());
+        let (found, known) = watch::channel(Measurements::default());
+        let (tried, wedged) = (HashMap::new(), Arc::default());
+        let surveyor =
+            Surveyor { targets: wanted, found, clock, metrics, tried, wedged, claimed: None, limit: WALK_LIMIT };
+        (Self { targets, found: known }, surveyor)
+    }
+
+    /// What is known now, without waiting; what is too old of these directories is measured meanwhile.
+    pub fn ask(&self, targets: Vec<Target>) -> Measurements {
+        self.targets.send_replace(Arc::new(targets));
+        self.found.borrow().clone()
+    }
+
+    /// What is known of these directories now; what is too old is measured meanwhile. Where some were never measured,
+    /// waits for them no longer than `patience`.
+    pub async fn known(&self, targets: Vec<Target>, patience: Duration) -> Measurements {
+        let mut found = self.found.clone();
+        let is_new = {
+            let known = &*found.borrow_and_update();
+            let before = self.targets.borrow();
+            let asked = |target: &Target| known.contains_key(&target.path) || before.contains(target);
+            !targets.iter().all(asked)
+        };
+        self.targets.send_replace(Arc::new(targets));
+        if is_new {
+            let _ = tokio::time::timeout(patience, found.changed()).await; // what is known by then is shown
+        }
+        found.borrow().clone()
+    }
+
+    /// Measures what is too old of these directories and waits for that no longer than `patience`.
+    pub async fn renewed(&self, targets: Vec<Target>, patience: Duration) {
+        let mut found = self.found.clone();
+        found.mark_unchanged();
+        self.targets.send_replace(Arc::new(targets));
+        let _ = tokio::time::timeout(patience, found.changed()).await; // what is known by then is shown
+    }
+}
+
+/// The tasks of all surveys.
+pub struct Surveyors(pub Vec<Surveyor>);
+
+impl Surveyors {
+    /// Measures what is asked for, until stopped.
+    pub async fn run(self, stop: CancellationToken) {
+        futures::future::join_all(self.0.into_iter().map(|surveyor| surveyor.run(stop.clone()))).await;
+    }
+}
+
+impl Surveyor {
+    /// Asks these how full volumes behind claims are.
+    #[must_use]
+    pub fn asking(self, claimed: Option<Arc<dyn ClaimedVolumes>>) -> Self {
+        Self { claimed, ..self }
+    }
+
+    /// Measures what is asked for, until stopped.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let work = async {
+            while self.targets.changed().await.is_ok() {
+                let targets = self.targets.borrow_and_update().clone();
+                self.round(&targets).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    async fn round(&mut self, targets: &[Target]) {
+        let now = Instant::now();
+        let wanted: HashSet<&Path> = targets.iter().map(|target| &*target.path).collect();
+        self.tried.retain(|path, _| wanted.contains(&**path));
+        let is_due = |target: &&Target| self.tried.get(&target.path).is_none_or(|tried| now - *tried >= target.period);
+        let due: Vec<Target> = targets.iter().filter(is_due).cloned().collect();
+        let mut known: HashMap<PathBuf, Measured> = (**self.found.borrow()).clone();
+        known.retain(|path, _| wanted.contains(&**path));
+        let (claimed, due): (Vec<Target>, Vec<Target>) = due.into_iter().partition(|target| target.how == How::Claimed);
+        self.ask(claimed, &mut known).await;
+        let (trees, quick): (Vec<Target>, Vec<Target>) = due.into_iter().partition(|target| target.how == How::Tree);
+        self.measure(quick, &mut known).await;
+        self.walk(trees, &mut known).await;
+        self.found.send_replace(Arc::new(known));
+    }
+
+    /// Asks whoever sees to these volumes, a few at a time. What is told is shown at once: one that does not answer
+    /// keeps no other's numbers back.
+    async fn ask(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
+        let Some(volumes) = self.claimed.clone() else { return };
+        let now = Instant::now();
+        self.tried.extend(targets.iter().map(|target| (target.path.clone(), now)));
+        let mut answers = stream::iter(targets)
+            .map(|target| {
+                let (volumes, clock, limit) = (volumes.clone(), self.clock.clone(), self.limit);
+                async move {
+                    let (at, began) = (clock.now(), Instant::now());
+                    let told = tokio::time::timeout(limit, volumes.fullness(&target.path)).await;
+                    let told = told.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+                    (target.path, at, began.elapsed(), told)
+                }
+            })
+            .buffer_unordered(ASKED);
+        while let Some((path, at, elapsed, told)) = answers.next().await {
+            match told {
+                Ok(full) => {
+                    self.metrics.told(&full.source, elapsed);
+                    known.insert(path, of_volume(at, &full));
+                }
+                Err(error) => {
+                    debug!(path = %path.display(), err = %error, "Unable to learn how full a volume is");
+                    known.remove(&path);
+                }
+            }
+            self.found.send_replace(Arc::new(known.clone()));
+        }
+    }
+
+    /// Measures some in one go, within the limit.
+    async fn measure(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
+        if targets.is_empty() || self.wedged.load(Ordering::Relaxed) >= MAX_WEDGED {
+            return;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (now, clock) = (Instant::now(), self.clock.clone());
+        for target in &targets {
+            self.tried.insert(target.path.clone(), now);
+        }
+        let (stopped, wedged) = (stop.clone(), Wedged::raise(&self.wedged));
+        let walk = tokio::task::spawn_blocking(move || {
+            let _wedged = wedged;
+            let measure = |target: Target| (measured(&target, &clock, &stopped), target.path);
+            targets.into_iter().map(measure).collect::<Vec<_>>()
+        });
+        match tokio::time::timeout(self.limit, walk).await {
+            Ok(Ok(results)) => results.into_iter().for_each(|(result, path)| keep(known, path, result)),
+            // It counts as wedged until it notices.
+            Ok(Err(_)) | Err(_) => stop.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Measures trees, each within the limit. One thread walks them all: most are small, and a thread for each costs more
+    /// than the walk. One that hangs keeps its thread, and another goes on behind it.
+    async fn walk(&mut self, trees: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
+        let mut left = VecDeque::from(trees);
+        while !left.is_empty() && self.wedged.load(Ordering::Relaxed) < MAX_WEDGED {
+            let (tell, mut told) = mpsc::unbounded_channel();
+            let stop = Arc::new(AtomicBool::new(false));
+            let walk = Walk {
+                trees: left.iter().cloned().collect(),
+                clock: self.clock.clone(),
+                metrics: self.metrics.clone(),
+                stop: stop.clone(),
+                wedged: Wedged::raise(&self.wedged),
+            };
+            tokio::task::spawn_blocking(move || walk.run(|result| tell.send(result).is_ok()));
+            loop {
+                if let Some(tree) = left.front() {
+                    self.tried.insert(tree.path.clone(), Instant::now());
+                }
+                let result = tokio::time::timeout(self.limit, told.recv()).await;
+                match (left.pop_front(), result) {
+                    (Some(tree), Ok(Some(result))) => keep(known, tree.path, result),
+                    // It is over or panicked; else it counts as wedged until it notices.
+                    (None, _) | (_, Ok(None) | Err(_)) => {
+                        stop.store(true, Ordering::Relaxed);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn keep(known: &mut HashMap<PathBuf, Measured>, path: PathBuf, result: io::Result<Measured>) {
+    match result {
+        Ok(measured) => drop(known.insert(path, measured)),
+        Err(error) => {
+            debug!(path = %path.display(), err = %error, "Unable to fetch disk usage");
+            known.remove(&path);
+        }
+    }
+}
+
+/// Trees that are walked by one thread.
+struct Walk {
+    trees: Vec<Target>,
+    clock: Arc<dyn Clock>,
+    metrics: StatsMetrics,
+    stop: Arc<AtomicBool>,
+    wedged: Wedged,
+}
+
+impl Walk {
+    /// Tells each result, for as long as somebody hears it; its count goes before who tells.
+    fn run(self, tell: impl Fn(io::Result<Measured>) -> bool) {
+        let Self { trees, clock, metrics, stop, wedged: _wedged } = self;
+        for tree in trees {
+            let began = Instant::now();
+            let result = measured(&tree, &clock, &stop);
+            metrics.walked(began.elapsed());
+            if !tell(result) || stop.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+}
+
+/// Counts a walk until it comes back, by whatever way.
+struct Wedged(Arc<AtomicUsize>);
+
+impl Wedged {
+    fn raise(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Wedged {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn of_volume(at: Timestamp, full: &Fullness) -> Measured {
+    let filesystem = FileSystem {
+        capacity: full.capacity,
+        free: full.capacity.saturating_sub(full.used),
+        available: full.available,
+        inodes: full.inodes,
+        inodes_free: full.inodes_free,
+    };
+    let usage = Usage { bytes: full.used, inodes: full.inodes_used };
+    Measured { at, usage, filesystem: Some(filesystem), is_abnormal: full.condition.as_ref().map(|c| c.is_abnormal) }
+}
+
+fn measured(target: &Target, clock: &Arc<dyn Clock>, stop: &AtomicBool) -> io::Result<Measured> {
+    let at = clock.now();
+    let path: &Path = &target.path;
+    let (usage, filesystem) = match target.how {
+        How::Files => (disk::files_in(path, stop)?, None),
+        How::File => (disk::file(path)?, None),
+        How::Tree => (disk::tree(path, stop)?, Some(FileSystem::of(path)?)),
+        How::Claimed => return Err(io::ErrorKind::Unsupported.into()),
+    };
+    Ok(Measured { at, usage, filesystem, is_abnormal: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use berth_metrics::Registry;
+    use berth_ports::SystemClock;
+
+    fn target(path: &Path, how: How, period: Duration) -> Target {
+        Target { path: path.to_owned(), how, period }
+    }
+
+    struct Volumes;
+
+    #[async_trait::async_trait]
+    impl ClaimedVolumes for Volumes {
+        fn of(&self, _: &berth_types::PodUid) -> Vec<berth_ports::ClaimedVolume> {
+            Vec::new()
+        }
+
+        async fn fullness(&self, path: &Path) -> Result<Fullness, String> {
+            match path.to_str() {
+                Some("/hangs") => std::future::pending().await,
+                Some("/fails") => Err("no".to_owned()),
+                _ => Ok(Fullness {
+                    source: "d".to_owned(),
+                    capacity: 100,
+                    used: 7,
+                    inodes_used: 3,
+                    ..Fullness::default()
+                }),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_that_does_not_answer_keeps_no_other_back() {
+        let registry = Registry::new();
+        let (survey, task) = Survey::new(Arc::new(SystemClock), StatsMetrics::new(&registry));
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(task.asking(Some(Arc::new(Volumes))).run(stop.clone()));
+        let targets = ["/hangs", "/fails", "/full"].map(|path| target(Path::new(path), How::Claimed, Duration::ZERO));
+        let mut found = survey.found.clone();
+        let began = Instant::now();
+        survey.ask(targets.to_vec());
+        found.wait_for(|found| !found.is_empty()).await.expect("it lives");
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        let known = found.borrow().get(Path::new("/full")).copied().expect("known");
+        assert_eq!((known.usage, known.filesystem.map(|fs| fs.capacity)), (Usage { bytes: 7, inodes: 3 }, Some(100)));
+        assert_eq!(found.borrow().len(), 1);
+        stop.cancel();
+        running.await.expect("no panic");
+    }
+
+    /// Hangs for some, until it is let go.
+    struct Hangs {
+        left: AtomicUsize,
+        release: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+    }
+
+    impl Clock for Hangs {
+        fn now(&self) -> Timestamp {
+            if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+                let _released = self.release.lock().expect("no panic").recv();
+            }
+            SystemClock.now()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tree_that_hangs_keeps_no_other_back() {
+        let root = tempfile::tempdir().expect("a directory");
+        let trees: Vec<Target> = ["a", "b", "c"]
+            .map(|name| {
+                let path = root.path().join(name);
+                fs::create_dir(&path).expect("made");
+                target(&path, How::Tree, Duration::from_secs(3600))
+            })
+            .into();
+        let (release, released) = std::sync::mpsc::channel();
+        let clock = Arc::new(Hangs { left: AtomicUsize::new(1), release: std::sync::Mutex::new(released) });
+        let (survey, mut task) = Survey::new(clock, StatsMetrics::new(&Registry::new()));
+        task.limit = Duration::from_secs(3);
+        let (stop, wedged) = (CancellationToken::new(), task.wedged.clone());
+        let running = tokio::spawn(task.run(stop.clone()));
+        let mut found = survey.found.clone();
+        survey.ask(trees.clone());
+        found.changed().await.expect("it lives");
+        let known: HashSet<PathBuf> = found.borrow().keys().cloned().collect();
+        assert_eq!(known, HashSet::from([trees[1].path.clone(), trees[2].path.clone()]), "the first hangs");
+        assert_eq!(wedged.load(Ordering::Relaxed), 1, "and keeps its thread");
+        release.send(()).expect("it hangs");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while wedged.load(Ordering::Relaxed) > 0 {
+            assert!(Instant::now() < deadline, "it never comes back");
+            tokio::task::yield_now().await;
+        }
+        stop.cancel();
+        running.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn directories_are_measured_while_somebody_asks() {
+        let root = tempfile::tempdir().expect("a directory");
+        fs::write(root.path().join("log"), vec![1; 10_000]).expect("written");
+        let (survey, task) = Survey::new(Arc::new(SystemClock), StatsMetrics::new(&Registry::new()));
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(task.run(stop.clone()));
+        let patience = Duration::from_secs(30);
+        let targets = || {
+            vec![
+                target(root.path(), How::Files, Duration::ZERO),
+                target(&root.path().join("log"), How::File, Duration::from_secs(3600)),
+                target(&root.path().join("absent"), How::Files, Duration::ZERO),
+            ]
+        };
+        let known = survey.known(targets(), patience).await;
+        let of = |known: &Measurements, name: &str| known.get(&root.path().join(name)).map(|m| m.usage);
+        assert!(of(&known, "").is_some() && of(&known, "") == of(&known, "log"), "{known:?}");
+        assert_eq!(of(&known, "absent"), None);
+
+        // What is young is not measured again; what is not asked for any more is forgotten.
+        fs::write(root.path().join("more"), vec![1; 10_000]).expect("written");
+        let mut found = survey.found.clone();
+        found.borrow_and_update();
+        survey.known(targets()[..2].to_vec(), patience).await;
+        let grown = |known: &Measurements| of(known, "") != of(known, "log");
+        assert!(tokio::time::timeout(patience, found.wait_for(grown)).await.is_ok());
+        survey.known(vec![target(root.path(), How::Tree, Duration::ZERO)], patience).await;
+        let only = |known: &Measurements| known.len() == 1 && known.values().all(|m| m.filesystem.is_some());
+        assert!(tokio::time::timeout(patience, found.wait_for(only)).await.is_ok());
+        // Who cannot do with what is old waits for what is new.
+        let old = || vec![target(root.path(), How::Tree, Duration::from_millis(1))];
+        survey.renewed(old(), patience).await;
+        let before = survey.known(old(), patience).await.get(root.path()).map(|m| m.usage.bytes);
+        fs::write(root.path().join("much"), vec![1; 1_000_000]).expect("written");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        survey.renewed(old(), patience).await;
+        assert!(survey.found.borrow().get(root.path()).map(|m| m.usage.bytes) > before);
+        stop.cancel();
+        running.await.expect("no panic");
+    }
+}

@@ -1,0 +1,343 @@
+//! How long pods take to start, less what is not ours. Pure. Behaviour: spec 02b §9, 08 §4.5.
+//!
+//! Fed with what is seen of pods on the API's watch, with pulls, init containers and status
+//! writes; gives one sample per pod. The caller observes it and logs it.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+
+use super::lookup::condition;
+use berth_types::{Pod, PodSpec, PodUid, api};
+
+/// How long one pod took to start.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StartSample {
+    /// The pod, as logs name it.
+    pub pod: String,
+    /// From its creation until the watch showed it running.
+    pub total: Duration,
+    /// `total` less pulls and init containers.
+    pub sli: Duration,
+    /// Time in which at least one image was pulled.
+    pub pulling: Duration,
+    /// Run times of init containers together.
+    pub init: Duration,
+    /// Pulls that ended.
+    pub pulls: usize,
+    /// When a status that says so was written.
+    pub running_told: Timestamp,
+    /// Whether the pod has volumes that keep state: then `sli` does not count.
+    pub stateful: bool,
+    /// Whether this is the first sample that counts of a pod with its own network.
+    pub first_network: bool,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    name: String,
+    created: Timestamp,
+    /// Whether it has volumes that keep state.
+    stateful: bool,
+    /// Whether it has a network of its own.
+    own_network: bool,
+    /// Init containers that go on running: their runs are no initialisation.
+    sidecars: HashSet<String>,
+    pulls_open: VecDeque<Timestamp>,
+    pulls: Vec<(Timestamp, Timestamp)>,
+    /// Runs of init containers that were counted.
+    init_seen: HashSet<(String, Timestamp)>,
+    init: Duration,
+    /// When a status that says that it runs was written, and when the watch showed it running. The watch may
+    /// be faster than the answer to the write, and then has nothing more to show.
+    running_told: Option<Timestamp>,
+    running_shown: Option<Timestamp>,
+}
+
+/// Tracks the start of each pod of the API.
+#[derive(Debug, Default)]
+pub struct StartLatency {
+    pods: HashMap<PodUid, Box<Tracked>>,
+    /// Of these nothing is to be measured, or everything was.
+    settled: HashSet<PodUid>,
+    network_seen: bool,
+}
+
+impl StartLatency {
+    /// The watch showed a pod. Gives its sample once, when it has shown the pod running and that was told.
+    pub fn watched(&mut self, pod: &Pod, now: Timestamp) -> Option<StartSample> {
+        if pod.is_static() || self.settled.contains(pod.uid()) {
+            return None;
+        }
+        if pod.is_api_terminal() {
+            self.pods.remove(pod.uid());
+            return None;
+        }
+        let status = pod.status.as_deref();
+        if status.and_then(|s| condition(s, "PodScheduled")).is_some_and(|c| c.status == "False") {
+            // It waited for a node: its creation tells nothing about us.
+            self.pods.remove(pod.uid());
+            self.settled.insert(pod.uid().clone());
+            return None;
+        }
+        if !self.pods.contains_key(pod.uid()) {
+            self.track(pod);
+            return None;
+        }
+        if status.is_some_and(all_running)
+            && let Some(tracked) = self.pods.get_mut(pod.uid())
+        {
+            tracked.running_shown.get_or_insert(now);
+        }
+        self.sample(pod.uid())
+    }
+
+    /// The sample of a pod of which all is known.
+    fn sample(&mut self, uid: &PodUid) -> Option<StartSample> {
+        let (running_told, running_shown) =
+            self.pods.get(uid).and_then(|tracked| tracked.running_told.zip(tracked.running_shown))?;
+        let tracked = self.pods.remove(uid)?;
+        self.settled.insert(uid.clone());
+        let total = between(tracked.created, running_shown);
+        let pulling = union(&tracked.pulls);
+        let stateful = tracked.stateful;
+        let first_network = !stateful && tracked.own_network && !self.network_seen;
+        self.network_seen |= first_network;
+        Some(StartSample {
+            pod: tracked.name,
+            total,
+            sli: total.saturating_sub(pulling).saturating_sub(tracked.init),
+            pulling,
+            init: tracked.init,
+            pulls: tracked.pulls.len(),
+            running_told,
+            stateful,
+            first_network,
+        })
+    }
+
+    /// A pull began.
+    pub fn pull_started(&mut self, uid: &PodUid, now: Timestamp) {
+        if let Some(tracked) = self.pods.get_mut(uid) {
+            tracked.pulls_open.push_back(now);
+        }
+    }
+
+    /// A pull ended, well or not: a failed one must not be paired with the next success.
+    pub fn pull_finished(&mut self, uid: &PodUid, now: Timestamp) {
+        if let Some(tracked) = self.pods.get_mut(uid)
+            && let Some(began) = tracked.pulls_open.pop_front()
+        {
+            tracked.pulls.push((began, now));
+        }
+    }
+
+    /// An init container ran; told again and again, each run counts once, those of sidecars never.
+    pub fn init_ran(&mut self, uid: &PodUid, container: &str, began: Timestamp, ended: Timestamp) {
+        if let Some(tracked) = self.pods.get_mut(uid)
+            && !tracked.sidecars.contains(container)
+            && tracked.init_seen.insert((container.to_owned(), began))
+        {
+            tracked.init += between(began, ended);
+        }
+    }
+
+    /// Whether nothing more is to be measured of a pod.
+    pub fn is_settled(&self, uid: &PodUid) -> bool {
+        self.settled.contains(uid)
+    }
+
+    /// A status was written to the API server. Gives the pod's sample where the watch was faster.
+    pub fn status_written(&mut self, uid: &PodUid, status: &api::PodStatus, now: Timestamp) -> Option<StartSample> {
+        if let Some(tracked) = self.pods.get_mut(uid).filter(|t| t.running_told.is_none())
+            && all_running(status)
+        {
+            tracked.running_told = Some(now);
+        }
+        self.sample(uid)
+    }
+
+    /// The pod is gone.
+    pub fn deleted(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+        self.settled.remove(uid);
+    }
+
+    fn track(&mut self, pod: &Pod) {
+        let created = pod.metadata.creation_timestamp.as_ref().map(|t| t.0);
+        let started_before = pod.status.as_ref().is_some_and(|s| s.start_time.is_some());
+        if let Some(created) = created.filter(|_| !started_before) {
+            let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c));
+            let tracked = Box::new(Tracked {
+                name: pod.object_name(),
+                created,
+                stateful: is_stateful(pod.spec()),
+                own_network: !pod.is_host_network(),
+                sidecars: sidecars.map(|c| c.name.clone()).collect(),
+                pulls_open: VecDeque::new(),
+                pulls: Vec::new(),
+                init_seen: HashSet::new(),
+                init: Duration::ZERO,
+                running_told: None,
+                running_shown: None,
+            });
+            self.pods.insert(pod.uid().clone(), tracked);
+        }
+    }
+}
+
+/// Whether every regular container runs, with a start time.
+fn all_running(status: &api::PodStatus) -> bool {
+    let list = status.container_statuses.as_deref().unwrap_or_default();
+    let runs = |c: &api::ContainerStatus| {
+        c.state.as_ref().and_then(|s| s.running.as_ref()).is_some_and(|r| r.started_at.is_some())
+    };
+    !list.is_empty() && list.iter().all(runs)
+}
+
+/// Whether any volume is more than configuration and scratch space.
+fn is_stateful(spec: &PodSpec) -> bool {
+    spec.volumes().any(|v| {
+        v.secret.is_none()
+            && v.config_map.is_none()
+            && v.downward_api.is_none()
+            && v.empty_dir.is_none()
+            && v.projected.is_none()
+    })
+}
+
+/// The time covered by any of the sessions.
+fn union(sessions: &[(Timestamp, Timestamp)]) -> Duration {
+    let mut sorted = sessions.to_vec();
+    sorted.sort();
+    let mut covered = Duration::ZERO;
+    let mut until: Option<Timestamp> = None;
+    for (began, ended) in sorted {
+        let from = until.map_or(began, |u| u.max(began));
+        covered += between(from, ended);
+        until = Some(until.map_or(ended, |u| u.max(ended)));
+    }
+    covered
+}
+
+/// Zero where the end is not after the beginning.
+fn between(began: Timestamp, ended: Timestamp) -> Duration {
+    Duration::try_from(ended.duration_since(began)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::at;
+    use serde_json::{Value, json};
+
+    fn pod(spec: Value, status: Value) -> Pod {
+        let mut spec = spec;
+        spec["containers"] = json!([{"name": "c"}]);
+        let metadata = json!({"name": "p", "namespace": "n", "uid": "u", "creationTimestamp": at(100).to_string()});
+        let object = json!({"metadata": metadata, "spec": spec, "status": status});
+        Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
+    }
+
+    fn running() -> Value {
+        json!({"startTime": at(101).to_string(), "containerStatuses": [{"name": "c", "image": "", "imageID": "",
+            "ready": true, "restartCount": 0, "state": {"running": {"startedAt": at(110).to_string()}}}]})
+    }
+
+    /// The sample of a pod that was seen at 101, told running at 111 and watched running at 112.
+    fn sample(
+        latency: &mut StartLatency,
+        spec: Value,
+        meanwhile: impl Fn(&mut StartLatency, &PodUid),
+    ) -> Option<StartSample> {
+        let uid = PodUid::from("u");
+        assert_eq!(latency.watched(&pod(spec.clone(), json!({})), at(101)), None);
+        meanwhile(latency, &uid);
+        let shown = pod(spec, running());
+        let status = shown.status.as_deref().expect("a status");
+        assert_eq!(latency.status_written(&uid, status, at(111)), None, "not shown yet");
+        let sample = latency.watched(&shown, at(112));
+        assert_eq!(latency.watched(&shown, at(113)), None, "once");
+        assert_eq!(latency.status_written(&uid, status, at(113)), None, "once");
+        sample
+    }
+
+    #[test]
+    fn the_watch_may_be_faster_than_the_answer_to_the_write() {
+        let (mut latency, uid) = (StartLatency::default(), PodUid::from("u"));
+        let shown = pod(json!({}), running());
+        let status = shown.status.as_deref().expect("a status");
+        assert_eq!(latency.watched(&pod(json!({}), json!({})), at(101)), None);
+        assert_eq!(latency.status_written(&uid, &api::PodStatus::default(), at(102)), None, "does not run yet");
+        assert_eq!(latency.watched(&shown, at(110)), None, "not told yet");
+        assert_eq!(latency.watched(&shown, at(111)), None, "not told yet");
+        let sample = latency.status_written(&uid, status, at(112)).expect("a sample");
+        assert_eq!((sample.total, sample.running_told), (Duration::from_secs(10), at(112)), "until it was shown");
+        assert_eq!(latency.watched(&shown, at(113)), None, "once");
+    }
+
+    #[test]
+    fn a_sidecar_does_not_initialise() {
+        let spec = json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}]});
+        let told = sample(&mut StartLatency::default(), spec, |latency, uid| {
+            latency.init_ran(uid, "s", at(102), at(109));
+            latency.init_ran(uid, "i", at(102), at(103));
+        });
+        assert_eq!(told.map(|sample| sample.init), Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn pulls_and_init_containers_do_not_count() {
+        let seconds = Duration::from_secs;
+        let told = sample(&mut StartLatency::default(), json!({}), |latency, uid| {
+            for (second, starts) in [(101, true), (102, true), (103, false), (104, false), (105, true)] {
+                if starts { latency.pull_started(uid, at(second)) } else { latency.pull_finished(uid, at(second)) }
+            }
+            for _ in 0..2 {
+                latency.init_ran(uid, "i", at(106), at(108));
+            }
+            latency.init_ran(uid, "j", at(108), at(107));
+        })
+        .expect("a sample");
+        assert_eq!((told.total, told.pulling, told.init, told.sli), (seconds(12), seconds(3), seconds(2), seconds(7)));
+        assert_eq!((told.pulls, told.stateful, told.running_told), (2, false, at(111)));
+    }
+
+    #[test]
+    fn the_first_pod_with_a_network_is_marked() {
+        let mut latency = StartLatency::default();
+        let mut first = |spec: Value| {
+            latency.deleted(&"u".into());
+            let sample = sample(&mut latency, spec, |_, _| {}).expect("a sample");
+            (sample.first_network, sample.stateful)
+        };
+        assert_eq!(first(json!({"hostNetwork": true})), (false, false));
+        assert_eq!(first(json!({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]})), (false, true));
+        assert_eq!(first(json!({"volumes": [{"name": "v", "emptyDir": {}}]})), (true, false));
+        assert_eq!(first(json!({})), (false, false));
+    }
+
+    #[test]
+    fn pods_that_waited_or_started_before_are_left_out() {
+        let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
+        for (case, first) in [("waited for a node", unscheduled), ("started before", running())] {
+            let mut latency = StartLatency::default();
+            latency.watched(&pod(json!({}), first), at(101));
+            let shown = pod(json!({}), running());
+            assert_eq!(latency.watched(&shown, at(102)), None);
+            latency.status_written(&"u".into(), shown.status.as_deref().expect("a status"), at(103));
+            assert_eq!(latency.watched(&shown, at(104)), None, "{case}");
+        }
+    }
+
+    #[test]
+    fn what_ended_is_dropped() {
+        let mut latency = StartLatency::default();
+        latency.watched(&pod(json!({}), json!({})), at(101));
+        latency.watched(&pod(json!({}), json!({"phase": "Failed"})), at(102));
+        assert!(latency.pods.is_empty());
+    }
+}

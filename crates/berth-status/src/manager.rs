@@ -1,0 +1,650 @@
+//! The one cache of statuses: versioned, followed by whoever serves or sends them.
+//!
+//!   worker ── set, terminate ──┐                  ┌─► snapshots (server, `why`)
+//!   probes ── set_ready, … ────┼─► entry, version ┼─► changes, events (subscribers)
+//!   housekeeping ── retain ────┘                  └─► unsent (the API sender)
+//!
+//! An update is computed outside the lock from a copy and stored if nobody was faster, else
+//! computed again: the lock is held for copies only. Behaviour: spec 02b §8.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use jiff::Timestamp;
+use tokio::sync::{broadcast, watch};
+use tracing::error;
+
+use super::{
+    accept::{Refused, accept, newly_ended},
+    baseline::follows_object,
+    conditions::Containers,
+    diff::{is_same, without_blanks},
+    merge::Remains,
+    phase::Phase,
+    terminate::terminate,
+};
+use berth_metrics::StatusMetrics;
+use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
+
+/// Events a slow subscriber may miss before it must read a snapshot again.
+const EVENTS: usize = 1024;
+
+/// What became of an update.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Stored under this version.
+    Accepted(u64),
+    /// It says what is stored already, or concerns a pod or container that is not known.
+    Unchanged,
+    /// It cannot follow what is stored; logged here.
+    Refused(Refused),
+}
+
+/// What happened to a pod's status.
+#[derive(Clone, PartialEq, Debug)]
+pub enum StatusEvent {
+    /// Its first status.
+    Added(PodUid, Arc<api::PodStatus>),
+    /// A changed status.
+    Updated(PodUid, Arc<api::PodStatus>),
+    /// Its last status: the pod is finished.
+    Removed(PodUid, Arc<api::PodStatus>),
+}
+
+/// A status as it is kept, for the API sender.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Kept {
+    /// Whose it is.
+    pub pod: PodRef,
+    /// Whether that is a static pod: its status goes to its mirror.
+    pub is_static: bool,
+    /// The status.
+    pub status: Arc<api::PodStatus>,
+    /// Its version.
+    pub version: u64,
+    /// When the first change happened that was not sent; `None` where all is sent.
+    pub unsent_since: Option<Timestamp>,
+    /// Whether the pod is finished here and may be deleted once the status is written.
+    pub finished: bool,
+    /// Whether anything of the pod may still run.
+    pub remains: Remains,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// Its containers may run.
+    Goes,
+    /// Nothing runs any more.
+    Stopped,
+    /// Nothing is left to do.
+    IsOver,
+    /// As before.
+    Unknown,
+}
+
+/// Holds every pod's latest status. Cheap to share as `Arc`.
+pub struct StatusManager {
+    entries: Mutex<HashMap<PodUid, Kept>>,
+    stored: AtomicU64,
+    changes: watch::Sender<u64>,
+    events: broadcast::Sender<StatusEvent>,
+    metrics: StatusMetrics,
+}
+
+impl StatusManager {
+    /// An empty one.
+    pub fn new(metrics: StatusMetrics) -> Self {
+        Self {
+            entries: Mutex::default(),
+            stored: AtomicU64::default(),
+            changes: watch::Sender::new(0),
+            events: broadcast::Sender::new(EVENTS),
+            metrics,
+        }
+    }
+
+    /// The latest status of a pod.
+    pub fn status(&self, uid: &PodUid) -> Option<Arc<api::PodStatus>> {
+        self.lock().get(uid).map(|e| e.status.clone())
+    }
+
+    /// How often a status was stored or forgotten: while this number stays, so does what [`status`](Self::status) says
+    /// when it is asked after this.
+    pub fn stored(&self) -> u64 {
+        self.stored.load(Ordering::Acquire)
+    }
+
+    /// The status that the next one of a pod follows; `None` where that is what the pod's object says.
+    pub fn before(&self, pod: &Pod) -> Option<Arc<api::PodStatus>> {
+        self.status(pod.uid()).filter(|kept| !follows_object(pod, kept))
+    }
+
+    /// All statuses, in no order.
+    pub fn snapshot(&self) -> Vec<(PodRef, Arc<api::PodStatus>)> {
+        self.lock().values().map(|e| (e.pod.clone(), e.status.clone())).collect()
+    }
+
+    /// Counts the changes of any status; wakes who waits for one.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// What happens from now on. Who lags behind reads a snapshot again.
+    pub fn events(&self) -> broadcast::Receiver<StatusEvent> {
+        self.events.subscribe()
+    }
+
+    /// Takes a status just built. A pod whose deletion was requested is stored even unchanged,
+    /// so that its end can be driven on.
+    pub fn set(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
+        let first = pod.status.as_deref();
+        let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Goes };
+        self.update(&update, |_| Some(status.clone()))
+    }
+
+    /// As [`StatusManager::set`], for a pod of which nothing runs: from then on its end may be told.
+    pub fn set_stopped(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
+        let first = pod.status.as_deref();
+        let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Stopped };
+        self.update(&update, |_| Some(status.clone()))
+    }
+
+    /// Ends a pod's status: what is still open counts as failed (spec 02b §7.1).
+    pub fn terminate(&self, pod: &Pod, now: Timestamp) -> Outcome {
+        let update = Update { pod, first: pod.status.as_deref(), now, force: true, life: Life::IsOver };
+        self.update(&update, |old| Some(terminate(pod, old)))
+    }
+
+    /// Takes a readiness probe's result and recomputes the pod's readiness.
+    pub fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool, now: Timestamp) -> Outcome {
+        self.change(pod, now, |status| {
+            let changed = own(status, container).is_some_and(|c| std::mem::replace(&mut c.ready, ready) != ready);
+            if changed {
+                recompute_readiness(pod, status);
+            }
+            changed
+        })
+    }
+
+    /// Takes a startup probe's result.
+    pub fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool, now: Timestamp) -> Outcome {
+        self.change(pod, now, |status| {
+            own(status, container).is_some_and(|c| c.started.replace(started) != Some(started))
+        })
+    }
+
+    /// Keeps the very status that the API shows, where that says what is kept word by word: both are there
+    /// once then.
+    pub fn share(&self, uid: &PodUid, shown: &Arc<api::PodStatus>) {
+        let Some(kept) = self.status(uid).filter(|kept| !Arc::ptr_eq(kept, shown) && is_same_text(kept, shown)) else {
+            return;
+        };
+        if let Some(entry) = self.lock().get_mut(uid).filter(|entry| Arc::ptr_eq(&entry.status, &kept)) {
+            entry.status = shown.clone();
+        }
+    }
+
+    /// Forgets all pods but these.
+    pub fn retain(&self, uids: &HashSet<PodUid>) {
+        let mut entries = self.lock();
+        let before = entries.len();
+        entries.retain(|uid, _| uids.contains(uid));
+        if entries.len() < before {
+            self.stored.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// A pod's status as it is kept.
+    pub fn kept_of(&self, uid: &PodUid) -> Option<Kept> {
+        self.lock().get(uid).cloned()
+    }
+
+    /// Every status, in no order.
+    pub fn kept(&self) -> Vec<Kept> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// The statuses with a change that was not [`StatusManager::sent`] yet, the longest waiting first.
+    pub fn unsent(&self) -> Vec<Kept> {
+        let mut all: Vec<Kept> = self.lock().values().filter(|kept| kept.unsent_since.is_some()).cloned().collect();
+        all.sort_by_key(|kept| kept.unsent_since);
+        all
+    }
+
+    /// That version was written; a newer one stays unsent, from now on.
+    pub fn sent(&self, uid: &PodUid, version: u64, now: Timestamp) {
+        if let Some(entry) = self.lock().get_mut(uid)
+            && let Some(since) = entry.unsent_since
+        {
+            entry.unsent_since = (entry.version > version).then_some(now);
+            let waited = now.as_millisecond().saturating_sub(since.as_millisecond()).max(0);
+            self.metrics.status_sync.observe(std::time::Duration::from_millis(waited.unsigned_abs()).as_secs_f64());
+        }
+    }
+
+    /// Forgets one pod: it is deleted, or another one has its name.
+    pub fn forget(&self, uid: &PodUid) {
+        let mut entries = self.lock();
+        if entries.remove(uid).is_some() {
+            self.stored.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Changes a stored status; `change` says whether it did.
+    fn change(&self, pod: &Pod, now: Timestamp, change: impl Fn(&mut api::PodStatus) -> bool) -> Outcome {
+        let update = Update { pod, first: None, now, force: false, life: Life::Unknown };
+        self.update(&update, |old| {
+            let mut status = old.clone();
+            change(&mut status).then_some(status)
+        })
+    }
+
+    /// Computes from what is stored until the result can be stored over just that.
+    fn update(&self, update: &Update<'_>, make: impl Fn(&api::PodStatus) -> Option<api::PodStatus>) -> Outcome {
+        let empty = api::PodStatus::default();
+        loop {
+            let cached = self.lock().get(update.pod.uid()).cloned();
+            let kept = cached.as_ref().map(|e| &*e.status);
+            let old = update.before(kept).unwrap_or(&empty);
+            let Some(status) = make(old) else { return Outcome::Unchanged };
+            let status = match accept(update.pod, old, status, update.now) {
+                Ok(status) => status,
+                Err(refused) => {
+                    error!(pod = %update.pod.object_name(), err = %refused, "Status update on pod aborted");
+                    return Outcome::Refused(refused);
+                }
+            };
+            let ended = newly_ended(kept.unwrap_or(old), &status);
+            let entry = update.entry(cached.as_ref(), status);
+            let says_the_same =
+                |before: &Kept| before.remains == entry.remains && is_same(&before.status, &entry.status);
+            if !update.force && cached.as_ref().is_some_and(says_the_same) {
+                return Outcome::Unchanged;
+            }
+            if !self.store(cached.as_ref().map(|e| &e.status), &entry) {
+                continue;
+            }
+            for end in ended {
+                self.metrics.container_ended(end.kind.metric_label(), end.exit_code, &end.reason);
+            }
+            self.tell(cached.as_ref(), &entry);
+            return Outcome::Accepted(entry.version);
+        }
+    }
+
+    /// Stores an entry over the status it was computed from; `false` where somebody was faster.
+    fn store(&self, over: Option<&Arc<api::PodStatus>>, entry: &Kept) -> bool {
+        let mut entries = self.lock();
+        let same = match (entries.get(&entry.pod.uid), over) {
+            (Some(stored), Some(over)) => Arc::ptr_eq(&stored.status, over),
+            (None, None) => true,
+            _ => false,
+        };
+        if same {
+            entries.insert(entry.pod.uid.clone(), entry.clone());
+            self.stored.fetch_add(1, Ordering::Release);
+        }
+        same
+    }
+
+    fn tell(&self, before: Option<&Kept>, entry: &Kept) {
+        let (uid, status) = (entry.pod.uid.clone(), entry.status.clone());
+        let event = match before {
+            Some(before) if before.finished && entry.finished => None,
+            _ if entry.finished => Some(StatusEvent::Removed(uid, status)),
+            None => Some(StatusEvent::Added(uid, status)),
+            Some(_) => Some(StatusEvent::Updated(uid, status)),
+        };
+        if let Some(event) = event {
+            // Nobody may be listening, which is fine.
+            let _ = self.events.send(event);
+        }
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Kept>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One update, whoever makes it.
+struct Update<'a> {
+    pod: &'a Pod,
+    /// What counts as the status before while nothing is stored.
+    first: Option<&'a api::PodStatus>,
+    now: Timestamp,
+    /// Store even what says the same.
+    force: bool,
+    life: Life,
+}
+
+impl<'a> Update<'a> {
+    /// What it follows. Only what was built anew may follow another status than the one that is kept.
+    fn before(&self, kept: Option<&'a api::PodStatus>) -> Option<&'a api::PodStatus> {
+        let is_built = matches!(self.life, Life::Goes | Life::Stopped);
+        kept.filter(|kept| !(is_built && follows_object(self.pod, kept))).or(self.first)
+    }
+
+    fn entry(&self, cached: Option<&Kept>, status: api::PodStatus) -> Kept {
+        // A static pod may come back under its UID; any other that is finished stays so.
+        let was_finished = cached.is_some_and(|e| e.finished) && !self.pod.is_static();
+        let remains = match self.life {
+            Life::Goes => Remains::Something,
+            Life::Stopped | Life::IsOver => Remains::Nothing,
+            Life::Unknown => cached.map_or(Remains::Something, |e| e.remains),
+        };
+        Kept {
+            pod: self.pod.id().clone(),
+            is_static: self.pod.is_static(),
+            status: Arc::new(status),
+            version: cached.map_or(1, |e| e.version + 1),
+            unsent_since: cached.and_then(|e| e.unsent_since).or(Some(self.now)),
+            finished: was_finished || self.life == Life::IsOver,
+            remains,
+        }
+    }
+}
+
+/// The container of that runtime id, regular ones first.
+fn own<'a>(status: &'a mut api::PodStatus, id: &ContainerId) -> Option<&'a mut api::ContainerStatus> {
+    let is_own = |c: &&mut api::ContainerStatus| {
+        c.container_id.as_deref().and_then(|full| full.split_once("://")).is_some_and(|(_, own)| own == id.as_str())
+    };
+    let lists = [&mut status.container_statuses, &mut status.init_container_statuses];
+    lists.into_iter().flatten().flatten().find(is_own)
+}
+
+/// Whether they are equal but for what says nothing, which servers may drop, and the order of conditions.
+fn is_same_text(a: &api::PodStatus, b: &api::PodStatus) -> bool {
+    let in_order = |status: &api::PodStatus| {
+        let mut status = without_blanks(status);
+        status.conditions.iter_mut().for_each(|conditions| conditions.sort_by(|a, b| a.type_.cmp(&b.type_)));
+        status
+    };
+    in_order(a) == in_order(b)
+}
+
+fn recompute_readiness(pod: &Pod, status: &mut api::PodStatus) {
+    let statuses: Vec<api::ContainerStatus> =
+        status.init_container_statuses.iter().chain(&status.container_statuses).flatten().cloned().collect();
+    let phase = Phase::of(status).unwrap_or(Phase::Pending);
+    let containers = Containers { pod, statuses: &statuses, phase };
+    let conditions = status.conditions.get_or_insert_default();
+    for mut new in [containers.ready(conditions), containers.containers_ready()] {
+        match conditions.iter_mut().find(|c| c.type_ == new.type_) {
+            Some(place) => {
+                // Who probes knows the pod as it was when it began.
+                new.observed_generation = new.observed_generation.max(place.observed_generation);
+                *place = new;
+            }
+            None => conditions.push(new),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        lookup::{condition, exit},
+        testing::{Seen, World, at, observed, pod, static_pod},
+    };
+    use berth_metrics::Registry;
+
+    fn manager() -> (StatusManager, Registry) {
+        let registry = Registry::new();
+        (StatusManager::new(StatusMetrics::new(&registry)), registry)
+    }
+
+    fn world(seen: Seen) -> World {
+        World::new(pod("Always", &["c"]), observed(&[("c", seen)]))
+    }
+
+    #[test]
+    fn what_the_api_shows_word_by_word_is_kept_once() {
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        manager.set(&world.pod, world.build(), at(10));
+        let kept = || manager.kept_of(world.pod.uid()).expect("kept");
+        // As servers do: conditions in an order of their own, and what is empty is not there.
+        let mut shown = (*kept().status).clone();
+        shown.conditions.as_mut().expect("conditions").reverse();
+        shown.container_statuses.as_mut().expect("containers")[0].last_state = None;
+        let shown = Arc::new(shown);
+        let other = Arc::new(api::PodStatus { message: Some("other".to_owned()), ..(*shown).clone() });
+        manager.share(world.pod.uid(), &other);
+        assert!(!Arc::ptr_eq(&kept().status, &other) && !Arc::ptr_eq(&kept().status, &shown));
+        manager.share(world.pod.uid(), &shown);
+        assert!(Arc::ptr_eq(&kept().status, &shown));
+        assert_eq!((kept().version, *manager.changes().borrow()), (1, 1), "nothing is told anew");
+        manager.share(&"unknown".into(), &shown);
+        assert_eq!(manager.kept().len(), 1);
+    }
+
+    fn version(manager: &StatusManager) -> Option<u64> {
+        manager.unsent().first().map(|u| u.version)
+    }
+
+    #[test]
+    fn only_changes_make_versions() {
+        // AC-02b-11
+        let (manager, _) = manager();
+        let mut world = world(Seen::Running);
+        let mut changes = manager.changes();
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(1));
+        world.previous = manager.status(world.pod.uid()).as_deref().cloned();
+        assert_eq!(manager.set(&world.pod, world.build(), at(20)), Outcome::Unchanged);
+        assert_eq!(*changes.borrow_and_update(), 1);
+        world.observed = observed(&[("c", Seen::Exited(1))]);
+        assert_eq!(manager.set(&world.pod, world.build(), at(30)), Outcome::Accepted(2));
+        assert!(changes.has_changed().expect("alive"));
+        let unsent = manager.unsent();
+        assert_eq!((unsent[0].version, unsent[0].unsent_since, unsent[0].finished), (2, Some(at(10)), false));
+        assert_eq!(manager.stored(), 2);
+        manager.sent(world.pod.uid(), 2, at(40));
+        assert_eq!(manager.stored(), 2, "the same status");
+        manager.forget(world.pod.uid());
+        assert_eq!(manager.stored(), 3, "none is another one");
+    }
+
+    #[test]
+    fn what_was_said_before_the_mirror_was_seen_is_said_anew() {
+        // AC-10a-38: row 7
+        let (manager, _) = manager();
+        let mut world = World::new(static_pod("Always", &["c"]), observed(&[("c", Seen::Running)]));
+        let uid = world.pod.uid().clone();
+        let starts = || manager.status(&uid).and_then(|s| s.start_time.clone()).map(|t| t.0);
+        manager.set(&world.pod, world.build(), at(100));
+        assert_eq!(starts(), Some(at(100)));
+        let mut told = world.build();
+        told.start_time = Some(at(10).into());
+        for condition in told.conditions.iter_mut().flatten() {
+            condition.last_transition_time = Some(at(11).into());
+        }
+        world.set_api_status(serde_json::to_value(&told).expect("JSON"));
+        assert_eq!(manager.before(&world.pod), None, "the mirror's");
+        assert_eq!(manager.set(&world.pod, world.build(), at(101)), Outcome::Accepted(2));
+        let status = manager.status(&uid).expect("a status");
+        let times = status.conditions.iter().flatten().map(|c| c.last_transition_time.as_ref().map(|t| t.0));
+        assert!(times.into_iter().all(|time| time == Some(at(11))), "{status:?}");
+        assert_eq!((starts(), manager.before(&world.pod)), (Some(at(10)), Some(status)));
+        assert_eq!(manager.set(&world.pod, world.build(), at(102)), Outcome::Unchanged);
+    }
+
+    #[test]
+    fn a_deleted_pod_is_stored_even_unchanged() {
+        let (manager, _) = manager();
+        let mut world = world(Seen::Running);
+        world.delete();
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(1));
+        assert_eq!(manager.set(&world.pod, world.build(), at(10)), Outcome::Accepted(2));
+    }
+
+    #[test]
+    fn probe_results_change_readiness() {
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        let (pod, id) = (&world.pod, ContainerId::from("c-0"));
+        assert_eq!(manager.set_ready(pod, &id, false, at(1)), Outcome::Unchanged, "no status yet");
+        manager.set(pod, world.build(), at(10));
+        assert_eq!(manager.set_ready(pod, &id, true, at(20)), Outcome::Unchanged);
+        assert_eq!(manager.set_ready(pod, &"other".into(), false, at(20)), Outcome::Unchanged);
+        assert_eq!(manager.set_ready(pod, &id, false, at(20)), Outcome::Accepted(2));
+        let status = manager.status(pod.uid()).expect("a status");
+        for type_ in ["Ready", "ContainersReady"] {
+            let told = condition(&status, type_).expect("the condition");
+            let changed = told.last_transition_time.as_ref().map(|t| t.0);
+            assert_eq!((told.status.as_str(), changed), ("False", Some(at(20))), "{type_}");
+        }
+        assert_eq!(manager.set_started(pod, &id, true, at(30)), Outcome::Unchanged);
+        assert_eq!(manager.set_started(pod, &id, false, at(30)), Outcome::Accepted(3));
+    }
+
+    #[test]
+    fn a_probe_that_knows_an_older_pod_sets_no_generation_back() {
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        let newer = world.pod.generation();
+        let mut older = world.pod.to_object();
+        older.metadata.generation = Some(newer - 1);
+        let older = Pod::new(older).expect("complete");
+        manager.set(&world.pod, world.build(), at(10));
+        assert_eq!(manager.set_ready(&older, &"c-0".into(), false, at(20)), Outcome::Accepted(2));
+        let status = manager.status(older.uid()).expect("a status");
+        let told = condition(&status, "Ready").expect("the condition");
+        assert_eq!((told.status.as_str(), told.observed_generation), ("False", Some(newer)));
+    }
+
+    #[test]
+    fn the_end_is_told_once_and_stays() {
+        // AC-02b-13
+        let (manager, _) = manager();
+        let mut events = manager.events();
+        let world = world(Seen::Running);
+        manager.set(&world.pod, world.build(), at(10));
+        assert_eq!(manager.terminate(&world.pod, at(20)), Outcome::Accepted(2));
+        let status = manager.status(world.pod.uid()).expect("a status");
+        let ended = status.container_statuses.iter().flatten().all(|c| exit(c).is_some());
+        assert_eq!((status.phase.as_deref(), ended), (Some("Failed"), true));
+        manager.set(&world.pod, world.build(), at(30));
+        assert!(manager.unsent()[0].finished, "never reset");
+        let mut kinds = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            kinds.push(match event {
+                StatusEvent::Added(..) => "added",
+                StatusEvent::Updated(..) => "updated",
+                StatusEvent::Removed(..) => "removed",
+            });
+        }
+        assert_eq!(kinds, ["added", "removed"]);
+        let fixed = World::new(static_pod("Always", &["c"]), observed(&[]));
+        manager.forget(fixed.pod.uid());
+        manager.terminate(&fixed.pod, at(20));
+        manager.set(&fixed.pod, fixed.build(), at(30));
+        assert!(!manager.unsent()[0].finished, "a static pod comes back");
+    }
+
+    #[test]
+    fn illegal_moves_store_nothing() {
+        let (manager, _) = manager();
+        let mut world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Exited(1))]));
+        manager.set(&world.pod, world.build(), at(10));
+        world.observed = observed(&[("c", Seen::Running)]);
+        let refused = manager.set(&world.pod, world.build(), at(20));
+        assert_eq!(refused, Outcome::Refused(Refused::LeftItsEnd("c".to_owned())));
+        assert_eq!(version(&manager), Some(1));
+    }
+
+    #[test]
+    fn ends_are_counted_once() {
+        // AC-08-6
+        let (manager, registry) = manager();
+        let mut world = World::new(pod("Never", &["c"]), observed(&[("c", Seen::Running)]));
+        for seen in [Seen::Running, Seen::Exited(0), Seen::Exited(0)] {
+            world.observed = observed(&[("c", seen)]);
+            manager.set(&world.pod, world.build(), at(10));
+        }
+        manager.terminate(&world.pod, at(20));
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == "kubelet_terminated_containers_total").expect("counted");
+        let series = family.get_metric();
+        let labels: Vec<&str> = series[0].get_label().iter().map(|l| l.value()).collect();
+        assert_eq!(
+            (series.len(), series[0].get_counter().get_value(), labels),
+            (1, 1.0, vec!["container", "0", "Error"])
+        );
+    }
+
+    #[test]
+    fn that_nothing_runs_any_more_is_a_change() {
+        // AC-02b-12
+        let (manager, _) = manager();
+        let world = world(Seen::Exited(0));
+        manager.set(&world.pod, world.build(), at(10));
+        let remains = || manager.unsent()[0].remains;
+        assert_eq!(
+            (manager.set(&world.pod, world.build(), at(20)), remains()),
+            (Outcome::Unchanged, Remains::Something)
+        );
+        let stopped = manager.set_stopped(&world.pod, world.build(), at(30));
+        assert_eq!((stopped, remains()), (Outcome::Accepted(2), Remains::Nothing));
+        manager.set_ready(&world.pod, &"c-0".into(), true, at(40));
+        assert_eq!(remains(), Remains::Nothing, "a probe knows nothing of it");
+    }
+
+    #[test]
+    fn what_was_sent_is_not_sent_again() {
+        let (manager, registry) = manager();
+        let mut world = world(Seen::Running);
+        let uid = world.pod.uid().clone();
+        manager.set(&world.pod, world.build(), at(10));
+        world.observed = observed(&[("c", Seen::Exited(1))]);
+        manager.set(&world.pod, world.build(), at(12));
+        manager.sent(&uid, 1, at(15));
+        assert_eq!(manager.unsent()[0].unsent_since, Some(at(15)), "version 2 waits since then");
+        manager.sent(&uid, 2, at(16));
+        assert_eq!(manager.unsent(), []);
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == "kubelet_pod_status_sync_duration_seconds").expect("there");
+        let histogram = family.get_metric()[0].get_histogram();
+        assert_eq!((histogram.get_sample_count(), histogram.get_sample_sum()), (2, 6.0));
+    }
+
+    #[test]
+    fn orphans_are_forgotten() {
+        // AC-02b-14
+        let (manager, _) = manager();
+        let world = world(Seen::Running);
+        manager.set(&world.pod, world.build(), at(10));
+        manager.retain(&HashSet::from([world.pod.uid().clone()]));
+        assert_eq!((manager.snapshot().len(), manager.stored()), (1, 1));
+        manager.retain(&HashSet::new());
+        assert_eq!((manager.status(world.pod.uid()), manager.stored()), (None, 2));
+        assert_eq!(manager.set(&world.pod, world.build(), at(20)), Outcome::Accepted(1));
+    }
+
+    #[test]
+    fn concurrent_updates_do_not_lose_each_other() {
+        let (manager, _) = manager();
+        let world = World::new(pod("Always", &["c", "d"]), observed(&[("c", Seen::Running), ("d", Seen::Running)]));
+        manager.set(&world.pod, world.build(), at(10));
+        std::thread::scope(|scope| {
+            for id in ["c-0", "d-0"] {
+                let (manager, pod) = (&manager, &world.pod);
+                scope.spawn(move || {
+                    for i in 0..200 {
+                        manager.set_ready(pod, &id.into(), i % 2 == 0, at(20 + i));
+                    }
+                });
+            }
+        });
+        let status = manager.status(world.pod.uid()).expect("a status");
+        let ready: Vec<bool> = status.container_statuses.iter().flatten().map(|c| c.ready).collect();
+        assert_eq!((ready, version(&manager)), (vec![false, false], Some(1 + 2 * 199)));
+    }
+}

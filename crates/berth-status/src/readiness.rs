@@ -1,0 +1,161 @@
+//! Whether containers have started and are ready. Pure. Behaviour: spec 02b §3.6.
+
+use std::time::Duration;
+
+use super::{
+    ProbeOutcome, StatusInput,
+    lookup::{State, exit, state},
+};
+use berth_types::{ContainerId, Pod, api};
+
+/// Containers that are this much older than the agent were started by an earlier one.
+const BEFORE_AGENT: Duration = Duration::from_secs(10);
+
+/// Sets `started` and `ready` of all init and regular containers.
+pub(super) fn judge(input: &StatusInput<'_>, init: &mut [api::ContainerStatus], regular: &mut [api::ContainerStatus]) {
+    for (container, status) in input.pod.init_containers().iter().zip(init) {
+        status.started = Some(started(input, container, status));
+        status.ready = if Pod::is_sidecar(container) {
+            ready(input, container, status)
+        } else {
+            exit(status).is_some_and(|e| e.exit_code == 0)
+        };
+    }
+    for status in regular {
+        let Some(container) = input.pod.containers().iter().find(|c| c.name == status.name) else { continue };
+        status.started = Some(started(input, container, status));
+        status.ready = ready(input, container, status);
+    }
+}
+
+fn started(input: &StatusInput<'_>, container: &api::Container, status: &api::ContainerStatus) -> bool {
+    if state(status) != State::Running {
+        return false;
+    }
+    match outcome(input, status).startup {
+        Some(success) => success,
+        None => status.started == Some(true) || container.startup_probe.is_none(),
+    }
+}
+
+fn ready(input: &StatusInput<'_>, container: &api::Container, status: &api::ContainerStatus) -> bool {
+    if status.started != Some(true) {
+        return false;
+    }
+    match outcome(input, status).readiness {
+        Some(success) => success,
+        // Never forget over a restart of the agent what was ready, never promise what was not.
+        None if is_inherited(input, status) => container.readiness_probe.is_none() || was_ready(input, status),
+        None => container.readiness_probe.is_none(),
+    }
+}
+
+/// Whether the API's status said that this very instance is ready.
+fn was_ready(input: &StatusInput<'_>, status: &api::ContainerStatus) -> bool {
+    let Some(told) = input.pod.status.as_deref() else { return false };
+    let lists = [&told.container_statuses, &told.init_container_statuses];
+    let same = |s: &&api::ContainerStatus| s.container_id.is_some() && s.container_id == status.container_id;
+    lists.into_iter().flatten().flatten().find(same).is_some_and(|s| s.ready)
+}
+
+/// Whether an earlier agent started the container.
+fn is_inherited(input: &StatusInput<'_>, status: &api::ContainerStatus) -> bool {
+    let started_at =
+        status.state.as_ref().and_then(|s| s.running.as_ref()).and_then(|r| r.started_at.as_ref()).map(|t| t.0);
+    let border = input.node.agent_started.checked_sub(BEFORE_AGENT);
+    matches!((started_at, border), (Some(at), Ok(border)) if at < border)
+}
+
+fn outcome(input: &StatusInput<'_>, status: &api::ContainerStatus) -> ProbeOutcome {
+    let id = status.container_id.as_deref().and_then(|id| id.split_once("://")).map(|(_, id)| ContainerId::from(id));
+    id.map(|id| (input.probes)(&id)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{AGENT_STARTED, Seen, World, at, exited, observed, pod_with, running, status, waiting};
+
+    fn judged(
+        probes: serde_json::Value,
+        outcome: ProbeOutcome,
+        entry: api::ContainerStatus,
+        api_status: serde_json::Value,
+    ) -> (Option<bool>, bool) {
+        let mut container = probes;
+        container["name"] = "c".into();
+        let mut world =
+            World::new(pod_with(serde_json::json!({"containers": [container]})), observed(&[("c", Seen::Running)]));
+        world.set_api_status(api_status);
+        world.probes_say(outcome);
+        let mut list = [entry];
+        judge(&world.input(), &mut [], &mut list);
+        (list[0].started, list[0].ready)
+    }
+
+    fn entry(state: serde_json::Value) -> api::ContainerStatus {
+        api::ContainerStatus { container_id: Some("containerd://c-0".to_owned()), ..status("c", state) }
+    }
+
+    /// Running since so many seconds before the agent started.
+    fn older_than_agent(seconds: i64) -> api::ContainerStatus {
+        entry(serde_json::json!({"running": {"startedAt": at(AGENT_STARTED - seconds).to_string()}}))
+    }
+
+    #[test]
+    fn started_and_ready_follow_the_probes() {
+        use serde_json::json;
+        let startup = || json!({"startupProbe": {}});
+        let readiness = || json!({"readinessProbe": {}});
+        let none = ProbeOutcome::default();
+        let said = |startup, readiness| ProbeOutcome { startup, readiness };
+        let carried = api::ContainerStatus { started: Some(true), ..entry(running()) };
+        for (case, probes, outcome, entry, expected) in [
+            ("no probes", json!({}), none, entry(running()), (true, true)),
+            ("waits", json!({}), none, entry(waiting()), (false, false)),
+            ("ended", json!({}), none, entry(exited(0)), (false, false)),
+            ("startup not run yet", startup(), none, entry(running()), (false, false)),
+            ("startup failed", startup(), said(Some(false), None), carried.clone(), (false, false)),
+            ("startup passed", startup(), said(Some(true), None), entry(running()), (true, true)),
+            ("started carried over", startup(), none, carried, (true, true)),
+            ("readiness not run yet", readiness(), none, entry(running()), (true, false)),
+            ("readiness passed", readiness(), said(None, Some(true)), entry(running()), (true, true)),
+            ("readiness failed", readiness(), said(None, Some(false)), entry(running()), (true, false)),
+        ] {
+            let (started, ready) = judged(probes, outcome, entry, json!({}));
+            assert_eq!((started, ready), (Some(expected.0), expected.1), "{case}");
+        }
+    }
+
+    #[test]
+    fn ac_05_11_readiness_survives_the_agent() {
+        use serde_json::json;
+        let probe = || json!({"readinessProbe": {}});
+        let none = ProbeOutcome::default();
+        let failed = ProbeOutcome { startup: None, readiness: Some(false) };
+        let told = |id: &str, ready: bool| {
+            json!({"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [
+                {"name": "c", "containerID": id, "ready": ready, "image": "", "imageID": "", "restartCount": 0}]})
+        };
+        let same = "containerd://c-0";
+        for (case, outcome, age, api_status, expected) in [
+            ("was ready, though another was not", none, 60, told(same, true), true),
+            ("was not ready", none, 60, told(same, false), false),
+            ("another instance was", none, 60, told("containerd://older", true), false),
+            ("nothing is known", none, 60, json!({}), false),
+            ("too young to be inherited", none, 5, told(same, true), false),
+            ("probe says no", failed, 60, told(same, true), false),
+        ] {
+            assert_eq!(judged(probe(), outcome, older_than_agent(age), api_status).1, expected, "{case}");
+        }
+        assert!(judged(json!({}), none, older_than_agent(60), json!({})).1, "no probe");
+    }
+
+    #[test]
+    fn init_containers_are_ready_when_done() {
+        let world = World::new(crate::testing::pod("Always", &["i", "i2", "s", "c"]), observed(&[]));
+        let mut init = [status("i", exited(0)), status("i2", exited(1)), status("s", running())];
+        judge(&world.input(), &mut init, &mut []);
+        assert_eq!(init.map(|s| (s.started, s.ready)), [(Some(false), true), (Some(false), false), (Some(true), true)]);
+    }
+}

@@ -1,0 +1,110 @@
+//! When one container's exit restarts all containers of its pod. Pure. Behaviour: spec 02b §5.4.
+
+use super::{
+    conditions::{ALL_CONTAINERS_RESTARTING, make},
+    lookup::{exit, find, is_true},
+    phase::Phase,
+};
+use berth_types::{
+    Pod, api,
+    observed::{ContainerState, ObservedPod},
+    restart::{RuleAction, matching_rule},
+};
+
+/// Whether any container of the pod could ask for it: only then has the pod the condition.
+pub fn has_rule(pod: &Pod) -> bool {
+    all(pod).any(|c| {
+        c.restart_policy_rules.as_deref().unwrap_or_default().iter().any(|r| r.action == "RestartAllContainers")
+    })
+}
+
+/// Whether a restart of all containers is due or under way.
+///
+/// A container that the runtime still holds is judged by its newest instance; one that is gone
+/// by how the status says it ended, so that a restart survives a restart of the agent.
+pub fn triggered(pod: &Pod, observed: &ObservedPod, status: &api::PodStatus) -> bool {
+    if !has_rule(pod) {
+        return false;
+    }
+    is_true(status, ALL_CONTAINERS_RESTARTING)
+        || all(pod).any(|container| {
+            let code = match observed.newest(&container.name) {
+                Some(newest) => (newest.state == ContainerState::Exited).then_some(newest.exit_code),
+                None => told_exit(status, &container.name),
+            };
+            code.and_then(|code| matching_rule(container, code)) == Some(RuleAction::RestartAllContainers)
+        })
+}
+
+/// Whether the status says that all containers are being removed now: the runtime's flag.
+pub fn in_progress(status: &api::PodStatus) -> bool {
+    is_true(status, ALL_CONTAINERS_RESTARTING)
+}
+
+/// The condition `AllContainersRestarting`, which carries no observed generation.
+pub(super) fn condition(pod: &Pod, observed: &ObservedPod, triggered: bool, phase: Phase) -> api::PodCondition {
+    let type_ = ALL_CONTAINERS_RESTARTING;
+    let remains = all(pod).any(|c| observed.newest(&c.name).is_some());
+    match phase {
+        Phase::Succeeded => make(type_, false, "PodCompleted", ""),
+        Phase::Failed => make(type_, false, "PodFailed", ""),
+        _ if triggered && remains => {
+            make(type_, true, "RestartAllContainersStarted", "container exited with restart policy rule")
+        }
+        _ => make(type_, false, "", ""),
+    }
+}
+
+fn told_exit(status: &api::PodStatus, container: &str) -> Option<i32> {
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    let told = lists.into_iter().flatten().find_map(|list| find(list, container))?;
+    exit(told).map(|e| e.exit_code)
+}
+
+fn all(pod: &Pod) -> impl Iterator<Item = &api::Container> {
+    pod.init_containers().iter().chain(pod.containers())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Seen, exited, observed, pod_with, status};
+
+    fn ruled() -> Pod {
+        pod_with(serde_json::json!({"restartPolicy": "Never", "containers": [
+            {"name": "a", "restartPolicy": "Never", "restartPolicyRules": [
+                {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]},
+            {"name": "b"}]}))
+    }
+
+    fn told(code: i32) -> api::PodStatus {
+        api::PodStatus { container_statuses: Some(vec![status("a", exited(code))]), ..Default::default() }
+    }
+
+    #[test]
+    fn the_newest_exit_decides_and_the_status_where_nothing_is_left() {
+        let none = api::PodStatus::default();
+        for (case, seen, status, expected) in [
+            ("exit matches", vec![("a", Seen::Exited(42)), ("b", Seen::Running)], none.clone(), true),
+            ("exit does not match", vec![("a", Seen::Exited(1))], none.clone(), false),
+            ("another container's exit", vec![("b", Seen::Exited(42))], none, false),
+            ("gone, told", vec![("b", Seen::Running)], told(42), true),
+            ("runs again", vec![("a", Seen::Running)], told(42), false),
+        ] {
+            assert_eq!(triggered(&ruled(), &observed(&seen), &status), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn it_ends_when_nothing_is_left() {
+        let condition = |seen: &[(&str, Seen)], triggered, phase| {
+            let c = condition(&ruled(), &observed(seen), triggered, phase);
+            (c.status, c.reason.unwrap_or_default())
+        };
+        let started = ("True".to_owned(), "RestartAllContainersStarted".to_owned());
+        assert_eq!(condition(&[("b", Seen::Running)], true, Phase::Running), started);
+        assert_eq!(condition(&[], true, Phase::Running), ("False".to_owned(), String::new()));
+        assert_eq!(condition(&[("b", Seen::Running)], false, Phase::Running), ("False".to_owned(), String::new()));
+        assert_eq!(condition(&[], true, Phase::Failed), ("False".to_owned(), "PodFailed".to_owned()));
+    }
+}

@@ -1,0 +1,241 @@
+//! Pods, statuses and observations for the tables of this room.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{Build, Eviction, NodeFacts, ProbeOutcome, StartFailure, StatusInput, build};
+use berth_types::{
+    ContainerId, Pod, SandboxId, api,
+    observed::{
+        ContainerState, Generation, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState,
+    },
+};
+
+/// When the agent of these tests started, in seconds.
+pub const AGENT_STARTED: i64 = 1_000_000;
+
+/// A moment.
+pub fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).expect("a small number")
+}
+
+/// A pod by its specification; it gets a generation.
+pub fn pod_with(spec: Value) -> Pod {
+    let metadata = json!({"name": "p", "namespace": "n", "uid": "u", "generation": 3});
+    Pod::new(serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")).expect("complete")
+}
+
+/// Names beginning with `i` are init containers, with `s` sidecars, all others regular.
+fn spec(policy: &str, names: &[&str]) -> Value {
+    let mut init = Vec::new();
+    let mut regular = Vec::new();
+    for name in names {
+        let mut container = json!({"name": name, "image": format!("img:{name}")});
+        if name.starts_with('s') {
+            container["restartPolicy"] = "Always".into();
+        }
+        if name.starts_with(['i', 's']) { init.push(container) } else { regular.push(container) }
+    }
+    json!({"restartPolicy": policy, "initContainers": init, "containers": regular})
+}
+
+/// A pod of the API.
+pub fn pod(policy: &str, names: &[&str]) -> Pod {
+    pod_with(spec(policy, names))
+}
+
+/// A pod of a file.
+pub fn static_pod(policy: &str, names: &[&str]) -> Pod {
+    let metadata = json!({"name": "p", "namespace": "n", "uid": "u",
+        "annotations": {"kubernetes.io/config.source": "file"}});
+    let object = json!({"metadata": metadata, "spec": spec(policy, names)});
+    Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
+}
+
+/// Replaces the API's status of a pod.
+pub fn set_status(pod: &mut Pod, status: Value) {
+    let mut object = pod.to_object();
+    object.status = Some(serde_json::from_value(status).expect("a status"));
+    *pod = Pod::new(object).expect("complete");
+}
+
+/// A status by its state; `lastState` may stand beside it.
+pub fn status(name: &str, state: Value) -> api::ContainerStatus {
+    let mut state = state;
+    let last = state.as_object_mut().and_then(|s| s.remove("lastState")).unwrap_or_else(|| json!({}));
+    serde_json::from_value(json!({
+        "name": name, "image": "img", "imageID": "", "ready": false, "restartCount": 0, "state": state, "lastState": last,
+    }))
+    .expect("a status")
+}
+
+/// `running`.
+pub fn running() -> Value {
+    json!({"running": {}})
+}
+
+/// `waiting` for the first time.
+pub fn waiting() -> Value {
+    json!({"waiting": {}})
+}
+
+/// `terminated`.
+pub fn exited(code: i32) -> Value {
+    json!({"terminated": {"exitCode": code}})
+}
+
+/// `waiting` after an exit.
+pub fn waiting_after(code: i32) -> Value {
+    json!({"waiting": {}, "lastState": {"terminated": {"exitCode": code}}})
+}
+
+/// A container as the runtime shows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// Created.
+    Created,
+    /// Running.
+    Running,
+    /// Exited with that code.
+    Exited(i32),
+    /// The runtime does not know.
+    Unknown,
+}
+
+/// The `number`-th instance of a container, of the sandbox `box`.
+pub fn instance(name: &str, number: i32, seen: Seen) -> ObservedContainer {
+    let created = AGENT_STARTED + i64::from(number) * 60;
+    let (state, exit_code) = match seen {
+        Seen::Created => (ContainerState::Created, 0),
+        Seen::Running => (ContainerState::Running, 0),
+        Seen::Exited(code) => (ContainerState::Exited, code),
+        Seen::Unknown => (ContainerState::Unknown, 0),
+    };
+    let exited = state == ContainerState::Exited;
+    ObservedContainer {
+        id: ContainerId::from(format!("{name}-{number}")),
+        name: name.into(),
+        sandbox: SandboxId::from("box"),
+        state,
+        created_at: at(created),
+        started_at: (state != ContainerState::Created).then(|| at(created + 1)),
+        finished_at: exited.then(|| at(created + 2)),
+        exit_code,
+        reason: if exited { "Error".to_owned() } else { String::new() },
+        message: String::new(),
+        image: format!("img:{name}"),
+        image_ref: format!("ref:{name}"),
+        image_id: format!("id:{name}"),
+        hash: None,
+        restart_count: number,
+        log_path: String::new(),
+        resources: None,
+        user: None,
+    }
+}
+
+/// A sandbox with those addresses.
+pub fn sandbox(id: &str, state: SandboxState, ips: &[&str]) -> ObservedSandbox {
+    ObservedSandbox {
+        id: SandboxId::from(id),
+        attempt: 0,
+        state,
+        created_at: at(AGENT_STARTED),
+        network_mode: NetworkMode::Pod,
+        has_network: true,
+        ips: ips.iter().map(|ip| ip.parse::<IpAddr>().expect("an address")).collect(),
+        runtime_handler: String::new(),
+    }
+}
+
+/// A look that shows one instance of each container, in a ready sandbox if there are any.
+pub fn observed(seen: &[(&str, Seen)]) -> ObservedPod {
+    let id = pod("Always", &[]).id().clone();
+    let mut observed = ObservedPod::empty(id, Generation(1), at(AGENT_STARTED));
+    observed.containers = seen.iter().map(|(name, seen)| instance(name, 0, *seen)).collect();
+    if !seen.is_empty() {
+        observed.sandboxes = vec![sandbox("box", SandboxState::Ready, &["10.0.0.1"])];
+    }
+    observed.sort();
+    observed
+}
+
+/// Everything a build looks at, owned.
+pub struct World {
+    pub pod: Pod,
+    pub observed: ObservedPod,
+    pub previous: Option<api::PodStatus>,
+    pub kind: Build,
+    pub failures: BTreeMap<String, StartFailure>,
+    pub eviction: Option<Eviction>,
+    pub resize: Vec<api::PodCondition>,
+    pub recursive: bool,
+    pub prefer_v6: bool,
+    probes: Box<dyn Fn(&ContainerId) -> ProbeOutcome>,
+}
+
+impl World {
+    /// Nothing special.
+    pub fn new(pod: Pod, observed: ObservedPod) -> Self {
+        Self {
+            pod,
+            observed,
+            previous: None,
+            kind: Build::Ongoing,
+            failures: BTreeMap::new(),
+            eviction: None,
+            resize: Vec::new(),
+            recursive: false,
+            prefer_v6: false,
+            probes: Box::new(|_| ProbeOutcome::default()),
+        }
+    }
+
+    /// Lets the probes of every container say this.
+    pub fn probes_say(&mut self, outcome: ProbeOutcome) {
+        self.probes = Box::new(move |_| outcome);
+    }
+
+    /// Requests the deletion of the pod.
+    pub fn delete(&mut self) {
+        let mut object = self.pod.to_object();
+        object.metadata.deletion_timestamp = Some(at(AGENT_STARTED).into());
+        self.pod = Pod::new(object).expect("complete");
+    }
+
+    /// What the API server says.
+    pub fn set_api_status(&mut self, status: Value) {
+        set_status(&mut self.pod, status);
+    }
+
+    /// The input of a build.
+    pub fn input(&self) -> StatusInput<'_> {
+        StatusInput {
+            pod: &self.pod,
+            observed: &self.observed,
+            previous: self.previous.as_ref(),
+            kind: self.kind,
+            start_failures: &self.failures,
+            probes: &*self.probes,
+            eviction: self.eviction.as_ref(),
+            resize: &self.resize,
+            cgroup: None,
+            recursive_read_only: self.recursive,
+            sandbox_ready: false,
+            node: NodeFacts {
+                runtime_name: "containerd",
+                host_ips: &[],
+                prefer_v6: self.prefer_v6,
+                api_client: false,
+                agent_started: at(AGENT_STARTED),
+            },
+        }
+    }
+
+    /// The status.
+    pub fn build(&self) -> api::PodStatus {
+        build(&self.input())
+    }
+}

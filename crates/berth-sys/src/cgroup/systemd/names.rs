@@ -1,0 +1,118 @@
+//! Which unit a group is, and where a unit's group lies. Pure. Behaviour: spec 06a §3, §7, 09a §9.1.
+
+use crate::cgroup::GroupPath;
+
+/// What a slice's name ends with.
+const SLICE: &str = ".slice";
+/// The slice of everything.
+pub const ROOT: &str = "-.slice";
+/// Where units are that name no slice.
+pub const DEFAULT: &str = "system.slice";
+
+/// A name is none of a slice.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("invalid slice name: {0}")]
+pub struct InvalidSlice(pub String);
+
+/// The unit whose group this is; `None` where it is nobody's.
+pub fn unit_of(group: &GroupPath) -> Option<&str> {
+    let name = group.name()?;
+    [SLICE, ".scope", ".service"].iter().any(|kind| name.ends_with(kind) && name.len() > kind.len()).then_some(name)
+}
+
+/// Whether that unit holds only other units.
+pub fn is_slice(unit: &str) -> bool {
+    unit.ends_with(SLICE)
+}
+
+/// The slice that holds a slice: what its name says.
+pub fn parent_of(slice: &str) -> String {
+    match slice.strip_suffix(SLICE).unwrap_or(slice).rsplit_once('-') {
+        Some((parent, _)) if !parent.is_empty() => format!("{parent}{SLICE}"),
+        _ => ROOT.to_owned(),
+    }
+}
+
+/// Where a slice's group lies: below those its name begins with.
+///
+/// # Errors
+/// For what is no name of a slice.
+pub fn path_of(slice: &str) -> Result<GroupPath, InvalidSlice> {
+    let invalid = || InvalidSlice(slice.to_owned());
+    let name = slice.strip_suffix(SLICE).ok_or_else(invalid)?;
+    if slice == ROOT {
+        return GroupPath::parse("/").ok_or_else(invalid);
+    }
+    let parts: Vec<&str> = name.split('-').collect();
+    if parts.iter().any(|part| part.is_empty()) || name.contains('/') {
+        return Err(invalid());
+    }
+    let slices: Vec<String> =
+        (1..=parts.len()).filter_map(|n| parts.get(..n)).map(|begin| format!("{}{SLICE}", begin.join("-"))).collect();
+    GroupPath::parse(&slices.join("/")).ok_or_else(invalid)
+}
+
+/// The slice a parent's path stands for: its last name; nothing stands for the usual one.
+pub fn slice_of(parent: &str) -> Option<&str> {
+    let parent = parent.trim_end_matches('/');
+    let last = parent.rsplit('/').next().unwrap_or_default();
+    match last {
+        "" => Some(DEFAULT),
+        slice => path_of(slice).is_ok().then_some(slice),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_lie_below_what_their_names_begin_with() {
+        for (slice, path) in [
+            ("kubepods.slice", "/kubepods.slice"),
+            // AC-06a-1
+            (
+                "kubepods-burstable-pod1234_abcd.slice",
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd.slice",
+            ),
+            ("-.slice", "/"),
+        ] {
+            assert_eq!(path_of(slice).map(|p| p.to_string()).as_deref(), Ok(path), "{slice}");
+        }
+        for bad in ["-a.slice", "a--b.slice", "a-.slice", ".slice", "a.scope", "a/b.slice", ""] {
+            assert_eq!(path_of(bad).map_err(|e| e.to_string()), Err(format!("invalid slice name: {bad}")));
+        }
+        for (slice, parent) in [
+            ("kubepods.slice", "-.slice"),
+            ("kubepods-burstable.slice", "kubepods.slice"),
+            ("a-b-c.slice", "a-b.slice"),
+        ] {
+            assert_eq!(parent_of(slice), parent);
+        }
+    }
+
+    #[test]
+    fn the_parent_of_a_scope_is_the_last_name() {
+        for (parent, slice) in [
+            ("/kubepods.slice/kubepods-burstable.slice", Some("kubepods-burstable.slice")),
+            ("/test.slice", Some("test.slice")),
+            ("test.slice/", Some("test.slice")),
+            ("", Some("system.slice")),
+            ("/", Some("system.slice")),
+            ("/kubepods/burstable", None),
+            ("/a--b.slice", None),
+        ] {
+            assert_eq!(slice_of(parent), slice, "{parent}");
+        }
+    }
+
+    #[test]
+    fn units_are_told_by_the_last_name() {
+        let unit = |path| GroupPath::parse(path).and_then(|group| unit_of(&group).map(str::to_owned));
+        assert_eq!(unit("/system.slice/a.service").as_deref(), Some("a.service"));
+        assert_eq!(unit("/a.slice/berth-1.scope").as_deref(), Some("berth-1.scope"));
+        assert_eq!(unit("/a.slice").as_deref(), Some("a.slice"));
+        assert_eq!((unit("/"), unit("/a.slice/x"), unit("/.slice")), (None, None, None));
+        assert!(is_slice("a.slice") && !is_slice("a.scope"));
+    }
+}

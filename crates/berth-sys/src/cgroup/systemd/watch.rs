@@ -1,0 +1,140 @@
+//! Hears of writes to the files of groups, whoever makes them: systemd sets values back when it is reloaded, and people do
+//! by `systemctl set-property`.
+//!
+//! The kernel tells of each write to a control file; one watch for each directory. Behaviour: spec 06a §7 (deviation).
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ffi::OsString,
+    io,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use inotify::{Event, EventMask, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::StreamExt;
+
+use crate::cgroup::GroupPath;
+
+/// Writes rarely come alone: so long after the first, others are waited for.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Bytes for events.
+const BUFFER: usize = 4096;
+
+/// Which groups are watched.
+#[derive(Clone)]
+pub struct Watch {
+    watches: Arc<Mutex<Watches>>,
+    groups: Arc<Mutex<HashMap<WatchDescriptor, GroupPath>>>,
+}
+
+/// What is heard.
+pub struct Writes {
+    events: EventStream<Vec<u8>>,
+    groups: Arc<Mutex<HashMap<WatchDescriptor, GroupPath>>>,
+    heard: BTreeSet<GroupPath>,
+    until: Option<Instant>,
+}
+
+/// Groups some of whose files were written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Written {
+    /// These.
+    Groups(BTreeSet<GroupPath>),
+    /// Nobody knows which: the kernel had more to tell than it can remember.
+    Any,
+}
+
+/// Something to watch with, and to hear by. Must be called within a runtime.
+///
+/// # Errors
+/// The kernel has no watch left.
+pub fn watch() -> io::Result<(Watch, Writes)> {
+    let events = Inotify::init()?.into_event_stream(vec![0; BUFFER])?;
+    let groups = Arc::new(Mutex::new(HashMap::new()));
+    let watches = Arc::new(Mutex::new(events.watches()));
+    Ok((Watch { watches, groups: groups.clone() }, Writes { events, groups, heard: BTreeSet::new(), until: None }))
+}
+
+impl Watch {
+    /// Hears of writes in that directory from now on, until it goes.
+    ///
+    /// # Errors
+    /// The kernel has no watch left, or there is no such directory.
+    pub fn add(&self, group: &GroupPath, directory: &Path) -> io::Result<()> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let descriptor = watches.add(directory, WatchMask::MODIFY | WatchMask::ONLYDIR)?;
+        groups.insert(descriptor, group.clone());
+        Ok(())
+    }
+}
+
+impl Writes {
+    /// What was written next, a moment later. Safe to drop while waiting.
+    pub async fn next(&mut self) -> Written {
+        loop {
+            let event = match self.until {
+                None => self.events.next().await,
+                Some(until) => match timeout_at(until, self.events.next()).await {
+                    Ok(event) => event,
+                    Err(_) => {
+                        self.until = None;
+                        return Written::Groups(std::mem::take(&mut self.heard));
+                    }
+                },
+            };
+            match event {
+                Some(Ok(event)) if event.mask.contains(EventMask::Q_OVERFLOW) => return Written::Any,
+                Some(Ok(event)) => self.hear(&event),
+                Some(Err(_)) => return Written::Any,
+                None => return std::future::pending().await,
+            }
+        }
+    }
+
+    fn hear(&mut self, event: &Event<OsString>) {
+        if let Some(group) = self.group(event) {
+            self.heard.insert(group);
+            self.until.get_or_insert_with(|| Instant::now() + SETTLE);
+        }
+    }
+
+    fn group(&self, event: &Event<OsString>) -> Option<GroupPath> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if event.mask.contains(EventMask::IGNORED) {
+            groups.remove(&event.wd);
+            return None;
+        }
+        groups.get(&event.wd).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn writes_are_told_by_group() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (watch, mut writes) = watch().expect("a watch");
+        let group = |name: &str| GroupPath::parse(name).expect("plain");
+        for name in ["a", "b", "c"] {
+            fs::create_dir(root.path().join(name)).expect("made");
+            fs::write(root.path().join(name).join("cpu.weight"), "1").expect("written");
+            watch.add(&group(name), &root.path().join(name)).expect("watched");
+        }
+        for name in ["a", "b", "a"] {
+            fs::write(root.path().join(name).join("cpu.weight"), "2").expect("written");
+        }
+        assert_eq!(writes.next().await, Written::Groups([group("a"), group("b")].into()));
+        fs::remove_dir_all(root.path().join("c")).expect("removed");
+        fs::write(root.path().join("b/cpu.weight"), "3").expect("written");
+        assert_eq!(writes.next().await, Written::Groups([group("b")].into()));
+        assert_eq!(watch.groups.lock().map(|groups| groups.len()).ok(), Some(2));
+    }
+}

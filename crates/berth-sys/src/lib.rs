@@ -1,0 +1,56 @@
+//! The kernel: the only room with `unsafe`.
+
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
+
+#[allow(unsafe_code, reason = "an allocator has no safe interface")]
+pub mod allocations;
+pub mod any_certificate;
+pub mod atomic_file;
+pub mod beneath;
+pub mod cgroup;
+#[allow(unsafe_code, reason = "bpf has no safe interface")]
+pub mod device_filter;
+pub mod disk_walk;
+pub mod file_watch;
+pub mod grpc_deadline;
+#[allow(unsafe_code, reason = "the allocator has no safe interface")]
+pub mod heap;
+pub mod in_root;
+#[allow(unsafe_code, reason = "interface requests have no safe interface")]
+pub mod interface;
+pub mod kernel_log;
+#[allow(unsafe_code, reason = "Landlock has no safe interface")]
+pub mod landlock;
+pub mod logind;
+pub mod machine;
+pub mod memory_events;
+pub mod mount;
+#[allow(unsafe_code, reason = "mount_setattr has no safe interface")]
+pub mod mount_api;
+pub mod mount_table;
+#[allow(unsafe_code, reason = "the C library's resolver has no safe interface")]
+pub mod names;
+pub mod net_namespace;
+#[allow(unsafe_code, reason = "the runtime polls descriptors by an unsafe interface only")]
+pub mod netlink;
+pub mod oom_events;
+pub mod open_files;
+pub mod panics;
+pub mod privileges;
+#[allow(unsafe_code, reason = "unmapping has no safe interface")]
+pub mod program;
+pub mod remove_tree;
+#[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
+pub mod sampler;
+pub mod selinux;
+#[allow(unsafe_code, reason = "real-time signals have no safe constructor")]
+pub mod signal;
+#[allow(unsafe_code, reason = "processes without a program have no safe interface")]
+pub mod spawn;
+pub mod step;
+pub mod sub_path;
+pub mod tls;
+#[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
+pub mod watched;
+#[allow(unsafe_code, reason = "beginning to write has no safe interface")]
+pub mod write_back;

@@ -1,0 +1,335 @@
+//! What makes a device a pod's: a link, a bind mount that outlives its name, and a loop device that holds it
+//! open. Blocking work on the blocking pool; who calls has a deadline. Behaviour: spec 07 §4.4.
+//!
+//! The file that the device is bound on is there before anything else is done for the pod, and goes last: it tells an
+//! agent after this one that there may be something to undo.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    io::Errno,
+    mount::{UnmountFlags, mount_bind, unmount},
+};
+use tokio::process::Command;
+
+use super::{device::OpError, operation::Operation, rebuild};
+use berth_sys::step;
+use berth_types::PodUid;
+
+/// What belongs together.
+#[derive(Clone, Debug)]
+pub struct Map {
+    /// The device; empty where it is not known.
+    pub device: PathBuf,
+    /// The directory of all pods that have it.
+    pub global: PathBuf,
+    /// The pod.
+    pub pod: PodUid,
+    /// Its link.
+    pub link: PathBuf,
+    /// What is being done.
+    pub operation: Operation,
+}
+
+fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> String {
+    let path = path.display().to_string();
+    move |cause| format!("{action} {path}: {cause}")
+}
+
+async fn blocking<T: Send + 'static>(
+    operation: &Operation,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let done = operation.blocking(move || work().map_err(OpError::uncertain)).await;
+    done.map_err(|error| error.text)
+}
+
+impl Map {
+    fn file(&self) -> PathBuf {
+        self.global.join(self.pod.as_str())
+    }
+}
+
+/// Notes that the pod may come to have the device.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn mark(map: &Map) -> Result<(), String> {
+    let own = map.clone();
+    blocking(&map.operation, move || {
+        // A pod that has no directory is one that nobody looks for.
+        for directory in own.link.parent().into_iter().chain([own.global.as_path()]) {
+            let made = DirBuilder::new().recursive(true).mode(0o750).create(directory);
+            made.map_err(told("creating", directory))?;
+        }
+        let file = own.file();
+        if !is_device(&file) {
+            let made = OpenOptions::new().create(true).append(true).mode(0o640).open(&file);
+            made.map_err(told("creating", &file))?;
+        }
+        step::reached("block.marked");
+        Ok(())
+    })
+    .await
+}
+
+/// Gives the device to the pod, for which it was [marked](mark); the path of the device itself, links resolved.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn map(map: &Map) -> Result<PathBuf, String> {
+    let own = map.clone();
+    let (device, file) = blocking(&map.operation, move || {
+        let device = fs::canonicalize(&own.device).map_err(told("resolving", &own.device))?;
+        let file = own.file();
+        if !is_device(&file) {
+            mount_bind(&device, &file).map_err(|e| told("binding a device on", &file)(e.into()))?;
+        }
+        step::reached("block.bound");
+        relink(&device, &own.link)?;
+        step::reached("block.linked");
+        Ok((device, file))
+    })
+    .await?;
+    if loop_of(&map.operation, file.clone()).await?.is_none() {
+        run(&map.operation, "losetup", &["-f".as_ref(), file.as_os_str()]).await?;
+    }
+    step::reached("block.held");
+    Ok(device)
+}
+
+/// Whether that is a pod's mark, with a device bound on it or not.
+pub fn is_mark(path: &Path) -> bool {
+    fs::symlink_metadata(path)
+        .is_ok_and(|meta| meta.file_type().is_block_device() || (meta.is_file() && meta.len() == 0))
+}
+
+fn is_device(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|meta| meta.file_type().is_block_device())
+}
+
+/// After a restart of the machine the device may have another name: the link is always made anew.
+fn relink(device: &Path, link: &Path) -> Result<(), String> {
+    if let Some(parent) = link.parent() {
+        DirBuilder::new().recursive(true).mode(0o750).create(parent).map_err(told("creating", parent))?;
+    }
+    gone(fs::remove_file(link)).map_err(told("removing", link))?;
+    symlink(device, link).map_err(told("linking", link))
+}
+
+/// Who found the volume by its mark may not know the name of the link, which is not there then.
+fn unlink(link: &Path) -> Result<(), String> {
+    if fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {
+        gone(fs::remove_file(link)).map_err(told("removing", link))?;
+    }
+    Ok(())
+}
+
+/// Takes the device from the pod; its mark stays until it is [forgotten](forget).
+///
+/// # Errors
+/// What stands in the way.
+pub async fn unmap(map: &Map) -> Result<(), String> {
+    let file = map.file();
+    if let Some(device) = loop_of(&map.operation, file.clone()).await? {
+        // It may have gone meanwhile.
+        let detached = run(&map.operation, "losetup", &["-d".as_ref(), device.as_os_str()]).await;
+        if loop_of(&map.operation, file.clone()).await?.is_some() {
+            detached?;
+        }
+    }
+    step::reached("block.released");
+    let link = map.link.clone();
+    blocking(&map.operation, move || {
+        unlink(&link)?;
+        step::reached("block.unlinked");
+        match unmount(&file, UnmountFlags::NOFOLLOW) {
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+            Err(e) => return Err(told("unmounting", &file)(e.into())),
+        }
+        step::reached("block.unbound");
+        Ok(())
+    })
+    .await
+}
+
+/// Nothing of the device is the pod's any more.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn forget(map: &Map) -> Result<(), String> {
+    let file = map.file();
+    blocking(&map.operation, move || gone(fs::remove_file(&file)).map_err(told("removing", &file))).await?;
+    step::reached("block.forgotten");
+    Ok(())
+}
+
+/// Refuses while a pod still has the device.
+///
+/// # Errors
+/// Names the pods.
+pub async fn unused(operation: &Operation, global: &Path) -> Result<(), String> {
+    let global = global.to_owned();
+    blocking(operation, move || {
+        let entries = match fs::read_dir(&global) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(told("listing", &global)(e)),
+        };
+        let mut users = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(told("listing", &global))?;
+            match entry.metadata() {
+                Ok(meta) if meta.file_type().is_block_device() => users.push(entry.path().display().to_string()),
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(told("looking at", &entry.path())(e)),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        if users.is_empty() {
+            return Ok(());
+        }
+        let device = global.display().to_string();
+        Err(format!("the device {device:?} is still referenced from other Pods [{}]", users.join(" ")))
+    })
+    .await
+}
+
+/// Removes marks of pods that never came to have the device.
+///
+/// # Errors
+/// What stands in the way.
+pub async fn clear_marks(operation: &Operation, global: &Path) -> Result<(), String> {
+    let global = global.to_owned();
+    blocking(operation, move || {
+        for entry in rebuild::children(&global).map_err(told("listing", &global))? {
+            let is_mark = fs::symlink_metadata(&entry).is_ok_and(|meta| meta.is_file() && meta.len() == 0);
+            if is_mark {
+                gone(fs::remove_file(&entry)).map_err(told("removing", &entry))?;
+            }
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Removes the directory of all pods that had the device.
+///
+/// # Errors
+/// It is not empty.
+pub async fn remove_dir(operation: &Operation, global: &Path) -> Result<(), String> {
+    let global = global.to_owned();
+    blocking(operation, move || gone(fs::remove_dir(&global)).map_err(told("removing", &global))).await
+}
+
+/// Refuses while somebody has the device open.
+///
+/// # Errors
+/// That somebody has.
+pub async fn idle(operation: &Operation, device: &str) -> Result<(), String> {
+    if device.is_empty() {
+        return Ok(());
+    }
+    let device = PathBuf::from(device);
+    blocking(operation, move || {
+        if !fs::metadata(&device).is_ok_and(|meta| meta.file_type().is_block_device()) {
+            return Ok(());
+        }
+        let exclusive = i32::try_from(rustix::fs::OFlags::EXCL.bits()).unwrap_or_default();
+        match OpenOptions::new().read(true).custom_flags(exclusive).open(&device) {
+            Err(e) if e.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+                Err("the device is in use when it was no longer expected to be in use".to_owned())
+            }
+            _ => Ok(()),
+        }
+    })
+    .await
+}
+
+/// The loop device on a file.
+async fn loop_of(operation: &Operation, file: PathBuf) -> Result<Option<PathBuf>, String> {
+    blocking(operation, move || Ok(loop_on(Path::new("/sys/block"), &file))).await
+}
+
+fn loop_on(blocks: &Path, file: &Path) -> Option<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(blocks).ok()?.flatten().map(|entry| entry.path()).collect();
+    found.sort();
+    found.into_iter().find_map(|entry| {
+        let name = entry.file_name()?.to_str()?.to_owned();
+        let backing = fs::read_to_string(entry.join("loop/backing_file")).ok()?;
+        let backing = backing.trim_end_matches('\n');
+        let backing = backing.strip_suffix(" (deleted)").unwrap_or(backing);
+        (name.starts_with("loop") && Path::new(backing) == file).then(|| Path::new("/dev").join(name))
+    })
+}
+
+async fn run(operation: &Operation, program: &str, arguments: &[&std::ffi::OsStr]) -> Result<(), String> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let done = operation.run(command).await;
+    let output = done.map_err(|e| format!("running {program}: {e}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} failed: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_device_is_found_by_its_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for (name, backing) in
+            [("loop0", Some("/other\n")), ("loop1", None), ("loop2", Some("/map/pod (deleted)\n")), ("sda", None)]
+        {
+            let folder = dir.path().join(name).join("loop");
+            fs::create_dir_all(&folder).expect("a directory");
+            if let Some(backing) = backing {
+                fs::write(folder.join("backing_file"), backing).expect("a file");
+            }
+        }
+        let found = |file: &str| loop_on(dir.path(), Path::new(file));
+        assert_eq!(found("/map/pod"), Some(PathBuf::from("/dev/loop2")));
+        assert_eq!(found("/other"), Some(PathBuf::from("/dev/loop0")));
+        assert_eq!(found("/none"), None);
+    }
+
+    #[tokio::test]
+    async fn a_link_always_leads_to_the_device_of_now() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let link = dir.path().join("volumeDevices/p/v");
+        relink(Path::new("/dev/one"), &link).expect("linked");
+        relink(Path::new("/dev/two"), &link).expect("linked again");
+        assert_eq!(fs::read_link(&link).expect("a link"), PathBuf::from("/dev/two"));
+        unlink(&dir.path().join("volumeDevices/p/")).expect("a directory is no link");
+        for _ in 0..2 {
+            unlink(&link).expect("it goes, and may have gone");
+            assert!(fs::symlink_metadata(&link).is_err());
+        }
+        let operation = Operation::default();
+        let marks = dir.path().join("dev");
+        fs::create_dir(&marks).expect("a directory");
+        fs::write(marks.join("uid"), "").expect("a mark");
+        fs::write(marks.join("record.json"), "{}").expect("a record");
+        assert!(is_mark(&marks.join("uid")) && !is_mark(&marks.join("record.json")) && !is_mark(&marks));
+        clear_marks(&operation, &marks).await.expect("cleared");
+        assert_eq!(rebuild::children(&marks).expect("listed"), [marks.join("record.json")]);
+        clear_marks(&operation, &dir.path().join("none")).await.expect("nothing there");
+        unused(&operation, &dir.path().join("none")).await.expect("nobody");
+        remove_dir(&operation, &dir.path().join("none")).await.expect("nothing there");
+        idle(&operation, "/dev/null").await.expect("not a block device");
+    }
+}

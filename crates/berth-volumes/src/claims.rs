@@ -1,0 +1,160 @@
+//! From a volume of a pod to what is behind it: claims and the volumes bound to them. Reads are live; what
+//! they say is judged by pure functions. Behaviour: spec 07 §3.3, §7.10, spec 10 §4.8.
+
+use std::sync::Arc;
+
+use super::{
+    desired, migrate,
+    spec::{Mode, VolumeSpec},
+};
+use berth_ports::StorageObjects;
+use berth_types::{Pod, api};
+
+/// Keeps a claim that somebody deletes for as long as pods use it.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+
+/// What the pod refers to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// A claim by name.
+    Named,
+    /// A claim made for the pod.
+    Ephemeral,
+}
+
+/// The claim a volume refers to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reference {
+    kind: Kind,
+    /// Its name, in the pod's namespace.
+    pub name: String,
+    read_only: bool,
+}
+
+/// The claim that a volume refers to, if it does.
+pub fn reference(pod: &Pod, volume: &api::Volume) -> Option<Reference> {
+    if let Some(claim) = &volume.persistent_volume_claim {
+        let read_only = claim.read_only == Some(true);
+        return Some(Reference { kind: Kind::Named, name: claim.claim_name.clone(), read_only });
+    }
+    volume.ephemeral.as_ref()?;
+    Some(Reference { kind: Kind::Ephemeral, name: format!("{}-{}", pod.name(), volume.name), read_only: false })
+}
+
+/// What a volume of a pod comes down to.
+///
+/// # Errors
+/// The text that a pod is told of a claim that cannot be used.
+pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volume) -> Result<VolumeSpec, String> {
+    let Some(reference) = reference(pod, volume) else { return said(volume, pod.namespace()) };
+    let namespace = pod.namespace();
+    let wrapped = |error: String| format!("error processing PVC {namespace}/{}: {error}", reference.name);
+    let read = storage.claim(namespace, &reference.name).await;
+    let claim = read.map_err(|e| wrapped(format!("failed to fetch PVC from API server: {e}")))?;
+    if reference.kind == Kind::Ephemeral {
+        made_for(&claim, pod)?;
+    }
+    let name = bound(&claim).map_err(wrapped)?;
+    let read = storage.volume(name).await;
+    let persistent = read.map_err(|e| wrapped(format!("failed to fetch PV {name} from API server: {e}")))?;
+    belongs(&persistent, &claim).map_err(wrapped)?;
+    let spec = match migrate::persistent(&persistent)? {
+        Some(of_driver) => VolumeSpec::persistent(Arc::new(of_driver), claim, reference.read_only).migrated(),
+        None => VolumeSpec::persistent(persistent, claim, reference.read_only),
+    };
+    fits(pod, &volume.name, &spec)?;
+    Ok(spec)
+}
+
+/// What a volume that refers to no claim comes down to, in a pod of that namespace.
+///
+/// # Errors
+/// It is a disk of a cloud that its driver cannot be told of, or that cannot be the name of a directory.
+pub fn said(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String> {
+    let Some((of_driver, read_only)) = migrate::inline(volume, namespace)? else {
+        return Ok(VolumeSpec::inline(volume));
+    };
+    Ok(VolumeSpec::persistent(Arc::new(of_driver), unknown_claim(), read_only).migrated())
+}
+
+/// The volume that a claim is bound to.
+fn bound(claim: &api::PersistentVolumeClaim) -> Result<&str, String> {
+    let is_protected = claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
+    if claim.metadata.deletion_timestamp.is_some() && !is_protected {
+        return Err("PVC is being deleted".to_owned());
+    }
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    if phase != Some("Bound") {
+        return Err("PVC is not bound".to_owned());
+    }
+    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+    if name.is_empty() { Err("PVC has empty pvc.Spec.VolumeName".to_owned()) } else { Ok(name) }
+}
+
+/// Whether the volume says that it is this claim's.
+fn belongs(volume: &api::PersistentVolume, claim: &api::PersistentVolumeClaim) -> Result<(), String> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return Err(format!(
+            "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        ));
+    };
+    let (theirs, ours) =
+        (reference.uid.as_deref().unwrap_or_default(), claim.metadata.uid.as_deref().unwrap_or_default());
+    if theirs == ours {
+        return Ok(());
+    }
+    Err(format!("found PV object {name} but its pv.Spec.ClaimRef.UID {theirs} does not point to claim.UID {ours}"))
+}
+
+/// Whether a claim was made for that very pod, and not for another of its name.
+fn made_for(claim: &api::PersistentVolumeClaim, pod: &Pod) -> Result<(), String> {
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    if owners.any(|owner| owner.controller == Some(true) && owner.uid == pod.uid().as_str()) {
+        return Ok(());
+    }
+    let metadata = &claim.metadata;
+    Err(format!(
+        "PVC {}/{} was not created for pod {}/{} (pod is not owner)",
+        metadata.namespace.as_deref().unwrap_or_default(),
+        metadata.name.as_deref().unwrap_or_default(),
+        pod.namespace(),
+        pod.name(),
+    ))
+}
+
+/// Whether containers use it as what it is.
+fn fits(pod: &Pod, volume: &str, spec: &VolumeSpec) -> Result<(), String> {
+    let Some(mode) = spec.volume().and_then(|of| of.volume_mode.as_deref()) else {
+        return Err(format!("cannot get volumeMode for volume: {}", spec.name));
+    };
+    let used = desired::usage(pod, volume);
+    if used.as_directory && mode != Mode::Filesystem.as_str() {
+        return Err(format!("volume {volume} has volumeMode {mode}, but is specified in volumeMounts"));
+    }
+    if used.as_device && mode != Mode::Block.as_str() {
+        return Err(format!("volume {volume} has volumeMode {mode}, but is specified in volumeDevices"));
+    }
+    Ok(())
+}
+
+/// What the claim says about sizes: of the volume, and of what is on the node, in bytes; `None` where it
+/// need not grow or cannot be told.
+pub fn growth(spec: &VolumeSpec) -> Option<(u64, u64)> {
+    let bytes = |text: &str| {
+        let amount = berth_types::quantity::Amount::parse(text).ok()?;
+        u64::try_from(amount.value()).ok()
+    };
+    let persistent = spec.as_persistent()?;
+    let to = bytes(&persistent.volume.spec.as_ref()?.capacity.as_ref()?.get("storage")?.0)?;
+    let from = bytes(&persistent.claim.status.as_ref()?.capacity.as_ref()?.get("storage")?.0)?;
+    (from < to).then_some((from, to))
+}
+
+/// The claim of a volume that has none, or of which nothing is known.
+pub fn unknown_claim() -> Arc<api::PersistentVolumeClaim> {
+    Arc::default()
+}
+
+#[cfg(test)]
+mod tests;

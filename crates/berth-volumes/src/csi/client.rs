@@ -1,0 +1,262 @@
+//! Calls to one driver: deadlines, what they are counted as, what their failures say. Spec 07 §2.4, §12.3.
+
+use std::{path::PathBuf, time::Duration};
+
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Request, Response, Status, transport::Channel};
+
+use crate::{
+    device::{OpError, Trouble},
+    spec::VolumeSpec,
+};
+use berth_cri::CriError;
+use berth_metrics::{CsiMetrics, Operated};
+use berth_proto::csi::{
+    self, node_client::NodeClient, node_service_capability, node_service_capability::rpc::Type as Capability,
+};
+
+/// How long all calls of one operation may take.
+pub const LIMIT: Duration = Duration::from_secs(120);
+/// The largest answer that is taken, in bytes.
+const MESSAGE: usize = 4 << 20;
+
+/// Why a call came to nothing.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct CallError {
+    /// What the driver said, or what is said for it.
+    pub code: Code,
+    /// `rpc error: code = … desc = …`.
+    text: String,
+}
+
+impl From<Status> for CallError {
+    fn from(status: Status) -> Self {
+        let error = CriError::from(status);
+        let code = match &error {
+            CriError::Rpc { code, .. } => *code,
+            _ => Code::Unknown,
+        };
+        Self { code, text: error.to_string() }
+    }
+}
+
+impl CallError {
+    fn late() -> Self {
+        let text = "rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned();
+        Self { code: Code::DeadlineExceeded, text }
+    }
+
+    /// Whether the driver is through with it: it did not happen, and will not.
+    pub fn is_final(&self) -> bool {
+        !matches!(
+            self.code,
+            Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::ResourceExhausted | Code::Aborted
+        )
+    }
+
+    /// What it says about the volume; `text` is for people.
+    pub fn about(&self, text: impl Into<String>) -> OpError {
+        let error = if self.is_final() { OpError::failed(text) } else { OpError::uncertain(text) };
+        error.because(match self.code {
+            Code::FailedPrecondition => Trouble::InUse,
+            Code::InvalidArgument | Code::OutOfRange | Code::NotFound => Trouble::Infeasible,
+            _ => Trouble::Other,
+        })
+    }
+}
+
+/// What a driver can do on a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Capabilities {
+    /// Staging.
+    pub stages: bool,
+    /// Saying how full a volume is.
+    pub counts: bool,
+    /// Expanding.
+    pub expands: bool,
+    /// Telling several writers on one node from a single one.
+    pub knows_single_writers: bool,
+    /// Giving a volume to a group by itself.
+    pub sets_group: bool,
+    /// Saying whether a volume is well.
+    pub knows_health: bool,
+}
+
+impl Capabilities {
+    fn of(answer: &csi::NodeGetCapabilitiesResponse) -> Self {
+        let mut found = Self::default();
+        for capability in &answer.capabilities {
+            let Some(node_service_capability::Type::Rpc(rpc)) = &capability.r#type else { continue };
+            match Capability::try_from(rpc.r#type) {
+                Ok(Capability::StageUnstageVolume) => found.stages = true,
+                Ok(Capability::GetVolumeStats) => found.counts = true,
+                Ok(Capability::ExpandVolume) => found.expands = true,
+                Ok(Capability::SingleNodeMultiWriter) => found.knows_single_writers = true,
+                Ok(Capability::VolumeMountGroup) => found.sets_group = true,
+                Ok(Capability::VolumeCondition) => found.knows_health = true,
+                // What newer drivers can do besides does not matter here.
+                Ok(Capability::Unknown) | Err(_) => {}
+            }
+        }
+        found
+    }
+}
+
+/// One driver's node service.
+#[derive(Clone, Debug)]
+pub struct DriverClient {
+    driver: String,
+    channel: Channel,
+    metrics: CsiMetrics,
+    is_migrated: bool,
+}
+
+/// When an operation that begins now is over.
+pub fn deadline() -> Instant {
+    Instant::now() + LIMIT
+}
+
+impl DriverClient {
+    /// Connects when it is first called.
+    pub fn new(driver: &str, socket: PathBuf, metrics: CsiMetrics) -> Self {
+        Self { driver: driver.to_owned(), channel: berth_cri::socket_channel(socket), metrics, is_migrated: false }
+    }
+
+    /// The same for calls about that volume.
+    pub fn about(&self, spec: &VolumeSpec) -> Self {
+        Self { is_migrated: spec.is_migrated, ..self.clone() }
+    }
+
+    fn rpc(&self) -> NodeClient<Channel> {
+        NodeClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE)
+    }
+
+    async fn call<T, A, F>(
+        &self,
+        method: &'static str,
+        until: Instant,
+        message: T,
+        send: impl FnOnce(Request<T>) -> F,
+    ) -> Result<A, CallError>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let began = Instant::now();
+        let mut request = Request::new(message);
+        // The driver learns when nobody waits any more.
+        request.set_timeout(until.saturating_duration_since(began));
+        let done = match timeout_at(until, send(request)).await {
+            Ok(done) => done.map(Response::into_inner).map_err(CallError::from),
+            Err(_) => Err(CallError::late()),
+        };
+        let code = berth_cri::code_name(done.as_ref().err().map_or(Code::Ok, |error| error.code));
+        let on = Operated { plugin: &self.driver, is_migrated: self.is_migrated };
+        self.metrics.ended(on, method, code, began.elapsed());
+        done
+    }
+
+    /// What it says of this node.
+    pub async fn node_info(&self, until: Instant) -> Result<csi::NodeGetInfoResponse, CallError> {
+        let (mut rpc, request) = (self.rpc(), csi::NodeGetInfoRequest {});
+        self.call("/csi.v1.Node/NodeGetInfo", until, request, |r| async move { rpc.node_get_info(r).await }).await
+    }
+
+    /// What it can do.
+    pub async fn capabilities(&self, until: Instant) -> Result<Capabilities, CallError> {
+        let (mut rpc, request) = (self.rpc(), csi::NodeGetCapabilitiesRequest {});
+        let method = "/csi.v1.Node/NodeGetCapabilities";
+        let answer = self.call(method, until, request, |r| async move { rpc.node_get_capabilities(r).await }).await?;
+        Ok(Capabilities::of(&answer))
+    }
+
+    /// Makes a volume ready for all pods.
+    pub async fn stage(&self, until: Instant, request: csi::NodeStageVolumeRequest) -> Result<(), CallError> {
+        let mut rpc = self.rpc();
+        let method = "/csi.v1.Node/NodeStageVolume";
+        self.call(method, until, request, |r| async move { rpc.node_stage_volume(r).await }).await.map(drop)
+    }
+
+    /// Undoes that.
+    pub async fn unstage(&self, until: Instant, request: csi::NodeUnstageVolumeRequest) -> Result<(), CallError> {
+        let mut rpc = self.rpc();
+        let method = "/csi.v1.Node/NodeUnstageVolume";
+        self.call(method, until, request, |r| async move { rpc.node_unstage_volume(r).await }).await.map(drop)
+    }
+
+    /// Gives a volume to a pod.
+    pub async fn publish(&self, until: Instant, request: csi::NodePublishVolumeRequest) -> Result<(), CallError> {
+        let mut rpc = self.rpc();
+        let method = "/csi.v1.Node/NodePublishVolume";
+        self.call(method, until, request, |r| async move { rpc.node_publish_volume(r).await }).await.map(drop)
+    }
+
+    /// Takes it away again.
+    pub async fn unpublish(&self, until: Instant, request: csi::NodeUnpublishVolumeRequest) -> Result<(), CallError> {
+        let mut rpc = self.rpc();
+        let method = "/csi.v1.Node/NodeUnpublishVolume";
+        self.call(method, until, request, |r| async move { rpc.node_unpublish_volume(r).await }).await.map(drop)
+    }
+
+    /// Makes the file system as large as its device; the size in bytes, 0 where the driver does not say.
+    pub async fn expand(&self, until: Instant, request: csi::NodeExpandVolumeRequest) -> Result<i64, CallError> {
+        let mut rpc = self.rpc();
+        let method = "/csi.v1.Node/NodeExpandVolume";
+        let answer = self.call(method, until, request, |r| async move { rpc.node_expand_volume(r).await }).await?;
+        Ok(answer.capacity_bytes)
+    }
+
+    /// How full a volume is.
+    pub async fn stats(
+        &self,
+        until: Instant,
+        request: csi::NodeGetVolumeStatsRequest,
+    ) -> Result<csi::NodeGetVolumeStatsResponse, CallError> {
+        let mut rpc = self.rpc();
+        let method = "/csi.v1.Node/NodeGetVolumeStats";
+        self.call(method, until, request, |r| async move { rpc.node_get_volume_stats(r).await }).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Class;
+
+    #[test]
+    fn codes_say_whether_it_may_have_happened() {
+        // AC-07-17, AC-07-18
+        for (code, class, trouble) in [
+            (Code::Cancelled, Class::Uncertain, Trouble::Other),
+            (Code::DeadlineExceeded, Class::Uncertain, Trouble::Other),
+            (Code::Unavailable, Class::Uncertain, Trouble::Other),
+            (Code::ResourceExhausted, Class::Uncertain, Trouble::Other),
+            (Code::Aborted, Class::Uncertain, Trouble::Other),
+            (Code::InvalidArgument, Class::Final, Trouble::Infeasible),
+            (Code::NotFound, Class::Final, Trouble::Infeasible),
+            (Code::OutOfRange, Class::Final, Trouble::Infeasible),
+            (Code::FailedPrecondition, Class::Final, Trouble::InUse),
+            (Code::Internal, Class::Final, Trouble::Other),
+            (Code::Unknown, Class::Final, Trouble::Other),
+            (Code::Unimplemented, Class::Final, Trouble::Other),
+        ] {
+            let error = CallError::from(Status::new(code, "x"));
+            let told = error.about(error.to_string());
+            assert_eq!((told.class, told.trouble), (class, trouble), "{code:?}");
+        }
+        let error = CallError::from(Status::internal("no such device"));
+        assert_eq!(error.to_string(), "rpc error: code = Internal desc = no such device");
+        assert!(!CallError::late().is_final());
+    }
+
+    #[test]
+    fn capabilities_of_newer_drivers_are_left_out() {
+        let rpc = |kind: i32| csi::NodeServiceCapability {
+            r#type: Some(node_service_capability::Type::Rpc(node_service_capability::Rpc { r#type: kind })),
+        };
+        let none = csi::NodeServiceCapability { r#type: None };
+        let answer = csi::NodeGetCapabilitiesResponse { capabilities: vec![rpc(1), rpc(3), rpc(4711), rpc(-1), none] };
+        let expected = Capabilities { stages: true, expands: true, ..Capabilities::default() };
+        assert_eq!(Capabilities::of(&answer), expected);
+    }
+}

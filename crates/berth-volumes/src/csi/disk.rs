@@ -1,0 +1,113 @@
+//! Directories beside mounts. Blocking, and never a look at what is mounted: that may hang. Spec 07 §17.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+};
+
+use super::record::Record;
+use crate::device::OpError;
+use berth_sys::{
+    mount_table::{self, Mount},
+    step,
+};
+
+/// Makes a directory and those above it. One that is there is not looked at.
+pub fn make(directory: &Path) -> io::Result<()> {
+    if let Some(parent) = directory.parent() {
+        DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
+    }
+    match DirBuilder::new().mode(0o750).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What is mounted exactly there, the last on top.
+pub fn mounted(path: &Path) -> io::Result<Option<Mount>> {
+    let mounts = mount_table::read()?;
+    Ok(mounts.into_iter().rfind(|mount| mount.target == path))
+}
+
+/// Removes an empty directory; one that is not there is fine.
+pub fn remove(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The mount is still there, or the system refused.
+#[derive(Debug, thiserror::Error)]
+pub enum LeftBehind {
+    /// The driver is through with it, and did not unmount it.
+    #[error("{0} is still mounted")]
+    Mounted(String),
+    /// Something is in the way: data, perhaps.
+    #[error("failed to remove {path}: {cause}")]
+    Io {
+        /// What was to go.
+        path: String,
+        /// Why it did not.
+        cause: io::Error,
+    },
+}
+
+/// What failed for good and is there all the same has to be undone.
+pub fn still_there(left: &LeftBehind, error: OpError) -> OpError {
+    match left {
+        LeftBehind::Mounted(_) => OpError::uncertain(error.text).because(error.trouble),
+        LeftBehind::Io { .. } => error,
+    }
+}
+
+/// Removes a mount point, the record beside it and their directory: nothing that is mounted, and no data. The
+/// record goes last of what says anything, so that whoever is interrupted can be followed.
+pub fn clear(mount_point: &Path, steps: [&str; 3]) -> Result<(), LeftBehind> {
+    let failed = |path: &Path| {
+        let path = path.display().to_string();
+        move |cause| LeftBehind::Io { path, cause }
+    };
+    if mounted(mount_point).map_err(failed(mount_point))?.is_some() {
+        return Err(LeftBehind::Mounted(mount_point.display().to_string()));
+    }
+    let [first, second, third] = steps;
+    remove(mount_point).map_err(failed(mount_point))?;
+    step::reached(first);
+    let Some(directory) = mount_point.parent() else { return Ok(()) };
+    Record::remove(directory).map_err(failed(directory))?;
+    step::reached(second);
+    remove(directory).map_err(failed(directory))?;
+    step::reached(third);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: [&str; 3] = ["", "", ""];
+
+    #[test]
+    fn nothing_is_removed_that_may_be_data() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (volume, mount) = (root.path().join("v"), root.path().join("v/mount"));
+        clear(&mount, STEPS).expect("there is nothing");
+        make(&mount).expect("made");
+        make(&mount).expect("made before");
+        let record = Record { driver: "d".to_owned(), handle: "h".to_owned(), ..Record::default() };
+        record.write(&volume).expect("written");
+        fs::write(mount.join("data"), "precious").expect("written");
+        assert!(matches!(clear(&mount, STEPS), Err(LeftBehind::Io { .. })));
+        assert!(mount.join("data").exists() && Record::read(&volume).is_ok_and(|read| read.is_some()));
+        fs::remove_file(mount.join("data")).expect("removed");
+        fs::write(volume.join("other"), "precious").expect("written");
+        assert!(clear(&mount, STEPS).is_err());
+        fs::remove_file(volume.join("other")).expect("removed");
+        clear(&mount, STEPS).expect("cleared");
+        assert!(!volume.exists());
+        assert!(mounted(Path::new("/")).is_ok_and(|root| root.is_some()));
+    }
+}

@@ -1,0 +1,49 @@
+//! The node's part of an expansion. Spec 07 §4.5, §12.8.
+
+use super::{
+    client::deadline,
+    context::{self, Whose},
+    paths::PLUGIN,
+    plugin::Csi,
+};
+use crate::{
+    device::{Expansion, OpError, Trouble},
+    spec::Mode,
+};
+use berth_proto::csi::{CapacityRange, NodeExpandVolumeRequest};
+
+impl Csi {
+    /// Has the driver expand what the pod has.
+    pub(super) async fn expand_volume(&self, expansion: &Expansion) -> Result<u64, OpError> {
+        let until = deadline();
+        let Expansion { usage, path, to, .. } = expansion;
+        let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
+        let ready = self.ready(&volume.driver, until, "Expander.NodeExpand failed to get CSI client").await?;
+        if !ready.can.expands {
+            let text = format!("{PLUGIN}: Expander.NodeExpand: driver {} does not expand volumes", volume.driver);
+            return Err(OpError::failed(text).because(Trouble::Unsupported));
+        }
+        let secrets = self.secret("NodeExpandSecretRef", volume.expand_secret.as_ref()).await?;
+        let staging = match usage.mode {
+            _ if !ready.can.stages => String::new(),
+            Mode::Filesystem => self.staging(&volume)?.display().to_string(),
+            Mode::Block => self.block(&usage.spec.name)?.staging.display().to_string(),
+        };
+        let required_bytes = i64::try_from(*to).unwrap_or(i64::MAX);
+        let whose = Whose::of(usage);
+        let request = NodeExpandVolumeRequest {
+            volume_id: volume.handle.clone(),
+            volume_path: path.display().to_string(),
+            capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
+            staging_target_path: staging,
+            volume_capability: Some(context::capability(&usage.spec, &volume, usage.mode, ready.can, whose)),
+            secrets: secrets.into_iter().collect(),
+        };
+        let done = ready.driver.client.about(&usage.spec).expand(until, request).await;
+        let size = done.map_err(|error| {
+            error.about(format!("{PLUGIN}: Expander.NodeExpand failed to expand the volume : {error}"))
+        })?;
+        // Drivers that do not say have done what they were asked.
+        Ok(u64::try_from(size).ok().filter(|size| *size > 0).unwrap_or(*to))
+    }
+}

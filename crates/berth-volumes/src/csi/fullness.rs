@@ -1,0 +1,89 @@
+//! How full a volume is, as its driver says. Spec 07 §12.8.
+
+use tokio::time::Instant;
+
+use super::{paths::PLUGIN, plugin::Csi, publish::mount_point};
+use crate::{
+    device::{OpError, Trouble, Usage},
+    spec::Mode,
+};
+use berth_ports::{Condition, Fullness};
+use berth_proto::csi::{NodeGetVolumeStatsRequest, VolumeUsage, volume_usage::Unit};
+use berth_types::cut_at_char;
+
+/// Bytes of what a driver says about a volume that is not well.
+const TOLD: usize = 1024;
+
+impl Csi {
+    /// Asks the driver.
+    pub(super) async fn told_fullness(&self, usage: &Usage, until: Instant) -> Result<Fullness, OpError> {
+        let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
+        let ready = self.ready(&volume.driver, until, "metricsCsi.GetMetrics failed to get CSI client").await?;
+        if !ready.can.counts {
+            let text = format!("{PLUGIN}: driver {} does not say how full volumes are", volume.driver);
+            return Err(OpError::failed(text).because(Trouble::Unsupported));
+        }
+        let (path, staging) = match usage.mode {
+            Mode::Filesystem => (mount_point(&usage.target), self.staging(&volume)?),
+            Mode::Block => {
+                let layout = self.block(&usage.spec.name)?;
+                (Self::block_target(&layout, usage.pod.uid())?, layout.staging)
+            }
+        };
+        let is_staged = ready.can.stages && !volume.is_inline;
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: volume.handle.clone(),
+            volume_path: path.display().to_string(),
+            staging_target_path: if is_staged { staging.display().to_string() } else { String::new() },
+        };
+        let told = ready.driver.client.about(&usage.spec).stats(until, request).await;
+        let told = told.map_err(|error| error.about(format!("{PLUGIN}: failed to get volume stats: {error}")))?;
+        if told.usage.is_empty() {
+            return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from the answer: usage is missing")));
+        }
+        // Who can say and does not means that all is well.
+        let condition = (self.deps.asks_health && ready.can.knows_health).then(|| {
+            let condition = told.volume_condition.unwrap_or_default();
+            Condition { is_abnormal: condition.abnormal, message: cut_at_char(&condition.message, TOLD).to_owned() }
+        });
+        Ok(Fullness { condition, ..full(&volume.driver, &told.usage) })
+    }
+}
+
+/// What a driver does not say, or says below nothing, is nothing.
+fn full(driver: &str, told: &[VolumeUsage]) -> Fullness {
+    let mut found = Fullness { source: driver.to_owned(), ..Fullness::default() };
+    let number = |told: i64| u64::try_from(told).unwrap_or_default();
+    for one in told {
+        let (total, free, used) = (number(one.total), number(one.available), number(one.used));
+        match Unit::try_from(one.unit) {
+            Ok(Unit::Bytes) => (found.capacity, found.available, found.used) = (total, free, used),
+            Ok(Unit::Inodes) => (found.inodes, found.inodes_free, found.inodes_used) = (total, free, used),
+            Ok(Unit::Unknown) | Err(_) => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_that_nobody_knows_say_nothing() {
+        let usage = |unit: i32, total| VolumeUsage { unit, total, available: total - 1, used: 1 };
+        let told = [usage(Unit::Bytes.into(), 100), usage(Unit::Inodes.into(), 10), usage(0, 7), usage(9, 7)];
+        let expected = Fullness {
+            source: "d".to_owned(),
+            capacity: 100,
+            available: 99,
+            used: 1,
+            inodes: 10,
+            inodes_free: 9,
+            inodes_used: 1,
+            condition: None,
+        };
+        assert_eq!(full("d", &told), expected);
+        assert_eq!(full("d", &[usage(Unit::Bytes.into(), -5)]).capacity, 0);
+    }
+}

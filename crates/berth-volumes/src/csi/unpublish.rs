@@ -1,0 +1,132 @@
+//! Takes volumes from pods and from the node. Spec 07 §12.4 steps 4 and 5, §17.
+
+use std::path::Path;
+
+use tonic::Code;
+
+use super::{
+    client::deadline,
+    disk::{LeftBehind, clear, mounted},
+    paths::PLUGIN,
+    plugin::Csi,
+    publish::{BACK, mount_point},
+    record::{Lifecycle, Record},
+    source::CsiVolume,
+};
+use crate::device::{OpError, Removal};
+use berth_proto::csi::{NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest};
+use berth_sys::step;
+use berth_types::PodUid;
+
+/// What a volume's directory says of it.
+enum Known {
+    /// There is no directory.
+    Nothing,
+    /// That much, from its record or from who wants it gone.
+    Volume { driver: String, handle: String, is_inline: bool },
+    /// Nothing says whose it is, and nothing is mounted there.
+    Empty,
+}
+
+impl Csi {
+    /// Takes a directory from a pod.
+    pub(super) async fn unpublish_filesystem(
+        &self,
+        removal: &Removal,
+        pod: &PodUid,
+        path: &Path,
+    ) -> Result<(), OpError> {
+        let until = deadline();
+        let (place, told) = (path.to_owned(), CsiVolume::of(&removal.spec, "", pod));
+        let known = removal.operation.blocking(move || known(&place, told)).await?;
+        match known {
+            Known::Nothing => return Ok(()),
+            Known::Empty => {}
+            Known::Volume { driver, handle, is_inline } => {
+                let driver = self.driver(&driver, "Unmounter.TearDownAt failed to get CSI client")?;
+                let target_path = mount_point(path).display().to_string();
+                let request = NodeUnpublishVolumeRequest { volume_id: handle, target_path };
+                step::reached("csi.unpublish.begun");
+                if let Err(error) = driver.client.about(&removal.spec).unpublish(until, request).await {
+                    // A volume that ends with its pod may have ended before it.
+                    if !(is_inline && error.code == Code::NotFound) {
+                        return Err(error.about(format!("{PLUGIN}: Unmounter.TearDownAt failed: {error}")));
+                    }
+                }
+                step::reached("csi.unpublish.called");
+            }
+        }
+        let place = mount_point(path);
+        removal
+            .operation
+            .blocking(move || clear(&place, BACK).map_err(|left| kept("Unmounter.TearDownAt", &left)))
+            .await
+    }
+
+    /// Undoes staging.
+    pub(super) async fn unstage_filesystem(&self, removal: &Removal) -> Result<(), OpError> {
+        let until = deadline();
+        let volume = Self::volume(&removal.spec, "", &"".into())?;
+        let path = self.staging(&volume)?;
+        let place = path.clone();
+        let is_recorded = removal.operation.blocking(move || Ok(is_recorded(&place))).await?;
+        if !is_recorded {
+            // Nothing was begun, or all is done but its directories.
+            return Self::forget_staging(&removal.operation, path).await;
+        }
+        let driver = self.driver(&volume.driver, "attacher.UnmountDevice failed to create newCsiDriverClient")?;
+        // Nothing was tried yet, whatever it says.
+        let can = driver.capabilities(until).await.map_err(|error| OpError::transient(error.to_string()))?;
+        if can.stages {
+            let staging_target_path = path.display().to_string();
+            let request = NodeUnstageVolumeRequest { volume_id: volume.handle, staging_target_path };
+            step::reached("csi.unstage.begun");
+            let done = driver.client.about(&removal.spec).unstage(until, request).await;
+            done.map_err(|error| error.about(format!("{PLUGIN}: attacher.UnmountDevice failed: {error}")))?;
+            step::reached("csi.unstage.called");
+        }
+        Self::forget_staging(&removal.operation, path).await
+    }
+}
+
+/// A record that cannot be read is one all the same: the driver is asked to undo what it stands for.
+fn is_recorded(staging: &Path) -> bool {
+    let directory = staging.parent().unwrap_or(staging);
+    !matches!(Record::read(directory), Ok(None))
+}
+
+fn known(directory: &Path, told: Option<CsiVolume>) -> Result<Known, OpError> {
+    let cause = match Record::read(directory) {
+        Ok(Some(record)) => {
+            let is_inline = record.lifecycle == Some(Lifecycle::Ephemeral);
+            return Ok(Known::Volume { driver: record.driver, handle: record.handle, is_inline });
+        }
+        Ok(None) => "no such file".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    if !directory.exists() {
+        return Ok(Known::Nothing);
+    }
+    if let Some(volume) = told.filter(|volume| !volume.driver.is_empty()) {
+        return Ok(Known::Volume { driver: volume.driver, handle: volume.handle, is_inline: volume.is_inline });
+    }
+    let failed = |cause: String| {
+        let path = directory.join(super::paths::RECORD);
+        let path = path.display();
+        OpError::uncertain(format!("{PLUGIN}: unmounter failed to load volume data file [{path}]: {cause}"))
+    };
+    match mounted(&mount_point(directory)) {
+        Ok(None) => Ok(Known::Empty),
+        Ok(Some(_)) => Err(failed(cause)),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// What the driver left behind.
+pub(super) fn kept(what: &str, left: &LeftBehind) -> OpError {
+    let text = format!("{PLUGIN}: {what} failed to clean mount dir: {left}");
+    match left {
+        LeftBehind::Mounted(_) => OpError::uncertain(text),
+        LeftBehind::Io { .. } => OpError::failed(text),
+    }
+}

@@ -1,0 +1,416 @@
+//! A pod's volumes that are more than files: which they are, what the pod waits for, and what it gets.
+//! Behaviour: spec 07 §3.2-3.3, §5.1-5.2, §16.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::future::{join_all, select_all};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{
+    claims,
+    device::{DevicePlugin, GroupOf, Traits, Usage},
+    expand,
+    labels::Labels,
+    layout::PodLayout,
+    operation::Operation,
+    owner::{Board, Desire, Presence, Shown},
+    ownership, plugins,
+    selinux::{self, Label},
+    spec::{Mode, UniqueName, VolumeSpec},
+};
+use berth_ports::{BlockVolume, MountedVolume, MountedVolumes, StorageObjects};
+use berth_types::{Pod, PodUid, api};
+
+/// How long the claim of a volume that is there is taken for what it was.
+const FRESH: Duration = Duration::from_secs(60);
+/// How long all reads for one volume may take.
+const READ_LIMIT: Duration = Duration::from_secs(30);
+/// The same where the volume is there, and its pod should not wait to hear of the claim.
+const GLANCE: Duration = Duration::from_secs(2);
+/// First and longest pause before a claim that could not be used is asked for again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
+
+/// What a pod's volume came down to.
+#[derive(Clone)]
+struct Known {
+    spec: Arc<VolumeSpec>,
+    /// Where it is device-like: its plugin's place in the list, its name on the node, what it is like.
+    device: Option<(usize, UniqueName, Traits)>,
+    read_at: Instant,
+}
+
+impl Known {
+    /// Whether it follows from the pod alone. Such a one is not remembered: nobody has to be asked for it, and
+    /// most volumes are such.
+    fn is_said_by_the_pod(&self) -> bool {
+        self.device.is_none() && self.spec.as_inline().is_some()
+    }
+}
+
+/// A volume that could not be resolved.
+#[derive(Clone)]
+struct Failed {
+    text: String,
+    again_at: Instant,
+    pause: Duration,
+}
+
+#[derive(Default)]
+struct Memory {
+    known: BTreeMap<String, Known>,
+    failed: BTreeMap<String, Failed>,
+    since: Option<Instant>,
+}
+
+/// What a pod waits for.
+pub struct Awaited {
+    /// The volume's name in the pod.
+    pub volume: String,
+    spec: Arc<VolumeSpec>,
+    target: PathBuf,
+    plugin: Arc<dyn DevicePlugin>,
+    usage: Usage,
+    shown: watch::Receiver<Arc<Shown>>,
+}
+
+/// Volumes that a pod does not have.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Missing {
+    /// Their names in the pod.
+    pub volumes: Vec<String>,
+    /// What is in the way of some, where waiting on is no use.
+    pub hindrance: Option<String>,
+}
+
+/// A pod's volumes, resolved.
+#[derive(Default)]
+pub struct Resolved {
+    /// Those that are files of this agent, as the pod could have described them.
+    pub local: Vec<(api::Volume, Option<Arc<VolumeSpec>>)>,
+    /// Those that somebody else sees to.
+    pub awaited: Vec<Awaited>,
+    /// Those that cannot be resolved, and why.
+    pub failed: Vec<(String, String)>,
+}
+
+/// All pods' volumes that are more than files.
+pub struct Devices {
+    board: Arc<Board>,
+    plugins: Vec<Arc<dyn DevicePlugin>>,
+    storage: Arc<dyn StorageObjects>,
+    /// On a node that has SELinux.
+    labels: Option<Labels>,
+    pods: Mutex<HashMap<PodUid, Memory>>,
+    turns: AtomicU64,
+}
+
+impl Devices {
+    /// Nothing is used yet.
+    pub fn new(
+        board: Arc<Board>,
+        plugins: Vec<Arc<dyn DevicePlugin>>,
+        storage: Arc<dyn StorageObjects>,
+        labels: Option<Labels>,
+    ) -> Self {
+        Self { board, plugins, storage, labels, pods: Mutex::default(), turns: AtomicU64::new(0) }
+    }
+
+    /// The plugins.
+    pub fn plugins(&self) -> &[Arc<dyn DevicePlugin>] {
+        &self.plugins
+    }
+
+    /// Who sees to the volumes.
+    pub fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, Memory>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds out what the volumes are, and has those seen to that are more than files.
+    pub async fn resolve(&self, pod: &Arc<Pod>, layout: &PodLayout, used: &[api::Volume]) -> Resolved {
+        let found = join_all(used.iter().map(|volume| self.one(pod, volume))).await;
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut resolved = Resolved::default();
+        for (volume, found) in used.iter().zip(found) {
+            match found {
+                Err(text) => resolved.failed.push((volume.name.clone(), text)),
+                Ok(Known { spec, device: None, .. }) => {
+                    let local = spec.localised().unwrap_or_default();
+                    let local = api::Volume { name: volume.name.clone(), ..local };
+                    resolved.local.push((local, spec.as_persistent().is_some().then_some(spec)));
+                }
+                Ok(Known { spec, device: Some((plugin, unique, traits)), .. }) => {
+                    let Some(plugin) = self.plugins.get(plugin) else { continue };
+                    let mut usage = usage(pod, layout, &spec, unique, plugin.name());
+                    let label = match &self.labels {
+                        Some(labels) if traits.takes_label => labels.of(&self.board, &usage, &volume.name, &traits),
+                        _ => Ok(Label::default()),
+                    };
+                    let label = match label {
+                        Ok(label) => label,
+                        Err(text) => {
+                            resolved.failed.push((volume.name.clone(), text));
+                            continue;
+                        }
+                    };
+                    usage.label = label.mounted;
+                    let target = usage.target.clone();
+                    // What is nobody's to do yet is not done: the claim may follow its volume late.
+                    let growth = claims::growth(&spec).filter(|(_, to)| expand::is_due(&spec, *to));
+                    let since =
+                        *self.pods().entry(pod.uid().clone()).or_default().since.get_or_insert_with(Instant::now);
+                    let asked_label = label.asked;
+                    let desire = Desire { usage: usage.clone(), traits, turn, growth, since, asked_label };
+                    let shown = self.board.want(plugin, desire);
+                    let (volume, plugin) = (volume.name.clone(), plugin.clone());
+                    resolved.awaited.push(Awaited { volume, spec, target, plugin, usage, shown });
+                }
+            }
+        }
+        resolved
+    }
+
+    async fn one(&self, pod: &Pod, volume: &api::Volume) -> Result<Known, String> {
+        let (uid, name) = (pod.uid(), &volume.name);
+        let (known, failed) = match self.pods().get(uid) {
+            Some(memory) => (memory.known.get(name).cloned(), memory.failed.get(name).cloned()),
+            None => (None, None),
+        };
+        // What is there serves on, whatever can be found out about it now.
+        let there = known.filter(|known| is_of(known, pod, volume) && self.is_there(uid, known));
+        if let Some(known) = there.as_ref().filter(|known| known.read_at.elapsed() < FRESH) {
+            return Ok(known.clone());
+        }
+        if let Some(failed) = failed.as_ref().filter(|failed| Instant::now() < failed.again_at) {
+            return Err(failed.text.clone());
+        }
+        let limit = if there.is_some() { GLANCE } else { READ_LIMIT };
+        let found = timeout(limit, self.find_out(pod, volume)).await;
+        let found = found.unwrap_or_else(|_| Err("context deadline exceeded".to_owned()));
+        if found.as_ref().is_ok_and(Known::is_said_by_the_pod) {
+            if let Some(memory) = self.pods().get_mut(uid) {
+                memory.failed.remove(name);
+            }
+            return found;
+        }
+        let mut pods = self.pods();
+        let memory = pods.entry(uid.clone()).or_default();
+        match (found, there) {
+            (Ok(known), _) => {
+                memory.failed.remove(name);
+                memory.known.insert(name.clone(), known.clone());
+                Ok(known)
+            }
+            (Err(_), Some(there)) => Ok(there),
+            (Err(text), None) => {
+                let pause = failed.map_or(PAUSE.0, |failed| (failed.pause * 2).min(PAUSE.1));
+                let again_at = Instant::now() + pause;
+                memory.failed.insert(name.clone(), Failed { text: text.clone(), again_at, pause });
+                Err(text)
+            }
+        }
+    }
+
+    fn is_there(&self, pod: &PodUid, known: &Known) -> bool {
+        let Some((_, unique, _)) = &known.device else { return true };
+        let shown = self.board.shown(unique);
+        shown.is_some_and(|shown| shown.pods.get(pod).is_some_and(|own| own.presence == Presence::Present))
+    }
+
+    async fn find_out(&self, pod: &Pod, volume: &api::Volume) -> Result<Known, String> {
+        let spec = Arc::new(claims::resolve(&*self.storage, pod, volume).await?);
+        let wrong =
+            |cause: String| format!("failed to get Plugin from volumeSpec for volume {:?} err={cause}", spec.name);
+        let local = spec.localised().as_ref().and_then(plugins::kind).map(|kind| kind.plugin);
+        let mut fitting = self.plugins.iter().enumerate().filter(|(_, plugin)| plugin.supports(&spec));
+        let read_at = Instant::now();
+        let (index, plugin) = match (local, fitting.next(), fitting.next()) {
+            (Some(_), None, _) => return Ok(Known { spec, device: None, read_at }),
+            // The pod's own: who sets it up says what is missing.
+            (None, None, _) if spec.as_inline().is_some() => return Ok(Known { spec, device: None, read_at }),
+            (None, None, _) => return Err(wrong("no volume plugin matched".to_owned())),
+            (None, Some(found), None) => found,
+            (local, Some((_, one)), other) => {
+                let other = other.map(|(_, plugin)| plugin.name());
+                let all: Vec<&str> = local.into_iter().chain([one.name()]).chain(other).collect();
+                return Err(wrong(format!("multiple volume plugins matched: {}", all.join(","))));
+            }
+        };
+        let traits = plugin.describe(pod, &spec).await.map_err(|e| wrong(e.to_string()))?;
+        let unique = traits.unique(plugin.name(), pod.uid(), &spec);
+        Ok(Known { spec, device: Some((index, unique, traits)), read_at })
+    }
+
+    /// Waits until the pod has all of them; what it does not have where time is up, or where others are in the way.
+    pub async fn wait(&self, pod: &PodUid, awaited: &mut [Awaited], until: Instant) -> Missing {
+        loop {
+            let mut missing: Vec<&mut Awaited> = Vec::new();
+            for one in awaited.iter_mut() {
+                let is_there = one.is_there(pod, true);
+                if !is_there {
+                    missing.push(one);
+                }
+            }
+            if missing.is_empty() {
+                return Missing::default();
+            }
+            let volumes = missing.iter().map(|one| one.volume.clone()).collect();
+            let hindrance: Vec<String> = missing.iter().filter_map(|one| one.hindrance(pod)).collect();
+            if !hindrance.is_empty() {
+                return Missing { volumes, hindrance: Some(hindrance.join("; ")) };
+            }
+            // An owner that has ended is followed by another with the next turn.
+            let changes = missing.into_iter().map(|one| {
+                Box::pin(async {
+                    if one.shown.changed().await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                })
+            });
+            if timeout_at(until, select_all(changes)).await.is_err() {
+                return Missing { volumes, hindrance: None };
+            }
+        }
+    }
+
+    /// Whether something of the pod is there, or wanted.
+    pub fn has(&self, pod: &PodUid) -> bool {
+        self.board.has(pod)
+    }
+
+    /// The pod is gone, and had nothing here.
+    pub fn forget(&self, pod: &PodUid) {
+        self.pods().remove(pod);
+    }
+
+    /// Nothing of the pod is wanted any more; waits until nothing is left.
+    ///
+    /// # Errors
+    /// The names of the volumes that are still there when time is up.
+    pub async fn release(&self, pod: &PodUid, until: Instant) -> Result<(), Vec<String>> {
+        let left = self.board.unwant(pod);
+        let waits = left.into_iter().map(async |(name, mut shown)| {
+            let gone = shown.wait_for(|shown| !shown.pods.contains_key(pod));
+            // An owner ends once nothing is left.
+            let ended = timeout_at(until, gone).await.map(drop);
+            ended.err().map(|_| name.to_string())
+        });
+        let left: Vec<String> = join_all(waits).await.into_iter().flatten().collect();
+        if !left.is_empty() {
+            return Err(left);
+        }
+        self.pods().remove(pod);
+        Ok(())
+    }
+}
+
+impl Awaited {
+    fn is_there(&mut self, pod: &PodUid, seen: bool) -> bool {
+        let shown = if seen { self.shown.borrow_and_update().clone() } else { self.shown.borrow().clone() };
+        shown.pods.get(pod).is_some_and(|own| own.presence == Presence::Present && own.published.is_some())
+    }
+
+    /// What other pods are in the way with.
+    fn hindrance(&self, pod: &PodUid) -> Option<String> {
+        let is_hindered = self.shown.borrow().pods.get(pod).is_some_and(|own| own.is_hindered);
+        is_hindered.then(|| selinux::waiting(self.usage.unique.as_str()))
+    }
+
+    /// Why the pod does not have it, as far as somebody tried.
+    pub fn failure(&self, pod: &PodUid) -> Option<String> {
+        let shown = self.shown.borrow();
+        let own = shown.pods.get(pod).filter(|own| own.presence != Presence::Present || own.published.is_none())?;
+        own.failure.as_deref().map(str::to_owned)
+    }
+
+    /// Whether nobody will, as the node takes no more such volumes.
+    pub async fn is_over_limit(&self) -> bool {
+        self.is_unattached() && self.plugin.is_over_limit(&self.usage).await
+    }
+
+    /// Whether somebody has yet to attach it.
+    pub fn is_unattached(&self) -> bool {
+        let shown = self.shown.borrow();
+        shown.attachable && !shown.is_attached
+    }
+
+    /// Adds what the pod has of it.
+    pub fn put(&self, pod: &PodUid, into: &mut MountedVolumes) {
+        let shown = self.shown.borrow().clone();
+        let Some(own) = shown.pods.get(pod) else { return };
+        let Some(published) = &own.published else { return };
+        let read_only = self.spec.read_only();
+        match self.spec.mode() {
+            Mode::Block => {
+                let block = BlockVolume { host_path: self.target.clone(), read_only };
+                into.devices.insert(self.volume.clone(), block);
+            }
+            Mode::Filesystem => {
+                let mounted = MountedVolume {
+                    host_path: Some(published.path.clone()),
+                    read_only,
+                    relabel: published.relabel && !read_only,
+                    sub_path_mode: own.root_mode,
+                };
+                into.by_name.insert(self.volume.clone(), mounted);
+            }
+        }
+        into.groups.extend(self.spec.group().filter(|group| !into.groups.contains(group)));
+    }
+}
+
+/// Whether that is known of this very volume.
+fn is_of(known: &Known, pod: &Pod, volume: &api::Volume) -> bool {
+    match (claims::reference(pod, volume), known.spec.claim()) {
+        (Some(reference), Some((_, name))) => reference.name == name,
+        (None, None) => known.spec.as_inline() == Some(volume),
+        (None, Some(_)) => claims::said(volume, pod.namespace()).is_ok_and(|said| said == *known.spec),
+        (Some(_), None) => false,
+    }
+}
+
+fn usage(pod: &Arc<Pod>, layout: &PodLayout, spec: &Arc<VolumeSpec>, unique: UniqueName, plugin: &str) -> Usage {
+    let folder = plugin.replace('/', "~");
+    let mode = spec.mode();
+    let target = match mode {
+        Mode::Filesystem => layout.volume(&folder, &spec.directory()),
+        Mode::Block => layout.device(&folder, &spec.directory()),
+    };
+    let context = pod.spec().security_context.as_ref();
+    let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
+    let group =
+        ownership::group_of(pod).map(|group| GroupOf { group, on_root_mismatch: policy == Some("OnRootMismatch") });
+    Usage {
+        pod: pod.clone(),
+        spec: spec.clone(),
+        unique,
+        mode,
+        layout: layout.clone(),
+        target,
+        device: String::new(),
+        group,
+        user: plugins::common_user(pod),
+        label: None,
+        is_shared_now: false,
+        is_republish: false,
+        was_rebuilt: false,
+        operation: Operation::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

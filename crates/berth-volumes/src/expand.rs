@@ -1,0 +1,265 @@
+//! The node's part of an expansion: which way the claim says, and what the claim is told. Behaviour: spec 07 §4.5.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    device::{Class, DevicePlugin, Expansion, OpError, Trouble, Usage},
+    spec::VolumeSpec,
+};
+use berth_ports::{Event, EventKind, EventSink, StorageObjects};
+use berth_types::api;
+
+const PENDING: &str = "NodeResizePending";
+const IN_PROGRESS: &str = "NodeResizeInProgress";
+const INFEASIBLE: &str = "NodeResizeInfeasible";
+/// Conditions that end with the expansion.
+const CONDITIONS: [&str; 4] = ["Resizing", "FileSystemResizePending", "NodeResizeError", "ControllerResizeError"];
+/// On volumes of which one node's expansion is every node's.
+const NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
+
+/// Which way an expansion goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// The claim knows nothing of allocated sizes.
+    Legacy,
+    /// The claim follows each step.
+    Followed,
+    /// Somebody did it; another node may still have to.
+    OnlyHere,
+    /// Not our affair.
+    Nothing,
+}
+
+fn way(spec: &VolumeSpec, to: u64) -> Way {
+    let Some(persistent) = spec.as_persistent() else { return Way::Nothing };
+    let status = persistent.claim.status.clone().unwrap_or_default();
+    let state = status.allocated_resource_statuses.as_ref().and_then(|all| all.get("storage")).map(String::as_str);
+    let is_allocated = status.allocated_resources.as_ref().is_some_and(|all| all.contains_key("storage"));
+    let has = status.capacity.as_ref().and_then(|all| all.get("storage")).and_then(|size| bytes(&size.0));
+    match state {
+        None if !is_allocated => Way::Legacy,
+        Some(PENDING | IN_PROGRESS) => Way::Followed,
+        None if has.is_some_and(|has| has >= to) => {
+            let is_shared = spec.access_modes().iter().any(|mode| mode == "ReadWriteMany");
+            let annotations = persistent.volume.metadata.annotations.as_ref();
+            let is_needless = annotations.is_some_and(|all| all.contains_key(NOT_REQUIRED));
+            if is_shared && !is_needless { Way::OnlyHere } else { Way::Nothing }
+        }
+        _ => Way::Nothing,
+    }
+}
+
+/// Whether an expansion to that size is the node's to do, as the claim says now.
+pub fn is_due(spec: &VolumeSpec, to: u64) -> bool {
+    way(spec, to) != Way::Nothing
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    u64::try_from(berth_types::quantity::Amount::parse(text).ok()?.value()).ok()
+}
+
+/// The size the volume is to have, as its object says it.
+fn target(spec: &VolumeSpec, way: Way) -> Option<String> {
+    let persistent = spec.as_persistent()?;
+    let status = persistent.claim.status.as_ref();
+    let allocated = status.and_then(|status| status.allocated_resources.as_ref()?.get("storage"));
+    let capacity = persistent.volume.spec.as_ref()?.capacity.as_ref()?.get("storage");
+    if way == Way::Followed { allocated.or(capacity) } else { capacity }.map(|size| size.0.clone())
+}
+
+/// What the claim is told of an expansion that is done.
+fn finished(claim: &api::PersistentVolumeClaim, size: &str, way: Way) -> Value {
+    let present = claim.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let over: Vec<Value> = present
+        .iter()
+        .filter(|condition| CONDITIONS.contains(&condition.type_.as_str()))
+        .map(|condition| json!({"$patch": "delete", "type": condition.type_}))
+        .collect();
+    let mut status = Map::new();
+    status.insert("capacity".to_owned(), json!({"storage": size}));
+    if !over.is_empty() {
+        status.insert("conditions".to_owned(), Value::Array(over));
+    }
+    if way == Way::Followed {
+        status.insert("allocatedResourceStatuses".to_owned(), json!({"storage": null}));
+    }
+    json!({"metadata": versioned(claim, way), "status": status})
+}
+
+/// Writes that follow each step are refused where somebody else wrote meanwhile.
+fn versioned(claim: &api::PersistentVolumeClaim, way: Way) -> Value {
+    match (&claim.metadata.resource_version, way) {
+        (Some(version), Way::Legacy | Way::OnlyHere | Way::Nothing) => json!({"resourceVersion": version}),
+        // The first of two writes moves it.
+        _ => json!({}),
+    }
+}
+
+/// What the claim is told when it begins.
+fn begun(claim: &api::PersistentVolumeClaim) -> Value {
+    let version = claim.metadata.resource_version.clone().unwrap_or_default();
+    json!({"metadata": {"resourceVersion": version}, "status": {"allocatedResourceStatuses": {"storage": IN_PROGRESS}}})
+}
+
+/// What the claim is told when it failed for good.
+fn failed(error: &OpError, now: jiff::Timestamp) -> Value {
+    let condition = json!({"type": "NodeResizeError", "status": "True", "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        "message": format!("failed to expand pvc with {error}")});
+    let mut status = Map::new();
+    status.insert("conditions".to_owned(), json!([condition]));
+    if error.trouble == Trouble::Infeasible {
+        status.insert("allocatedResourceStatuses".to_owned(), json!({"storage": INFEASIBLE}));
+    }
+    json!({"status": status})
+}
+
+/// An expansion that is due.
+pub struct Work<'a> {
+    /// Whose volume it is.
+    pub plugin: &'a dyn DevicePlugin,
+    /// Where the claim is.
+    pub storage: &'a dyn StorageObjects,
+    /// Where success is told.
+    pub events: &'a dyn EventSink,
+    /// The node's name.
+    pub node: String,
+    /// The pod that has it.
+    pub usage: Usage,
+    /// Bytes from and to.
+    pub growth: Option<(u64, u64)>,
+    /// What it was published as.
+    pub path: PathBuf,
+}
+
+impl Work<'_> {
+    /// Does it, and tells the claim.
+    ///
+    /// # Errors
+    /// The plugin, or the server, said no.
+    pub async fn run(self) -> Result<(), OpError> {
+        let Some((from, to)) = self.growth else { return Ok(()) };
+        let spec = self.usage.spec.clone();
+        if spec.read_only() {
+            let text = format!(
+                "MountVolume.NodeExpandVolume failed for volume {:?} requested read-only file system",
+                spec.name
+            );
+            self.record(EventKind::Warning, "FileSystemResizeFailed", &text);
+            return Ok(());
+        }
+        let way = way(&spec, to);
+        let (Some(persistent), Some(size)) = (spec.as_persistent(), target(&spec, way)) else { return Ok(()) };
+        if way == Way::Nothing {
+            return Ok(());
+        }
+        let to = bytes(&size).unwrap_or(to);
+        if way == Way::Followed {
+            self.tell(&spec, begun(&persistent.claim)).await?;
+        }
+        let expansion = Expansion { usage: self.usage.clone(), path: self.path.clone(), from, to };
+        match self.plugin.expand(&expansion).await {
+            Ok(_) => {}
+            Err(e) if e.trouble == Trouble::Unsupported && way != Way::Followed => return Ok(()),
+            Err(e) => {
+                if way == Way::Followed && e.class == Class::Final && e.trouble != Trouble::InUse {
+                    self.tell(&spec, failed(&e, jiff::Timestamp::now())).await?;
+                }
+                return Err(e);
+            }
+        }
+        if way != Way::OnlyHere {
+            self.tell(&spec, finished(&persistent.claim, &size, way)).await?;
+        }
+        let text = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} {}", spec.name, self.node);
+        self.record(EventKind::Normal, "FileSystemResizeSuccessful", &text);
+        Ok(())
+    }
+
+    /// Tells it of the pod and of its claim.
+    fn record(&self, kind: EventKind, reason: &'static str, text: &str) {
+        let pod = self.usage.pod.id();
+        self.events.record(match kind {
+            EventKind::Normal => Event::normal(pod, reason, text),
+            EventKind::Warning => Event::warning(pod, reason, text),
+        });
+        if let Some(persistent) = self.usage.spec.as_persistent() {
+            self.events.record(Event::on_claim(&persistent.claim, kind, reason, text));
+        }
+    }
+
+    async fn tell(&self, spec: &VolumeSpec, patch: Value) -> Result<(), OpError> {
+        let (namespace, name) = spec.claim().unwrap_or_default();
+        let told = self.storage.patch_claim(namespace, name, patch.to_string()).await;
+        told.map_err(|e| OpError::transient(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn spec(status: Value, modes: Value, annotations: Value) -> VolumeSpec {
+        let volume = json!({"metadata": {"name": "pv", "annotations": annotations},
+            "spec": {"capacity": {"storage": "2Gi"}, "accessModes": modes}});
+        let claim = json!({"metadata": {"name": "c", "namespace": "n", "resourceVersion": "7"}, "status": status});
+        let parsed = (serde_json::from_value(volume), serde_json::from_value(claim));
+        VolumeSpec::persistent(Arc::new(parsed.0.expect("a volume")), Arc::new(parsed.1.expect("a claim")), false)
+    }
+
+    #[test]
+    fn the_claim_says_which_way() {
+        let shared = || json!(["ReadWriteMany"]);
+        let allocated = |state: Value| {
+            json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "3Gi"},
+            "allocatedResourceStatuses": state})
+        };
+        let done = || json!({"capacity": {"storage": "2Gi"}, "allocatedResources": {"storage": "2Gi"}});
+        for (status, modes, annotations, expected) in [
+            (json!({"capacity": {"storage": "1Gi"}}), shared(), json!({}), Way::Legacy),
+            (allocated(json!({"storage": PENDING})), shared(), json!({}), Way::Followed),
+            (allocated(json!({"storage": IN_PROGRESS})), shared(), json!({}), Way::Followed),
+            (allocated(json!({"storage": INFEASIBLE})), shared(), json!({}), Way::Nothing),
+            (allocated(json!({})), shared(), json!({}), Way::Nothing),
+            (done(), shared(), json!({}), Way::OnlyHere),
+            (done(), shared(), json!({NOT_REQUIRED: ""}), Way::Nothing),
+            (done(), json!(["ReadWriteOnce"]), json!({}), Way::Nothing),
+        ] {
+            let spec = spec(status.clone(), modes, annotations);
+            assert_eq!(way(&spec, 2 << 30), expected, "{status}");
+        }
+        let followed = spec(allocated(json!({"storage": PENDING})), shared(), json!({}));
+        assert_eq!(target(&followed, Way::Followed).as_deref(), Some("3Gi"));
+        assert_eq!(target(&followed, Way::Legacy).as_deref(), Some("2Gi"));
+    }
+
+    #[test]
+    fn the_claim_is_told() {
+        let spec = spec(
+            json!({"conditions": [{"type": "Resizing", "status": "True"}, {"type": "Mine", "status": "True"}]}),
+            json!([]),
+            json!({}),
+        );
+        let claim = &spec.as_persistent().expect("a claim").claim;
+        let over = json!([{"$patch": "delete", "type": "Resizing"}]);
+        assert_eq!(
+            finished(claim, "2Gi", Way::Legacy),
+            json!({"metadata": {"resourceVersion": "7"}, "status": {"capacity": {"storage": "2Gi"}, "conditions": over}})
+        );
+        assert_eq!(
+            finished(claim, "2Gi", Way::Followed),
+            json!({"metadata": {}, "status": {"capacity": {"storage": "2Gi"}, "conditions": over,
+                "allocatedResourceStatuses": {"storage": null}}})
+        );
+        let error = OpError::failed("no").because(Trouble::Infeasible);
+        assert_eq!(
+            failed(&error, jiff::Timestamp::UNIX_EPOCH),
+            json!({"status": {"conditions": [{"type": "NodeResizeError", "status": "True",
+                "lastTransitionTime": "1970-01-01T00:00:00Z", "message": "failed to expand pvc with no"}],
+                "allocatedResourceStatuses": {"storage": INFEASIBLE}}})
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! The plugin: finding the disk, and letting it go.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use super::disk::{self, Disk, PLUGIN};
+use crate::{
+    blocks::{Blocks, Links},
+    claims,
+    device::{Class, DevicePlugin, Found, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage},
+    disks, local,
+    machine::{self, Ends, Machine, Work},
+    rebuild,
+    spec::{Mode, VolumeSpec},
+};
+use berth_ports::Fullness;
+use berth_sys::mount_table::Mount;
+use berth_types::{Pod, api, cut_at_char};
+
+/// Time for everything (spec 07 §3.1).
+const LIMIT: Duration = Duration::from_secs(600);
+/// How long a disk is waited for after the hosts looked for new ones: udev names it in its own time.
+const APPEARING: Duration = Duration::from_secs(5);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(250);
+/// Time for what is told to a device.
+const TELLING: Duration = Duration::from_secs(60);
+/// Bytes of an answer that an error shows.
+const SHOWN: usize = 512;
+
+/// Disks of a Fibre Channel network.
+pub struct FcPlugin {
+    root: PathBuf,
+    machine: Arc<dyn Machine>,
+    blocks: Blocks,
+}
+
+/// A disk that was looked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Seen {
+    disk: String,
+    /// The multipath device that it is a way of.
+    multipath: Option<String>,
+}
+
+fn see(blocks: &Blocks, disk: &Disk) -> Option<Seen> {
+    let links = match disk {
+        Disk::Unit { .. } => Links::ByPath,
+        Disk::Ids(_) => Links::ById,
+    };
+    // One of several ways may be gone.
+    let ways = blocks.links(links, |link| disk.is_named(link));
+    let all: Vec<Seen> = ways.iter().filter_map(|way| Some(seen(blocks, blocks.disk(way)?))).collect();
+    all.iter().find(|seen| seen.multipath.is_some()).or(all.first()).cloned()
+}
+
+fn seen(blocks: &Blocks, disk: String) -> Seen {
+    let multipath = blocks.multipath(&disk).or_else(|| disk.starts_with("dm-").then(|| disk.clone()));
+    Seen { disk, multipath }
+}
+
+impl FcPlugin {
+    /// The plugin of a node with that root directory.
+    pub fn new(root: &Path, machine: Arc<dyn Machine>) -> Self {
+        Self::with_disks(root, machine, Blocks::default())
+    }
+
+    fn with_disks(root: &Path, machine: Arc<dyn Machine>, blocks: Blocks) -> Self {
+        // The mount table knows paths without links only.
+        let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
+        Self { root, machine, blocks }
+    }
+
+    fn disk(spec: &VolumeSpec) -> Result<(Disk, Option<String>), OpError> {
+        disk::of(spec).map_err(OpError::failed)
+    }
+
+    async fn look<T: Send + 'static>(
+        &self,
+        work: &Work,
+        look: impl FnOnce(&Blocks) -> T + Send + 'static,
+    ) -> Result<T, OpError> {
+        let blocks = self.blocks.clone();
+        work.operation().blocking(move || Ok(look(&blocks))).await
+    }
+
+    async fn seen(&self, work: &Work, disk: &Disk) -> Result<Option<Seen>, OpError> {
+        let disk = disk.clone();
+        self.look(work, move |blocks| see(blocks, &disk)).await
+    }
+
+    /// The device of a disk: the multipath one where there is one. All hosts look for new disks where there is none.
+    async fn find(&self, work: &Work, disk: &Disk) -> Result<PathBuf, OpError> {
+        let is_joined = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.multipath.is_some());
+        let mut seen = self.seen(work, disk).await?;
+        if !is_joined(&seen) {
+            self.look(work, Blocks::rescan).await?;
+            let until = Instant::now() + APPEARING;
+            loop {
+                seen = self.seen(work, disk).await?.or(seen);
+                if seen.is_some() || Instant::now() >= until || work.operation().is_unwanted() {
+                    break;
+                }
+                sleep(LOOK).await;
+            }
+        }
+        let seen = seen.ok_or_else(|| OpError::failed("no fc disk found"))?;
+        Ok(self.blocks.device(seen.multipath.as_deref().unwrap_or(&seen.disk)))
+    }
+
+    /// Forgets the disk and all ways to it.
+    async fn detach(&self, work: &Work, disk: &Disk) -> Result<(), OpError> {
+        let Some(seen) = self.seen(work, disk).await? else { return Ok(()) };
+        let mut disks = vec![seen.disk];
+        if let Some(joined) = seen.multipath {
+            let ways = joined.clone();
+            disks = self.look(work, move |blocks| blocks.ways(&ways)).await?;
+            let device = self.blocks.device(&joined).display().to_string();
+            let flushed = work.run("multipath", &["-f".to_owned(), device.clone()], Ends::Within(TELLING)).await;
+            let failed = |how: &str, output: &str| {
+                OpError::uncertain(format!("failed to flush multipath device {device}: {how}\n{output}"))
+            };
+            match flushed {
+                Ok(ended) if ended.is_success() => {}
+                Ok(ended) => return Err(failed(&ended.how, cut_at_char(&ended.output, SHOWN))),
+                Err(error) => return Err(failed(&error.to_string(), "")),
+            }
+        }
+        for disk in disks {
+            let device = self.blocks.device(&disk).display().to_string();
+            match work.run("blockdev", &["--flushbufs".to_owned(), device.clone()], Ends::Within(TELLING)).await {
+                Ok(ended) if ended.is_success() => {}
+                // Nothing that was written by a pod is lost by that: its file system is unmounted.
+                Ok(ended) => warn!(%device, output = %cut_at_char(&ended.output, SHOWN), "Failed to flush device"),
+                Err(error) => warn!(%device, err = %error, "Failed to flush device"),
+            }
+            let forgotten = self.look(work, move |blocks| blocks.forget(&disk)).await?;
+            if let Err(error) = forgotten {
+                return Err(OpError::uncertain(format!("fc: detachFCDisk failed. device: {device} err: {error}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<Rebuilt> {
+        let disk = Disk::by_path(directory)?;
+        let spec = api::PersistentVolumeSpec {
+            volume_mode: Some(mode.as_str().to_owned()),
+            fc: Some(disk.source()),
+            ..api::PersistentVolumeSpec::default()
+        };
+        let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
+        volume.metadata.name = Some(name.to_owned());
+        let spec = VolumeSpec::persistent(Arc::new(volume), claims::unknown_claim(), false);
+        Some(Rebuilt { spec, traits: traits(disk.name()), label: disks::label(table, directory) })
+    }
+}
+
+#[async_trait]
+impl DevicePlugin for FcPlugin {
+    fn name(&self) -> &'static str {
+        PLUGIN
+    }
+
+    fn supports(&self, spec: &VolumeSpec) -> bool {
+        spec.as_inline().is_some_and(|volume| volume.fc.is_some())
+            || spec.volume().is_some_and(|volume| volume.fc.is_some())
+    }
+
+    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+        Ok(traits(Self::disk(spec)?.0.name()))
+    }
+
+    async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
+        let (disk, kind) = Self::disk(&usage.spec)?;
+        let work = Work::new(&self.machine, &usage.operation);
+        let device = self.find(&work, &disk).await.map_err(|error| error.because(Trouble::NotAttached))?;
+        let (directory, place) = (disk.directory(&self.root, usage.mode), disk.directory(&self.root, usage.mode));
+        // What is there says what there is to undo.
+        work.operation().blocking(move || local::make(&place)).await?;
+        if usage.mode == Mode::Block {
+            return Ok(());
+        }
+        let mounted = disks::stage(&work, usage, &device, &directory, kind.as_deref()).await;
+        mounted.map_err(|error| OpError { class: Class::Uncertain, ..error })
+    }
+
+    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+        let (disk, _) = Self::disk(&usage.spec)?;
+        let work = Work::new(&self.machine, &usage.operation);
+        if usage.mode == Mode::Block {
+            return Ok(Published { path: self.find(&work, &disk).await?, relabel: false });
+        }
+        disks::publish(&work, PLUGIN, usage, &disk.directory(&self.root, usage.mode)).await
+    }
+
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+        disks::fullness(usage, path).await
+    }
+
+    async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
+        match &removal.pod {
+            Some((_, target)) if removal.mode == Mode::Filesystem => {
+                disks::unpublish(&Work::new(&self.machine, &removal.operation), target).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn unstage(&self, removal: &Removal) -> Result<(), OpError> {
+        let (disk, _) = Self::disk(&removal.spec)?;
+        let directory = disk.directory(&self.root, removal.mode);
+        let work = Work::new(&self.machine, &removal.operation);
+        if removal.mode == Mode::Filesystem {
+            disks::unstage(&work, &directory).await?;
+        }
+        self.detach(&work, &disk).await?;
+        disks::remove_dir(&work, &directory).await
+    }
+
+    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+        let base = disk::base(&self.root, found.mode);
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
+        let directory = match found.mode {
+            Mode::Filesystem => {
+                let shared = machine::elsewhere(&table, &found.path).into_iter().find(|other| other.starts_with(&base));
+                shared.cloned().ok_or("couldn't fetch globalPDPath. failed to obtain volume spec")?
+            }
+            Mode::Block => disks::mapped(found, rebuild::children(&base).map_err(|error| error.to_string())?)?,
+        };
+        let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
+        understood.ok_or_else(|| format!("{} is no directory of a Fibre Channel disk", directory.display()))
+    }
+
+    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
+        let mut found = Vec::new();
+        for mode in [Mode::Filesystem, Mode::Block] {
+            let base = disk::base(&self.root, mode);
+            let listed = rebuild::children(&base).map_err(|error| format!("listing {}: {error}", base.display()))?;
+            found.extend(listed.iter().filter_map(|path| Some((mode, Self::rebuilt("", path, mode, &table)?))));
+        }
+        Ok(found)
+    }
+
+    fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
+        match Self::disk(spec) {
+            Ok((disk, _)) => disk.directory(root, Mode::Block),
+            // Nothing was ever mapped there.
+            Err(_) => disk::base(root, Mode::Block).join("none"),
+        }
+    }
+
+    fn limit(&self) -> Duration {
+        LIMIT
+    }
+}
+
+fn traits(volume: String) -> Traits {
+    Traits {
+        volume,
+        label: PLUGIN.to_owned(),
+        attachable: true,
+        stages: true,
+        mount_options: true,
+        takes_label: true,
+        ..Traits::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

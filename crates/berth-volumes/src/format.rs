@@ -1,0 +1,289 @@
+//! File systems on devices: made where a device is blank, checked, mounted, grown. The programs of util-linux
+//! and e2fsprogs do it. Behaviour: spec 07 §14.
+
+use std::{ffi::OsStr, fs::File, io::Read, path::Path, time::Duration};
+
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::{
+    device::{OpError, Trouble},
+    machine::{self, Ended, Ends, Work},
+};
+
+/// Bytes that are read to see whether a device can be read, and how long that may take.
+const PROBED: usize = 4096;
+const READING: Duration = Duration::from_secs(30);
+
+/// What is on a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Content {
+    Nothing,
+    Filesystem(String),
+    Unknown,
+}
+
+/// What `blkid -p -s TYPE -s PTTYPE -o export` says.
+fn content(ended: &Ended) -> Result<Content, OpError> {
+    if ended.code == Some(2) {
+        return Ok(Content::Nothing);
+    }
+    if !ended.is_success() {
+        return Err(OpError::failed(format!("blkid failed: {}", ended.how)));
+    }
+    let value =
+        |key: &str| ended.output.lines().find_map(|line| line.strip_prefix(key)).filter(|value| !value.is_empty());
+    Ok(match (value("TYPE="), value("PTTYPE=")) {
+        (_, Some(_)) => Content::Unknown,
+        (Some(kind), None) => Content::Filesystem(kind.to_owned()),
+        // It found something and cannot say what: nobody's to format.
+        (None, None) => Content::Unknown,
+    })
+}
+
+async fn run<S: AsRef<OsStr>>(
+    work: &Work,
+    program: &str,
+    arguments: impl IntoIterator<Item = S>,
+) -> Result<Ended, OpError> {
+    let arguments: Vec<String> = arguments.into_iter().map(|one| one.as_ref().to_string_lossy().into_owned()).collect();
+    let ended = work.run(program, &arguments, Ends::ByItself).await;
+    ended.map_err(|e| OpError::failed(format!("running {program}: {e}")))
+}
+
+fn text(ended: &Ended) -> &str {
+    berth_types::cut_at_char(&ended.output, 1024)
+}
+
+/// That it can be read: `blkid` says of a device that it cannot read what it says of a blank one, and what is taken
+/// for blank is formatted.
+async fn readable(work: &Work, device: &Path) -> Result<(), OpError> {
+    let (path, told) = (device.to_owned(), device.display().to_string());
+    let cannot = move |cause: String| OpError::transient(format!("cannot read {told}: {cause}"));
+    let fails = cannot.clone();
+    let reading = work.operation().blocking(move || {
+        let read = File::open(path).and_then(|mut file| file.read_exact(&mut [0; PROBED]));
+        read.map_err(|error| fails(error.to_string()))
+    });
+    timeout(READING, reading).await.unwrap_or_else(|_| Err(cannot(format!("no answer within {READING:?}"))))
+}
+
+async fn look(work: &Work, device: &Path) -> Result<Content, OpError> {
+    readable(work, device).await?;
+    let found = probe(work, device).await?;
+    if found == Content::Nothing {
+        readable(work, device).await?; // it may have gone in between
+    }
+    Ok(found)
+}
+
+async fn probe(work: &Work, device: &Path) -> Result<Content, OpError> {
+    let base = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"].map(OsStr::new);
+    content(&run(work, "blkid", base.into_iter().chain([device.as_os_str()])).await?)
+}
+
+/// Mounts what is on the device, and makes a file system first where nothing is. Never formats what it does not know.
+///
+/// # Errors
+/// In the reference's words.
+pub async fn format_and_mount(
+    work: &Work,
+    device: &Path,
+    target: &Path,
+    kind: &str,
+    given: &[String],
+    read_only: bool,
+) -> Result<(), OpError> {
+    // It becomes part of the name of a program.
+    if kind.is_empty() || !kind.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
+        return Err(OpError::failed(format!("{kind:?} is no type of a file system")));
+    }
+    let found = look(work, device).await?;
+    match &found {
+        Content::Nothing if read_only => {
+            let device = device.display();
+            let cause = format!("cannot mount unformatted disk {device} as we are manipulating it in read-only mode");
+            return Err(OpError::failed(cause));
+        }
+        Content::Nothing => make(work, device, kind).await?,
+        Content::Filesystem(_) if !read_only => check(work, device).await?,
+        Content::Filesystem(_) => {}
+        Content::Unknown => warn!(device = %device.display(), "Unknown data, probably partitions: not formatted"),
+    }
+    let options = machine::options(given, if read_only { &["defaults", "ro"] } else { &["defaults"] });
+    let arguments = machine::mount_arguments(kind, &options, &device.display().to_string(), target);
+    let (program, arguments) = scoped(needs_scope(kind), target, arguments);
+    let output = run(work, program, &arguments).await?;
+    if output.is_success() {
+        return Ok(());
+    }
+    let cause = machine::mount_failed(&output.how, program, &arguments, &output.output);
+    match found {
+        Content::Filesystem(other) if other != kind => {
+            let cause =
+                format!("failed to mount the volume as {kind:?}, it already contains {other}. Mount error: {cause}");
+            Err(OpError::failed(cause).because(Trouble::WrongFilesystem))
+        }
+        Content::Unknown => {
+            let cause = format!(
+                "failed to mount the volume as {kind:?}, it already contains unknown data, probably partitions. Mount error: {cause}"
+            );
+            Err(OpError::failed(cause).because(Trouble::WrongFilesystem))
+        }
+        _ => Err(OpError::failed(cause)),
+    }
+}
+
+/// A mount that a program goes on serving: the program has to outlive this agent, and with it the agent's unit. A file
+/// system of the kernel's own has no such program (spec 07 §14, §17).
+fn needs_scope(kind: &str) -> bool {
+    let is_helper = |folder: &str| Path::new(folder).join(format!("mount.{kind}")).exists();
+    Path::new("/run/systemd/system").is_dir() && ["/sbin", "/usr/sbin", "/usr/bin"].into_iter().any(is_helper)
+}
+
+/// The command that mounts, in a scope of its own where that is needed. Pure.
+fn scoped(needs_scope: bool, target: &Path, arguments: Vec<String>) -> (&'static str, Vec<String>) {
+    if !needs_scope {
+        return ("mount", arguments);
+    }
+    let description = format!("--description=Kubernetes transient mount for {}", target.display());
+    let scope = [description, "--scope".to_owned(), "--".to_owned(), "mount".to_owned()];
+    ("systemd-run", scope.into_iter().chain(arguments).collect())
+}
+
+async fn make(work: &Work, device: &Path, kind: &str) -> Result<(), OpError> {
+    info!(device = %device.display(), fstype = kind, "Disk appears to be unformatted, attempting to format");
+    let options: &[&str] = match kind {
+        "ext3" | "ext4" => &["-F", "-m0"],
+        "xfs" => &["-f"],
+        _ => &[],
+    };
+    let arguments = options.iter().map(OsStr::new).chain([device.as_os_str()]);
+    let output = run(work, &format!("mkfs.{kind}"), arguments).await?;
+    if output.is_success() {
+        return Ok(());
+    }
+    let cause = format!("format of disk {} failed: {}: {}", device.display(), output.how, text(&output));
+    Err(OpError::failed(cause))
+}
+
+/// Errors that it fixed, or that are none, do not stand in the way.
+async fn check(work: &Work, device: &Path) -> Result<(), OpError> {
+    let Ok(output) = run(work, "fsck", [OsStr::new("-a"), device.as_os_str()]).await else {
+        warn!("'fsck' not found on system; continuing mount without running 'fsck'");
+        return Ok(());
+    };
+    match output.code {
+        Some(0) => Ok(()),
+        Some(1) => {
+            info!(device = %device.display(), "Device has errors which were corrected by fsck");
+            Ok(())
+        }
+        Some(4) => {
+            let cause = format!(
+                "'fsck' found errors on device {} but could not correct them: {}",
+                device.display(),
+                text(&output)
+            );
+            Err(OpError::failed(cause))
+        }
+        code => {
+            warn!(device = %device.display(), ?code, output = %text(&output), "`fsck` error");
+            Ok(())
+        }
+    }
+}
+
+/// Lets the file system fill its device; a blank device has none.
+///
+/// # Errors
+/// It cannot be grown.
+pub async fn grow(work: &Work, device: &Path, mounted: &Path) -> Result<(), OpError> {
+    let kind = match look(work, device).await? {
+        Content::Nothing => return Ok(()),
+        Content::Filesystem(kind) => kind,
+        Content::Unknown => "unknown data".to_owned(),
+    };
+    let (program, arguments): (&str, Vec<&OsStr>) = match kind.as_str() {
+        "ext3" | "ext4" => ("resize2fs", vec![device.as_os_str()]),
+        "xfs" => ("xfs_growfs", vec![OsStr::new("-d"), mounted.as_os_str()]),
+        "btrfs" => {
+            ("btrfs", vec![OsStr::new("filesystem"), OsStr::new("resize"), OsStr::new("max"), mounted.as_os_str()])
+        }
+        other => {
+            let cause = format!(
+                "resize of format {other} is not supported for device {} mounted at {}",
+                device.display(),
+                mounted.display()
+            );
+            return Err(OpError::failed(cause));
+        }
+    };
+    let output = run(work, program, arguments).await?;
+    if output.is_success() {
+        return Ok(());
+    }
+    Err(OpError::failed(format!("resize of device {} failed: {}: {}", device.display(), output.how, text(&output))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        machine::{Machine, ThisMachine},
+        operation::Operation,
+    };
+
+    fn work() -> Work {
+        let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
+        Work::new(&machine, &Operation::default())
+    }
+
+    #[test]
+    fn what_is_not_known_is_never_called_blank() {
+        for (code, output, expected) in [
+            (2, "", Ok(Content::Nothing)),
+            (0, "DEVNAME=/dev/x\nTYPE=ext4\n", Ok(Content::Filesystem("ext4".to_owned()))),
+            (0, "PTTYPE=gpt\n", Ok(Content::Unknown)),
+            (0, "TYPE=ext4\nPTTYPE=dos\n", Ok(Content::Unknown)),
+            (0, "DEVNAME=/dev/x\n", Ok(Content::Unknown)),
+            (4, "", Err(())),
+        ] {
+            let ended = Ended { code: Some(code), how: String::new(), output: output.to_owned() };
+            assert_eq!(content(&ended).map_err(drop), expected, "{code} {output}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_not_blank() {
+        // blkid says the same of both.
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = look(&work(), &folder.path().join("gone")).await.expect_err("there is none");
+        assert!(error.class == crate::device::Class::Transient && error.text.starts_with("cannot read"), "{error}");
+        let blank = folder.path().join("blank");
+        File::create(&blank).and_then(|file| file.set_len(1 << 20)).expect("a file");
+        // Where there is no blkid nothing is said.
+        if let Ok(found) = look(&work(), &blank).await {
+            assert_eq!(found, Content::Nothing);
+        }
+    }
+
+    #[test]
+    fn a_mount_that_is_served_by_a_program_gets_a_scope() {
+        let arguments = || vec!["-t".to_owned(), "x".to_owned()];
+        assert_eq!(scoped(false, Path::new("/t"), arguments()), ("mount", arguments()));
+        let (program, scope) = scoped(true, Path::new("/t"), arguments());
+        assert_eq!(program, "systemd-run");
+        assert_eq!(scope.join(" "), "--description=Kubernetes transient mount for /t --scope -- mount -t x");
+    }
+
+    #[tokio::test]
+    async fn a_type_is_no_path() {
+        for kind in ["", "../x", "a b"] {
+            let refused = format_and_mount(&work(), Path::new("/none"), Path::new("/none"), kind, &[], false).await;
+            assert!(refused.expect_err("refused").text.ends_with("is no type of a file system"), "{kind}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The plugin: what such volumes are like, and what is done for them in which order.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+
+use super::{
+    names::{self, PLUGIN, Target},
+    record::{self, Record},
+    session::Sessions,
+};
+use crate::{
+    blocks::Blocks,
+    claims,
+    device::{Class, DevicePlugin, Found, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage},
+    disks,
+    machine::{self, Machine, Work},
+    spec::{Mode, VolumeSpec},
+};
+use berth_ports::{Fullness, StorageObjects};
+use berth_sys::mount_table::Mount;
+use berth_types::{Pod, api};
+
+/// Time for everything (spec 07 §3.1).
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Disks of iSCSI targets.
+pub struct IscsiPlugin {
+    root: PathBuf,
+    machine: Arc<dyn Machine>,
+    sessions: Sessions,
+    storage: Arc<dyn StorageObjects>,
+}
+
+impl IscsiPlugin {
+    /// The plugin of a node with that root directory.
+    pub fn new(root: &Path, machine: Arc<dyn Machine>, storage: Arc<dyn StorageObjects>) -> Self {
+        Self::with_disks(root, machine, Blocks::default(), storage)
+    }
+
+    pub(super) fn with_disks(
+        root: &Path,
+        machine: Arc<dyn Machine>,
+        blocks: Blocks,
+        storage: Arc<dyn StorageObjects>,
+    ) -> Self {
+        // The mount table knows paths without links only.
+        let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
+        Self { root, sessions: Sessions::new(blocks), machine, storage }
+    }
+
+    fn target(spec: &VolumeSpec, namespace: &str) -> Result<Target, OpError> {
+        Target::of(spec, namespace).map_err(OpError::failed)
+    }
+
+    async fn secret(&self, target: &Target) -> Result<BTreeMap<String, String>, OpError> {
+        let Some((namespace, name)) = target.secret.as_ref().filter(|_| target.chap.is_wanted()) else {
+            return Ok(BTreeMap::new());
+        };
+        let found =
+            self.storage.secret(namespace, name).await.map_err(|error| {
+                OpError::transient(format!("Couldn't get secret {namespace}/{name} error: {error}"))
+            })?;
+        let text = |(key, value): (String, Vec<u8>)| Some((key, String::from_utf8(value).ok()?));
+        Ok(found.into_iter().filter_map(text).collect())
+    }
+
+    fn bases(&self) -> [PathBuf; 2] {
+        [Mode::Filesystem, Mode::Block].map(|mode| names::base(&self.root, mode))
+    }
+
+    async fn attach(&self, work: &Work, target: &Target, directory: &Path) -> Result<PathBuf, OpError> {
+        let secret = self.secret(target).await?;
+        let (record, place) = (Record::of(target), directory.to_owned());
+        let is_mounted = work.is_mounted(directory).await?;
+        if !is_mounted {
+            let writing = work.operation().blocking(move || {
+                let written = record.write(&place);
+                written.map_err(|error| OpError::failed(format!("iscsi: create {} err {error}", place.display())))
+            });
+            writing.await?;
+        }
+        let attached = self.sessions.attach(work, target, &secret).await;
+        if attached.is_err() && !is_mounted {
+            // Nothing is left to be undone.
+            self.forget(work, directory).await?;
+        }
+        attached
+    }
+
+    async fn forget(&self, work: &Work, directory: &Path) -> Result<(), OpError> {
+        let directory = directory.to_owned();
+        let removing = work.operation().blocking(move || {
+            let removed = Record::remove(&directory);
+            removed.map_err(|error| {
+                OpError::uncertain(format!(
+                    "iscsi: failed to delete the directory: {}\nError: {error}",
+                    directory.display()
+                ))
+            })
+        });
+        removing.await
+    }
+
+    /// The directory of a volume that an earlier agent left, by where else the same is mounted.
+    fn shared(&self, table: &[Mount], path: &Path) -> Result<PathBuf, String> {
+        let base = names::base(&self.root, Mode::Filesystem);
+        let found = machine::elsewhere(table, path).into_iter().find(|other| other.starts_with(&base));
+        found.cloned().ok_or_else(|| "couldn't fetch globalPDPath. failed to obtain volume spec".to_owned())
+    }
+
+    fn rebuilt(name: &str, directory: &Path, mode: Mode, table: &[Mount]) -> Option<Rebuilt> {
+        let record = Record::read(directory)?;
+        let lun = record.lun.parse().ok()?;
+        let source = api::ISCSIPersistentVolumeSource {
+            target_portal: record.target_portal.clone(),
+            iqn: record.iqn.clone(),
+            lun,
+            // Of the path: whatever the volume says of its initiator, this is the interface that is used.
+            iscsi_interface: Some(names::parse(directory)?.interface),
+            ..api::ISCSIPersistentVolumeSource::default()
+        };
+        let spec = api::PersistentVolumeSpec {
+            volume_mode: Some(mode.as_str().to_owned()),
+            iscsi: Some(source),
+            ..api::PersistentVolumeSpec::default()
+        };
+        let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
+        volume.metadata.name = Some(name.to_owned());
+        let spec = VolumeSpec::persistent(Arc::new(volume), claims::unknown_claim(), false);
+        Some(Rebuilt {
+            spec,
+            traits: traits(names::name(&record.target_portal, &record.iqn, lun)),
+            label: disks::label(table, directory),
+        })
+    }
+}
+
+#[async_trait]
+impl DevicePlugin for IscsiPlugin {
+    fn name(&self) -> &'static str {
+        PLUGIN
+    }
+
+    fn supports(&self, spec: &VolumeSpec) -> bool {
+        spec.as_inline().is_some_and(|volume| volume.iscsi.is_some())
+            || spec.volume().is_some_and(|volume| volume.iscsi.is_some())
+    }
+
+    async fn describe(&self, pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+        Ok(traits(Self::target(spec, pod.namespace())?.name()))
+    }
+
+    async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
+        let target = Self::target(&usage.spec, usage.pod.namespace())?;
+        let directory = target.directory(&self.root, usage.mode);
+        let work = Work::new(&self.machine, &usage.operation);
+        let device = self.attach(&work, &target, &directory).await;
+        let device = device.map_err(|error| error.because(Trouble::NotAttached))?;
+        if usage.mode == Mode::Block {
+            return Ok(());
+        }
+        let mounted = disks::stage(&work, usage, &device, &directory, target.kind.as_deref()).await;
+        // The session stays until it is undone.
+        mounted.map_err(|error| OpError { class: Class::Uncertain, ..error })
+    }
+
+    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+        let target = Self::target(&usage.spec, usage.pod.namespace())?;
+        let work = Work::new(&self.machine, &usage.operation);
+        if usage.mode == Mode::Block {
+            return Ok(Published { path: self.sessions.device(&work, &target).await?, relabel: false });
+        }
+        disks::publish(&work, PLUGIN, usage, &target.directory(&self.root, usage.mode)).await
+    }
+
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+        disks::fullness(usage, path).await
+    }
+
+    async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
+        match &removal.pod {
+            Some((_, target)) if removal.mode == Mode::Filesystem => {
+                disks::unpublish(&Work::new(&self.machine, &removal.operation), target).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn unstage(&self, removal: &Removal) -> Result<(), OpError> {
+        // Nothing is secret about going.
+        let directory = Self::target(&removal.spec, "-")?.directory(&self.root, removal.mode);
+        let (at, work) = (directory.clone(), Work::new(&self.machine, &removal.operation));
+        let read = move || Ok(at.symlink_metadata().is_ok().then(|| Record::read(&at)).flatten());
+        let Some(record) = work.operation().blocking(read).await? else { return Ok(()) };
+        if removal.mode == Mode::Filesystem {
+            disks::unstage(&work, &directory).await?;
+        }
+        let told = |error: OpError| {
+            let directory = directory.display();
+            OpError { text: format!("iscsi: failed to detach disk: {directory}\nError: {error}"), ..error }
+        };
+        self.sessions.detach(&work, &record, &directory, self.bases()).await.map_err(told)?;
+        self.forget(&work, &directory).await
+    }
+
+    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
+        let directory = match found.mode {
+            Mode::Filesystem => self.shared(&table, &found.path)?,
+            Mode::Block => {
+                let all = record::directories(&names::base(&self.root, Mode::Block));
+                disks::mapped(found, all.map_err(|error| error.to_string())?)?
+            }
+        };
+        let understood = Self::rebuilt(&found.name, &directory, found.mode, &table);
+        understood.ok_or_else(|| format!("{} is no directory of an iSCSI target", directory.display()))
+    }
+
+    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        let table = self.machine.mounts().map_err(|error| error.to_string())?;
+        let mut found = Vec::new();
+        for mode in [Mode::Filesystem, Mode::Block] {
+            let base = names::base(&self.root, mode);
+            let listed = record::directories(&base);
+            for directory in listed.map_err(|error| format!("listing {}: {error}", base.display()))? {
+                let name = Record::read(&directory).map(|record| record.vol_name).unwrap_or_default();
+                found.extend(Self::rebuilt(&name, &directory, mode, &table).map(|rebuilt| (mode, rebuilt)));
+            }
+        }
+        Ok(found)
+    }
+
+    fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
+        match Self::target(spec, "-") {
+            Ok(target) => target.directory(root, Mode::Block),
+            // Nothing was ever mapped there.
+            Err(_) => names::base(root, Mode::Block).join("none"),
+        }
+    }
+
+    fn limit(&self) -> Duration {
+        LIMIT
+    }
+}
+
+fn traits(volume: String) -> Traits {
+    Traits {
+        volume,
+        label: PLUGIN.to_owned(),
+        attachable: true,
+        stages: true,
+        mount_options: true,
+        takes_label: true,
+        ..Traits::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

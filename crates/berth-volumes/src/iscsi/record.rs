@@ -1,0 +1,184 @@
+//! What has to be known to log out: `iscsi.json` in the directory that all pods share, as the reference writes and
+//! reads it. A mount hides it, so it lies beside the directory, too. Blocking. Behaviour: spec 07 §1, §7.8.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, Read},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::names::{self, Target};
+use crate::rebuild;
+use berth_sys::atomic_file;
+
+/// Bytes of a record.
+const LONGEST: u64 = 64 * 1024;
+const FILE: &str = "iscsi.json";
+
+/// A record.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Record {
+    /// The name of the volume's directory.
+    pub vol_name: String,
+    /// All portals.
+    pub portals: Vec<String>,
+    /// The target's name.
+    pub iqn: String,
+    /// The unit.
+    pub lun: String,
+    /// The interface that was there.
+    pub init_iface: String,
+    /// The interface that is used.
+    pub iface: String,
+    /// The initiator's name, empty where it is the machine's.
+    pub initiator_name: String,
+    /// The portal as the volume says it. Ours alone.
+    pub target_portal: String,
+}
+
+impl Record {
+    /// Of a target.
+    pub fn of(target: &Target) -> Self {
+        Self {
+            vol_name: target.volume.clone(),
+            portals: target.portals.clone(),
+            iqn: target.iqn.clone(),
+            lun: target.lun.to_string(),
+            init_iface: target.own_interface.clone(),
+            iface: target.interface.clone(),
+            initiator_name: target.initiator.clone().unwrap_or_default(),
+            target_portal: target.given_portal.clone(),
+        }
+    }
+
+    /// What the path of a directory says, where there is no record.
+    pub fn by_path(directory: &Path) -> Option<Self> {
+        let names::Parsed { portal, iqn, lun, interface } = names::parse(directory)?;
+        Some(Self {
+            portals: vec![portal.clone()],
+            iqn,
+            lun: lun.to_string(),
+            init_iface: interface.clone(),
+            iface: interface,
+            target_portal: portal,
+            ..Self::default()
+        })
+    }
+
+    /// The record of a directory, or what its path says.
+    pub fn read(directory: &Path) -> Option<Self> {
+        let read = |path: PathBuf| {
+            let mut text = String::new();
+            File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+            serde_json::from_str::<Self>(&text).ok()
+        };
+        // The one beside it first: a mount that hangs is not to be looked into.
+        let found = beside(directory).and_then(read).or_else(|| read(directory.join(FILE)));
+        let of_path = Self::by_path(directory)?;
+        // What was written by somebody else must be about the same.
+        let found = found.filter(|found| (&found.iqn, &found.lun) == (&of_path.iqn, &of_path.lun));
+        Some(found.unwrap_or(of_path))
+    }
+
+    /// Makes the directory and writes both.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn write(&self, directory: &Path) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o750).create(directory)?;
+        let text = serde_json::to_vec(self)?;
+        for path in beside(directory).into_iter().chain([directory.join(FILE)]) {
+            atomic_file::replace(&path, &text, 0o600)?;
+        }
+        Ok(())
+    }
+
+    /// Removes both, and the directory, which holds nothing else by now.
+    ///
+    /// # Errors
+    /// What the system says: there may be data.
+    pub fn remove(directory: &Path) -> io::Result<()> {
+        gone(fs::remove_file(directory.join(FILE)))?;
+        gone(fs::remove_dir(directory))?;
+        if let Some(beside) = beside(directory) {
+            gone(fs::remove_file(beside))?;
+        }
+        if let Some(interface) = directory.parent() {
+            // Another target's may be there.
+            let _ = fs::remove_dir(interface);
+        }
+        Ok(())
+    }
+}
+
+fn gone(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn beside(directory: &Path) -> Option<PathBuf> {
+    let name = directory.file_name()?.to_str()?;
+    Some(directory.with_file_name(format!("{name}.json")))
+}
+
+/// Directories of all targets below a base, by their names alone.
+///
+/// # Errors
+/// One cannot be read.
+pub fn directories(base: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for interface in rebuild::children(base)? {
+        found.extend(rebuild::children(&interface)?.into_iter().filter(|path| names::parse(path).is_some()));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_outlives_its_writer() {
+        let root = tempfile::tempdir().expect("a directory");
+        let directory = root.path().join("iface-default/10.0.0.1:3260-iqn.x-lun-4");
+        let by_path = Record::read(&directory).expect("by its path");
+        assert_eq!((by_path.portals.as_slice(), by_path.lun.as_str()), (&["10.0.0.1:3260".to_owned()][..], "4"));
+        let record = Record {
+            portals: vec!["10.0.0.1:3260".to_owned(), "10.0.0.2:3260".to_owned()],
+            target_portal: "10.0.0.1".to_owned(),
+            vol_name: "v".to_owned(),
+            ..by_path.clone()
+        };
+        record.write(&directory).expect("written");
+        assert_eq!(Record::read(&directory), Some(record.clone()));
+        let text = fs::read_to_string(directory.join(FILE)).expect("there");
+        assert_eq!(
+            text,
+            "{\"VolName\":\"v\",\"Portals\":[\"10.0.0.1:3260\",\"10.0.0.2:3260\"],\"Iqn\":\"iqn.x\",\"Lun\":\"4\",\
+             \"InitIface\":\"default\",\"Iface\":\"default\",\"InitiatorName\":\"\",\"TargetPortal\":\"10.0.0.1\"}"
+        );
+        assert_eq!(directories(root.path()).expect("read"), std::slice::from_ref(&directory));
+        // Only the reference's is there, with what it writes besides.
+        fs::remove_file(beside(&directory).expect("a name")).expect("removed");
+        let theirs = text.replace(",\"TargetPortal\":\"10.0.0.1\"", ",\"MetricsProvider\":null");
+        fs::write(directory.join(FILE), theirs).expect("written");
+        assert_eq!(Record::read(&directory).map(|read| read.portals), Some(record.portals.clone()));
+        // Nonsense, and what is about another unit, count for nothing.
+        for text in ["{", "{\"Iqn\":\"iqn.y\",\"Lun\":\"4\"}"] {
+            fs::write(directory.join(FILE), text).expect("written");
+            assert_eq!(Record::read(&directory), Some(by_path.clone()), "{text}");
+        }
+        fs::write(directory.join("data"), "precious").expect("written");
+        Record::remove(&directory).expect_err("data");
+        fs::remove_file(directory.join("data")).expect("removed");
+        Record::remove(&directory).expect("removed");
+        Record::remove(&directory).expect("nothing there");
+        assert!(fs::read_dir(root.path()).expect("there").next().is_none());
+    }
+}

@@ -1,0 +1,443 @@
+//! Logging in to targets and out of them. Behaviour: spec 07 §7.8.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    calls::{self, Call, IS_THERE, NOTHING_TO_DO},
+    names::{self, Target},
+    record::Record,
+};
+use crate::{
+    blocks::{Blocks, Links},
+    device::OpError,
+    machine::{self, Ended, Ends, RunError, Work},
+};
+use berth_types::cut_at_char;
+
+/// Time for one call of `iscsiadm`: a log-in waits for the portal.
+const CALLING: Duration = Duration::from_secs(120);
+/// How long a disk is waited for after its unit was looked for.
+const APPEARING: Duration = Duration::from_secs(30);
+/// How long a multipath device is waited for: where several portals make one likely, and where not.
+const JOINING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(1));
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(250);
+/// Rounds over all portals, and from which on two ways are enough.
+const ROUNDS: (u32, u32) = (5, 2);
+/// Ways that make a multipath device.
+const ENOUGH: usize = 2;
+/// Bytes of an answer that an error shows.
+const SHOWN: usize = 512;
+
+/// Sessions of this machine's initiator.
+pub struct Sessions {
+    blocks: Blocks,
+    /// Who logs in to a target, or out of it, is alone.
+    turns: Mutex<HashMap<String, Weak<Semaphore>>>,
+}
+
+/// Why a portal leads nowhere.
+type Cause = String;
+
+/// What a call that failed said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Told {
+    /// That it does not do it.
+    Refused,
+    /// Nothing: it may still be done.
+    Nothing,
+}
+
+fn answer(call: &Call, ended: Ended) -> Result<String, Cause> {
+    if ended.is_success() {
+        return Ok(ended.output);
+    }
+    let output = cut_at_char(&ended.output, SHOWN);
+    Err(format!("iscsi: failed to {}: {} ({})", call.what, output, ended.how))
+}
+
+fn unanswered(call: &Call, error: &RunError) -> Cause {
+    format!("iscsi: failed to {}: {error}", call.what)
+}
+
+impl Sessions {
+    /// Of a machine.
+    pub fn new(blocks: Blocks) -> Self {
+        Self { blocks, turns: Mutex::default() }
+    }
+
+    fn turn(&self, iqn: &str) -> Arc<Semaphore> {
+        let mut all = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = all.get(iqn).and_then(Weak::upgrade) {
+            return turn;
+        }
+        all.retain(|_, turn| turn.strong_count() > 0);
+        let turn = Arc::new(Semaphore::new(1));
+        all.insert(iqn.to_owned(), Arc::downgrade(&turn));
+        turn
+    }
+
+    async fn look<T: Send + 'static>(
+        &self,
+        work: &Work,
+        look: impl FnOnce(&Blocks) -> T + Send + 'static,
+    ) -> Result<T, OpError> {
+        let blocks = self.blocks.clone();
+        work.operation().blocking(move || Ok(look(&blocks))).await
+    }
+
+    async fn call(&self, work: &Work, call: &Call) -> Result<Ended, Cause> {
+        let ended = work.run("iscsiadm", &call.arguments, Ends::Within(CALLING)).await;
+        ended.map_err(|error| unanswered(call, &error))
+    }
+
+    /// A call that has to succeed.
+    async fn ask(&self, work: &Work, call: &Call) -> Result<String, Cause> {
+        answer(call, self.call(work, call).await?)
+    }
+
+    /// A call that has to succeed, and waits for the portal: nobody goes on with it for a pod that is gone.
+    async fn wait_for(&self, work: &Work, call: &Call) -> Result<String, (Cause, Told)> {
+        match work.run("iscsiadm", &call.arguments, Ends::WhileWanted(CALLING)).await {
+            Ok(ended) => answer(call, ended).map_err(|cause| (cause, Told::Refused)),
+            Err(error @ RunError::NotStarted(_)) => Err((unanswered(call, &error), Told::Refused)),
+            Err(error) => Err((unanswered(call, &error), Told::Nothing)),
+        }
+    }
+
+    /// A call whose failure changes nothing.
+    async fn try_to(&self, work: &Work, call: &Call) {
+        if let Err(error) = self.ask(work, call).await {
+            debug!(err = %error, "A call of iscsiadm failed");
+        }
+    }
+
+    /// Logs in to all portals, and waits for the disk: the multipath device where there is one.
+    ///
+    /// # Errors
+    /// No way leads there.
+    pub async fn attach(
+        &self,
+        work: &Work,
+        target: &Target,
+        secret: &BTreeMap<String, String>,
+    ) -> Result<PathBuf, OpError> {
+        let turn = self.turn(&target.iqn);
+        let _alone = turn.acquire().await.map_err(|_| OpError::transient("the operation was aborted"))?;
+        let shown = self.ask(work, &calls::show_interface(&target.own_interface)).await.map_err(OpError::failed)?;
+        let transport = calls::transport(&shown);
+        let transport = transport
+            .ok_or_else(|| OpError::failed(format!("Could not parse iface file for {}", target.own_interface)))?;
+        if let Some(initiator) = &target.initiator {
+            self.clone_interface(work, target, &shown, initiator).await.map_err(OpError::failed)?;
+        }
+        let (mut ways, mut logged_in, mut last) = (BTreeMap::new(), Vec::new(), String::new());
+        for round in 1..=ROUNDS.0 {
+            for portal in &target.portals {
+                if work.operation().is_unwanted() {
+                    break;
+                }
+                if ways.contains_key(portal) {
+                    continue;
+                }
+                match self.way(work, target, portal, &transport, secret, &mut logged_in).await {
+                    Ok(way) => drop(ways.insert(portal.clone(), way)),
+                    Err(cause) => {
+                        warn!(%portal, iqn = %target.iqn, err = %cause, "No way to an iSCSI disk");
+                        last = cause;
+                    }
+                }
+            }
+            let enough = ways.len() >= ENOUGH && round >= ROUNDS.1;
+            if work.operation().is_unwanted() || ways.is_empty() || ways.len() == target.portals.len() || enough {
+                break;
+            }
+        }
+        if ways.is_empty() {
+            self.give_up(work, target, &logged_in).await;
+            return Err(OpError::failed(format!("failed to get any path for iscsi disk, last err seen:\n{last}")));
+        }
+        self.joined(work, ways.into_values().collect(), target.portals.len() > 1).await
+    }
+
+    /// What this attempt logged in to is logged out of: nobody else knows of it.
+    async fn give_up(&self, work: &Work, target: &Target, logged_in: &[String]) {
+        for portal in logged_in {
+            self.try_to(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
+            self.try_to(work, &calls::forget_node(portal, &target.iqn, &target.interface)).await;
+        }
+        if target.initiator.is_some() {
+            self.try_to(work, &calls::delete_interface(&target.interface)).await;
+        }
+    }
+
+    async fn clone_interface(&self, work: &Work, target: &Target, shown: &str, initiator: &str) -> Result<(), Cause> {
+        let made = self.call(work, &calls::new_interface(&target.interface)).await?;
+        if !made.is_success() && made.code != Some(IS_THERE) {
+            let output = cut_at_char(&made.output, SHOWN);
+            return Err(format!("iscsi: failed to create new iface: {output} ({})", made.how));
+        }
+        for call in calls::clone_interface(&target.interface, shown, initiator) {
+            if let Err(error) = self.ask(work, &call).await {
+                self.try_to(work, &calls::delete_interface(&target.interface)).await;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn host(&self, work: &Work, iqn: &str, portal: &str) -> Result<Option<u32>, Cause> {
+        let (iqn, portal) = (iqn.to_owned(), portal.to_owned());
+        let found = self.look(work, move |blocks| blocks.portals(&iqn).get(&portal).copied()).await;
+        found.map_err(|error| error.to_string())
+    }
+
+    /// The link to the disk by one portal.
+    async fn way(
+        &self,
+        work: &Work,
+        target: &Target,
+        portal: &str,
+        transport: &str,
+        secret: &BTreeMap<String, String>,
+        logged_in: &mut Vec<String>,
+    ) -> Result<PathBuf, Cause> {
+        let mut host = self.host(work, &target.iqn, portal).await?;
+        if host.is_none() {
+            self.login(work, target, portal, secret).await?;
+            logged_in.push(portal.to_owned());
+            host = self.host(work, &target.iqn, portal).await?;
+        }
+        match host {
+            Some(host) => {
+                let lun = target.lun;
+                let scanned = self.look(work, move |blocks| blocks.scan(host, lun)).await.map_err(|e| e.to_string())?;
+                scanned.map_err(|error| format!("iscsi: failed to scan SCSI host {host}: {error}"))?;
+            }
+            // A portal by its name: nobody knows which address it came to, but the disk may be there.
+            None => warn!(%portal, "Could not get SCSI host number for portal after logging in"),
+        }
+        let until = Instant::now() + APPEARING;
+        loop {
+            let found = self.link(work, &target.iqn, target.lun, portal, transport).await.map_err(|e| e.to_string())?;
+            if let Some(found) = found {
+                return Ok(found);
+            }
+            if work.operation().is_unwanted() {
+                return Err(RunError::Unwanted.to_string());
+            }
+            if Instant::now() >= until {
+                return Err(format!("Could not attach disk: Timeout after {APPEARING:?}"));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn link(
+        &self,
+        work: &Work,
+        iqn: &str,
+        lun: i32,
+        portal: &str,
+        transport: &str,
+    ) -> Result<Option<PathBuf>, OpError> {
+        let (iqn, portal, transport) = (iqn.to_owned(), portal.to_owned(), transport.to_owned());
+        self.look(work, move |blocks| {
+            let fits = |link: &str| names::is_way(link, &transport, (&portal, &iqn, lun));
+            blocks.links(Links::ByPath, fits).into_iter().next()
+        })
+        .await
+    }
+
+    async fn login(
+        &self,
+        work: &Work,
+        target: &Target,
+        portal: &str,
+        secret: &BTreeMap<String, String>,
+    ) -> Result<(), Cause> {
+        let (new, proofs, discover) = calls::discovery(target, portal, secret);
+        self.try_to(work, &new).await;
+        for proof in &proofs {
+            self.ask(work, proof).await?;
+        }
+        if let Err((error, _)) = self.wait_for(work, &discover).await {
+            self.try_to(work, &calls::forget_discovery(target, portal)).await;
+            return Err(error);
+        }
+        for setting in calls::settings_of_session(target, portal, secret) {
+            self.ask(work, &setting).await?;
+        }
+        if let Err((error, told)) = self.wait_for(work, &calls::login(target, portal)).await {
+            if told == Told::Nothing {
+                // The initiator goes on without who asked it.
+                self.try_to(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
+            }
+            self.try_to(work, &calls::forget_node(portal, &target.iqn, &target.interface)).await;
+            return Err(error);
+        }
+        self.try_to(work, &calls::manual_startup(target, portal)).await;
+        Ok(())
+    }
+
+    /// The multipath device that the ways are joined to; the first way where there is none.
+    async fn joined(&self, work: &Work, ways: Vec<PathBuf>, is_likely: bool) -> Result<PathBuf, OpError> {
+        let until = Instant::now() + if is_likely { JOINING.0 } else { JOINING.1 };
+        loop {
+            let looked = ways.clone();
+            let found = self.look(work, move |blocks| multipath(blocks, &looked)).await?;
+            if let Some(found) = found {
+                return Ok(found);
+            }
+            if Instant::now() >= until {
+                return ways.into_iter().next().ok_or_else(|| OpError::failed("no way to the disk"));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// The disk of a unit that is attached.
+    ///
+    /// # Errors
+    /// It is not.
+    pub async fn device(&self, work: &Work, target: &Target) -> Result<PathBuf, OpError> {
+        let (iqn, lun) = (target.iqn.clone(), target.lun);
+        let found = self.look(work, move |blocks| {
+            let disks: Vec<PathBuf> = blocks.units(&iqn, lun).iter().map(|disk| blocks.device(disk)).collect();
+            multipath(blocks, &disks).or_else(|| disks.into_iter().next())
+        });
+        found
+            .await?
+            .ok_or_else(|| OpError::transient(format!("no disk of unit {} of {} is there", target.lun, target.iqn)))
+    }
+
+    /// Forgets the disks of a unit, and logs out where no other unit of the target is used on this node.
+    ///
+    /// # Errors
+    /// A log-out that failed.
+    pub async fn detach(
+        &self,
+        work: &Work,
+        record: &Record,
+        directory: &Path,
+        bases: [PathBuf; 2],
+    ) -> Result<(), OpError> {
+        let turn = self.turn(&record.iqn);
+        let _alone = turn.acquire().await.map_err(|_| OpError::transient("the operation was aborted"))?;
+        self.forget(work, record).await?;
+        if self.others(work, directory, bases).await? {
+            info!(iqn = %record.iqn, "Other units of the target are used: its sessions stay");
+            return Ok(());
+        }
+        let mut portals: Vec<&String> = Vec::new();
+        record.portals.iter().filter(|portal| !portal.is_empty()).for_each(|portal| {
+            if !portals.contains(&portal) {
+                portals.push(portal);
+            }
+        });
+        if portals.is_empty() {
+            let cause = "Couldn't get connected portals from configurations";
+            return Err(OpError::failed(format!("iscsi detach disk: failed to detach iscsi disk. {cause}")));
+        }
+        for portal in &portals {
+            info!(%portal, iqn = %record.iqn, iface = %record.iface, "Logging out of an iSCSI target");
+            for call in [
+                calls::logout(portal, &record.iqn, &record.iface),
+                calls::forget_node(portal, &record.iqn, &record.iface),
+            ] {
+                self.done(work, &call).await?;
+            }
+        }
+        let own = portals.first().map(|portal| format!("{portal}:{}", record.vol_name));
+        if !record.initiator_name.is_empty() && own.as_ref() == Some(&record.iface) {
+            self.try_to(work, &calls::delete_interface(&record.iface)).await;
+        }
+        Ok(())
+    }
+
+    /// What was done before counts as done.
+    async fn done(&self, work: &Work, call: &Call) -> Result<(), OpError> {
+        let ended = self.call(work, call).await.map_err(OpError::uncertain)?;
+        if ended.is_success() || ended.code.is_some_and(|code| NOTHING_TO_DO.contains(&code)) {
+            return Ok(());
+        }
+        let output = cut_at_char(&ended.output, SHOWN);
+        Err(OpError::uncertain(format!("iscsi: failed to {}: {output} ({})", call.what, ended.how)))
+    }
+
+    async fn forget(&self, work: &Work, record: &Record) -> Result<(), OpError> {
+        let Ok(lun) = record.lun.parse::<i32>() else { return Ok(()) };
+        let iqn = record.iqn.clone();
+        let (disks, joined) = self
+            .look(work, move |blocks| {
+                let disks = blocks.units(&iqn, lun);
+                let mut joined: Vec<String> = disks.iter().filter_map(|disk| blocks.multipath(disk)).collect();
+                joined.sort();
+                joined.dedup();
+                (disks, joined)
+            })
+            .await?;
+        for device in joined {
+            let device = self.blocks.device(&device).display().to_string();
+            match work.run("multipath", &["-f".to_owned(), device.clone()], Ends::Within(CALLING)).await {
+                Ok(ended) if ended.is_success() => {}
+                // The disks go all the same.
+                Ok(ended) => {
+                    warn!(%device, output = %cut_at_char(&ended.output, SHOWN), "Failed to flush multipath device map")
+                }
+                Err(error) => warn!(%device, err = %error, "Failed to flush multipath device map"),
+            }
+        }
+        self.look(work, move |blocks| {
+            for disk in disks {
+                if let Err(error) = blocks.forget(&disk) {
+                    warn!(%disk, err = %error, "Failed to delete block device");
+                }
+            }
+        })
+        .await
+    }
+
+    /// Whether another unit of the target has a directory, or a mount, on this node.
+    async fn others(&self, work: &Work, directory: &Path, bases: [PathBuf; 2]) -> Result<bool, OpError> {
+        let (directory, machine) = (directory.to_owned(), work.machine().clone());
+        let looking = work.operation().blocking(move || {
+            let Some(start) = names::of_target(&directory).map(str::to_owned) else { return Ok(false) };
+            let interface = directory.parent().and_then(Path::file_name).unwrap_or_default().to_owned();
+            let table = machine.mounts().map_err(machine::unread)?;
+            for base in bases {
+                let own = base.join(&interface);
+                let is_other = |path: &Path| {
+                    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                    path != directory && name.starts_with(&start) && names::parse(path).is_some()
+                };
+                let there = std::fs::read_dir(&own).into_iter().flatten().flatten();
+                if there.map(|entry| entry.path()).any(|path| is_other(&path)) {
+                    return Ok(true);
+                }
+                let mut mounted = table.iter().filter_map(|mount| mount.target.strip_prefix(&own).ok()?.iter().next());
+                if mounted.any(|name| is_other(&own.join(name))) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        });
+        looking.await
+    }
+}
+
+fn multipath(blocks: &Blocks, ways: &[PathBuf]) -> Option<PathBuf> {
+    let found = ways.iter().find_map(|way| blocks.multipath(&blocks.disk(way)?))?;
+    Some(blocks.device(&found))
+}

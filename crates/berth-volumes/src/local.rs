@@ -1,0 +1,329 @@
+//! Persistent volumes that lie on the node itself: a directory, or a device with or without a file system.
+//! Behaviour: spec 07 §7.6.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, FileTypeExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount},
+};
+
+use super::{
+    device::{DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Usage},
+    disks, format, give,
+    machine::{Machine, ThisMachine, Work},
+    operation::Operation,
+    rebuild,
+    spec::{Mode, VolumeSpec},
+};
+use berth_ports::{Event, EventSink, Fullness};
+use berth_sys::{mount, mount_table};
+use berth_types::{Pod, api};
+
+const NAME: &str = "kubernetes.io/local-volume";
+/// The file system of a blank device where nothing is said.
+const DEFAULT_KIND: &str = "ext4";
+
+/// The plugin.
+pub struct LocalPlugin {
+    /// Where file systems on devices are mounted for all pods.
+    mounts: PathBuf,
+    /// Where pods have devices.
+    devices: PathBuf,
+    machine: Arc<dyn Machine>,
+    events: Arc<dyn EventSink>,
+}
+
+/// What a path is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Directory,
+    Device,
+}
+
+/// What went wrong before anything was changed: it says nothing about what is there.
+fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> OpError {
+    let path = path.display().to_string();
+    move |cause| OpError::transient(format!("{action} {path}: {cause}"))
+}
+
+fn kind_of(path: &Path) -> Result<Kind, OpError> {
+    let found = fs::metadata(path).map_err(told("looking at", path))?.file_type();
+    match (found.is_dir(), found.is_block_device()) {
+        (true, _) => Ok(Kind::Directory),
+        (_, true) => Ok(Kind::Device),
+        _ => Err(OpError::transient("only directory and block device are supported")),
+    }
+}
+
+/// The path of the volume on the node.
+fn path_of(spec: &VolumeSpec) -> Result<PathBuf, OpError> {
+    let path =
+        spec.volume().and_then(|volume| volume.local.as_ref()).map(|local| local.path.as_str()).unwrap_or_default();
+    if path.is_empty() {
+        return Err(OpError::transient("failed to get the path of a local volume"));
+    }
+    if Path::new(path).components().any(|part| part == std::path::Component::ParentDir) {
+        return Err(OpError::transient(format!("invalid path: {path} must not contain '..'")));
+    }
+    Ok(PathBuf::from(path))
+}
+
+fn is_mounted(path: &Path) -> Result<bool, OpError> {
+    let table = mount_table::read().map_err(told("reading the mounts below", path))?;
+    Ok(table.iter().any(|mount| mount.target == path))
+}
+
+pub(super) fn make(path: &Path) -> Result<(), OpError> {
+    DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(told("creating", path))
+}
+
+/// Mounts that may lie on each other at one place.
+const STACKED: usize = 16;
+
+fn take_down(path: &Path) -> Result<(), OpError> {
+    for _ in 0..STACKED {
+        if !is_mounted(path)? {
+            break;
+        }
+        match unmount(path, UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            // Another mount hides it, or it is not ours to undo: the directory says so below.
+            Err(Errno::INVAL | Errno::NOENT) => break,
+            Err(e) => {
+                let path = path.display();
+                return Err(OpError::failed(format!("unmount failed: {e}\nUnmounting arguments: {path}\nOutput: ")));
+            }
+        }
+    }
+    match fs::remove_dir(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(told("removing", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+impl LocalPlugin {
+    /// The plugin of a node with that root directory.
+    pub fn new(root: &Path, events: Arc<dyn EventSink>) -> Self {
+        let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
+        Self {
+            mounts: root.join("plugins").join(NAME).join("mounts"),
+            devices: root.join("plugins").join(NAME.replace('/', "~")).join("volumeDevices"),
+            machine: Arc::new(ThisMachine::default()),
+            events,
+        }
+    }
+
+    fn global(&self, spec: &VolumeSpec) -> PathBuf {
+        self.mounts.join(&spec.name)
+    }
+
+    async fn kind(operation: &Operation, spec: &VolumeSpec) -> Result<(PathBuf, Kind), OpError> {
+        let path = path_of(spec)?;
+        operation.blocking(move || kind_of(&path).map(|kind| (path, kind))).await
+    }
+
+    async fn bind(&self, usage: &Usage, source: PathBuf) -> Result<Published, OpError> {
+        let (target, read_only) = (usage.target.clone(), usage.spec.read_only());
+        let options = usage.spec.mount_options();
+        let is_new = usage.operation.blocking(move || {
+            make(&target)?;
+            if is_mounted(&target)? {
+                return Ok(false);
+            }
+            mount_bind(&source, &target).map_err(|e| undo(&target, told("binding on", &target)(e.into())))?;
+            restrict(&target, read_only, &options).map_err(|e| undo(&target, e))?;
+            Ok(true)
+        });
+        let is_new = is_new.await?;
+        let group = usage.group.filter(|_| !usage.is_shared_now && !usage.is_republish && !read_only);
+        if let Some(of) = group {
+            // What an agent before this one bound it has given, too, if the root says so: that is done last.
+            let was_given = !is_new && usage.was_rebuilt;
+            let of = GroupOf { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
+            give::give(usage, NAME, usage.target.clone(), of).await?;
+        }
+        Ok(Published { path: usage.target.clone(), relabel: true })
+    }
+
+    /// Who comes second cannot have another group.
+    async fn tell_of_group(&self, usage: &Usage) {
+        use std::os::unix::fs::MetadataExt;
+        let (Some(wanted), Ok(path)) = (usage.group.filter(|_| usage.is_shared_now), path_of(&usage.spec)) else {
+            return;
+        };
+        let look = usage.operation.blocking(move || {
+            let found = fs::metadata(&path).map_err(told("looking at", &path))?;
+            Ok(found.gid())
+        });
+        let Ok(found) = look.await else { return };
+        if found != wanted.group {
+            let text = format!(
+                "The requested fsGroup is {}, but the volume {} has GID {found}. The volume may not be shareable.",
+                wanted.group, usage.spec.name,
+            );
+            self.events.record(Event::warning(usage.pod.id(), "AlreadyMountedVolume", text));
+        }
+    }
+}
+
+/// It failed for good, if nothing is left of it.
+fn undo(target: &Path, error: OpError) -> OpError {
+    match take_down(target) {
+        Ok(()) => OpError::failed(error.text),
+        Err(left) => OpError::uncertain(format!("{}; {}", error.text, left.text)),
+    }
+}
+
+/// A bind takes no options of its own: they come with a second call.
+pub(super) fn restrict(target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError> {
+    let mut flags = MountFlags::BIND;
+    flags.set(MountFlags::RDONLY, read_only);
+    for option in options {
+        match option.as_str() {
+            "ro" => flags |= MountFlags::RDONLY,
+            "nodev" => flags |= MountFlags::NODEV,
+            "noexec" => flags |= MountFlags::NOEXEC,
+            "nosuid" => flags |= MountFlags::NOSUID,
+            "noatime" => flags |= MountFlags::NOATIME,
+            "nodiratime" => flags |= MountFlags::NODIRATIME,
+            "relatime" => flags |= MountFlags::RELATIME,
+            "" | "bind" | "rw" | "defaults" => {}
+            other => return Err(OpError::failed(format!("mount option {other:?} is none of a bind"))),
+        }
+    }
+    if flags == MountFlags::BIND {
+        return Ok(());
+    }
+    // A remount says all that is forbidden from then on, also what the source forbids already.
+    let flags = flags | mount::inherited(target).map_err(told("looking at", target))?;
+    mount_remount(target, flags, c"").map_err(|e| told("remounting", target)(e.into()))
+}
+
+#[async_trait]
+impl DevicePlugin for LocalPlugin {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn supports(&self, spec: &VolumeSpec) -> bool {
+        spec.volume().is_some_and(|volume| volume.local.is_some())
+    }
+
+    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+        Ok(traits(&spec.name))
+    }
+
+    async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
+        if usage.mode == Mode::Block {
+            return Ok(());
+        }
+        let (path, kind) = Self::kind(&usage.operation, &usage.spec).await?;
+        if kind == Kind::Directory {
+            return Ok(());
+        }
+        let (global, place) = (self.global(&usage.spec), self.global(&usage.spec));
+        let is_there = usage.operation.blocking(move || {
+            make(&place)?;
+            is_mounted(&place)
+        });
+        if is_there.await? {
+            return Ok(());
+        }
+        let local = usage.spec.volume().and_then(|volume| volume.local.as_ref());
+        let filesystem = local.and_then(|local| local.fs_type.as_deref()).filter(|kind| !kind.is_empty());
+        let options = usage.spec.mount_options();
+        let kind = filesystem.unwrap_or(DEFAULT_KIND);
+        let work = Work::new(&self.machine, &usage.operation);
+        format::format_and_mount(&work, &path, &global, kind, &options, usage.spec.read_only()).await
+    }
+
+    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+        let (path, kind) = Self::kind(&usage.operation, &usage.spec).await?;
+        match (usage.mode, kind) {
+            (Mode::Block, Kind::Device) => Ok(Published { path, relabel: false }),
+            (Mode::Block, Kind::Directory) => {
+                Err(OpError::transient("only a block device can be given to a pod as one"))
+            }
+            (Mode::Filesystem, kind) => {
+                self.tell_of_group(usage).await;
+                let source = if kind == Kind::Directory { path } else { self.global(&usage.spec) };
+                self.bind(usage, source).await
+            }
+        }
+    }
+
+    async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
+        let Some((_, target)) = removal.pod.clone().filter(|_| removal.mode == Mode::Filesystem) else { return Ok(()) };
+        removal.operation.blocking(move || take_down(&target)).await
+    }
+
+    async fn unstage(&self, removal: &Removal) -> Result<(), OpError> {
+        if removal.mode == Mode::Block {
+            return Ok(());
+        }
+        // Only what lies below our own directory was ever mounted by us.
+        let global = self.global(&removal.spec);
+        removal.operation.blocking(move || take_down(&global)).await
+    }
+
+    async fn expand(&self, expansion: &Expansion) -> Result<u64, OpError> {
+        let (spec, operation) = (&expansion.usage.spec, &expansion.usage.operation);
+        let (path, kind) = Self::kind(operation, spec).await?;
+        if kind == Kind::Device && expansion.usage.mode == Mode::Filesystem {
+            format::grow(&Work::new(&self.machine, operation), &path, &self.global(spec)).await?;
+        }
+        Ok(expansion.to)
+    }
+
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+        disks::fullness(usage, path).await
+    }
+
+    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+        let mode = Some(found.mode.as_str().to_owned());
+        // Where it is does not matter any more: only our own directories are undone.
+        let spec = api::PersistentVolumeSpec {
+            volume_mode: mode,
+            local: Some(api::LocalVolumeSource::default()),
+            ..api::PersistentVolumeSpec::default()
+        };
+        let mut volume = api::PersistentVolume { spec: Some(spec), ..api::PersistentVolume::default() };
+        volume.metadata.name = Some(found.name.clone());
+        let spec = VolumeSpec::persistent(Arc::new(volume), super::claims::unknown_claim(), false);
+        Ok(Rebuilt { spec, traits: traits(&found.name), label: None })
+    }
+
+    fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
+        let mut found = Vec::new();
+        for (place, mode) in [(&self.mounts, Mode::Filesystem), (&self.devices, Mode::Block)] {
+            let listed = rebuild::children(place);
+            for path in listed.map_err(|error| format!("listing {}: {error}", place.display()))? {
+                let Some(name) = path.file_name().and_then(|name| name.to_str()).map(str::to_owned) else { continue };
+                found.push((mode, self.rebuild(&Found { pod: "".into(), name, mode, path })?));
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn traits(volume: &str) -> Traits {
+    Traits {
+        volume: volume.to_owned(),
+        label: NAME.to_owned(),
+        stages: true,
+        mount_options: true,
+        expands: true,
+        ..Traits::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

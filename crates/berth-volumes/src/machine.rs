@@ -1,0 +1,524 @@
+//! What storage uses of this machine: its programs, and the table of what is mounted.
+//!
+//! A program that has not ended by its deadline is killed with all it started, and nobody waits for it: where a
+//! server is away, it may not even be killable. Until it is gone it keeps its volume's turn, so that no second one
+//! hangs beside it. The table says what is mounted without asking any server. Behaviour: spec 07 §14, §17.
+
+use std::{
+    ffi::OsString,
+    io,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::{Child, Command},
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+
+use super::{device::OpError, local, operation::Operation};
+use berth_sys::mount_table::{self, Mount};
+use berth_types::cut_at_char;
+
+/// Bytes of what a program says that are kept, of each of its two outputs.
+const KEPT: u64 = 16 * 1024;
+/// Bytes of them that an error shows.
+const SHOWN: usize = 1024;
+/// How long the outputs of a program that has ended are read: what it left running may hold them open for ever.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Mounts that may lie on each other at one place.
+const STACKED: usize = 16;
+
+/// How a program ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// Its exit code; none where a signal ended it.
+    pub code: Option<i32>,
+    /// `exit status 32`, `signal: 9`.
+    pub how: String,
+    /// Both outputs, one after the other, without blanks around them.
+    pub output: String,
+}
+
+impl Ended {
+    /// Whether it says that all is well.
+    pub fn is_success(&self) -> bool {
+        self.code == Some(0)
+    }
+}
+
+/// Why nothing is known of how a program ended.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RunError {
+    /// It is not there, or cannot be started.
+    #[error("{0}")]
+    NotStarted(String),
+    /// It had not ended in time, and was killed.
+    #[error("no end within {0:?}")]
+    TimedOut(Duration),
+    /// Nobody wanted it any more, and it was killed.
+    #[error("context canceled")]
+    Unwanted,
+}
+
+/// When a program is killed that has not ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ends {
+    /// Never: a file system is not left half made.
+    ByItself,
+    /// After so long, whoever wants it: it undoes something.
+    Within(Duration),
+    /// After so long, or when nobody wants it any more.
+    WhileWanted(Duration),
+}
+
+/// The machine, as storage uses it.
+#[async_trait]
+pub trait Machine: Send + Sync + 'static {
+    /// Runs a program of the search path for an operation, whose turn it keeps until it is gone.
+    ///
+    /// # Errors
+    /// It cannot be started, or was killed.
+    async fn run(
+        &self,
+        operation: &Operation,
+        program: &str,
+        arguments: &[String],
+        ends: Ends,
+    ) -> Result<Ended, RunError>;
+
+    /// What is mounted, in the order in which it was.
+    ///
+    /// # Errors
+    /// If the table cannot be read.
+    fn mounts(&self) -> io::Result<Vec<Mount>>;
+
+    /// Shows a directory at another place. Blocking.
+    ///
+    /// # Errors
+    /// What the kernel says, or an option that no bind takes.
+    fn bind(&self, source: &Path, target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError>;
+}
+
+/// The machine this agent runs on.
+#[derive(Clone, Debug, Default)]
+pub struct ThisMachine {
+    /// Where programs are looked for, instead of the agent's own search path.
+    path: Option<OsString>,
+}
+
+impl ThisMachine {
+    /// With another search path.
+    pub fn with_path(path: impl Into<OsString>) -> Self {
+        Self { path: Some(path.into()) }
+    }
+}
+
+/// Kills all that a program started, unless it came to its end.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // It may have ended this moment.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// As the reference tells of it.
+fn how(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal: {signal}"),
+        (None, None) => "no exit status".to_owned(),
+    }
+}
+
+/// What is read as far as the limit; the rest is thrown away, so that the writer goes on.
+async fn read(from: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
+    if let Some(mut from) = from {
+        // A broken pipe ends it like any end.
+        let _ = (&mut from).take(KEPT).read_to_end(into).await;
+        let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
+    }
+}
+
+/// What a program said and how it ended.
+async fn ended(child: &mut Child) -> io::Result<Ended> {
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let (mut said, mut complained) = (Vec::new(), Vec::new());
+    let status = {
+        let reading = async { tokio::join!(read(out, &mut said), read(err, &mut complained)) };
+        tokio::pin!(reading);
+        tokio::select! {
+            _ = &mut reading => child.wait().await?,
+            status = child.wait() => {
+                let _ = timeout(LAST_WORDS, &mut reading).await;
+                status?
+            }
+        }
+    };
+    said.append(&mut complained);
+    let output = String::from_utf8_lossy(&said).trim().to_owned();
+    Ok(Ended { code: status.code(), how: how(status), output })
+}
+
+/// When it is to be killed, and what is told of that.
+async fn over(operation: &Operation, ends: Ends) -> RunError {
+    let (limit, is_undoing) = match ends {
+        Ends::ByItself => return std::future::pending().await,
+        Ends::Within(limit) => (limit, true),
+        Ends::WhileWanted(limit) => (limit, false),
+    };
+    tokio::select! {
+        biased;
+        () = operation.deps().stop.cancelled() => RunError::Unwanted,
+        () = operation.deps().unwanted.cancelled(), if !is_undoing => RunError::Unwanted,
+        () = sleep(limit) => RunError::TimedOut(limit),
+    }
+}
+
+/// Tells how it ended, and stays until it is gone.
+async fn attend(
+    operation: Operation,
+    mut child: Child,
+    ends: Ends,
+    tell: oneshot::Sender<Result<io::Result<Ended>, RunError>>,
+) {
+    let mut group = if ends == Ends::ByItself { Group(None) } else { Group::of(&child) };
+    let done = tokio::select! {
+        biased;
+        ended = ended(&mut child) => Ok(ended),
+        error = over(&operation, ends) => Err(error),
+        // What is not killed outlives the agent.
+        () = operation.deps().stop.cancelled(), if ends == Ends::ByItself => return,
+    };
+    let is_over = done.is_ok();
+    if is_over {
+        group.0 = None;
+    }
+    drop(group);
+    // Its operation may have ended.
+    let _ = tell.send(done);
+    if !is_over {
+        let _ = operation.deps().stop.run_until_cancelled(child.wait()).await;
+    }
+}
+
+#[async_trait]
+impl Machine for ThisMachine {
+    async fn run(
+        &self,
+        operation: &Operation,
+        program: &str,
+        arguments: &[String],
+        ends: Ends,
+    ) -> Result<Ended, RunError> {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.kill_on_drop(ends != Ends::ByItself).process_group(0);
+        if let Some(path) = &self.path {
+            command.env("PATH", path);
+        }
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::NotFound => format!("exec: {program:?}: executable file not found in $PATH"),
+            _ => format!("exec: {program:?}: {error}"),
+        };
+        let child = command.spawn().map_err(|error| RunError::NotStarted(failed(error)))?;
+        let (tell, told) = oneshot::channel();
+        operation.deps().tasks.spawn(attend(operation.clone(), child, ends, tell));
+        let done = told.await.map_err(|_| RunError::Unwanted)?;
+        done?.map_err(|error| RunError::NotStarted(failed(error)))
+    }
+
+    fn mounts(&self) -> io::Result<Vec<Mount>> {
+        mount_table::read()
+    }
+
+    fn bind(&self, source: &Path, target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError> {
+        let bound = rustix::mount::mount_bind(source, target);
+        bound.map_err(|error| OpError::failed(format!("binding on {}: {error}", target.display())))?;
+        local::restrict(target, read_only, options)
+    }
+}
+
+/// The machine, in one operation.
+#[derive(Clone)]
+pub struct Work {
+    machine: Arc<dyn Machine>,
+    operation: Operation,
+}
+
+impl Work {
+    /// Of an operation.
+    pub fn new(machine: &Arc<dyn Machine>, operation: &Operation) -> Self {
+        Self { machine: machine.clone(), operation: operation.clone() }
+    }
+
+    /// The operation.
+    pub fn operation(&self) -> &Operation {
+        &self.operation
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Arc<dyn Machine> {
+        &self.machine
+    }
+
+    /// Runs a program.
+    ///
+    /// # Errors
+    /// As [`Machine::run`].
+    pub async fn run(&self, program: &str, arguments: &[String], ends: Ends) -> Result<Ended, RunError> {
+        self.machine.run(&self.operation, program, arguments, ends).await
+    }
+
+    /// What is mounted, read where it may block.
+    ///
+    /// # Errors
+    /// If the table cannot be read.
+    pub async fn mounts(&self) -> Result<Vec<Mount>, OpError> {
+        let machine = self.machine.clone();
+        self.operation.blocking(move || machine.mounts().map_err(unread)).await
+    }
+
+    /// Whether something is mounted exactly there.
+    ///
+    /// # Errors
+    /// If the table cannot be read.
+    pub async fn is_mounted(&self, path: &Path) -> Result<bool, OpError> {
+        Ok(self.mounts().await?.iter().any(|mount| mount.target == path))
+    }
+}
+
+/// Nothing is known of what is mounted.
+pub fn unread(error: io::Error) -> OpError {
+    OpError::transient(format!("reading the mounts: {error}"))
+}
+
+/// Other places at which the same is mounted, by the device behind it. Pure.
+pub fn elsewhere<'a>(table: &'a [Mount], path: &Path) -> Vec<&'a PathBuf> {
+    let Some(own) = table.iter().rfind(|mount| mount.target == path) else { return Vec::new() };
+    table.iter().filter(|mount| mount.device == own.device && mount.target != path).map(|mount| &mount.target).collect()
+}
+
+/// Options as they are given to `mount`: none twice, sorted. Pure.
+pub fn options(given: &[String], ours: &[&str]) -> Vec<String> {
+    let all = given.iter().cloned().chain(ours.iter().map(|option| (*option).to_owned()));
+    let all: std::collections::BTreeSet<String> = all.filter(|option| !option.is_empty()).collect();
+    all.into_iter().collect()
+}
+
+/// Arguments of `mount`. Pure.
+pub fn mount_arguments(kind: &str, options: &[String], source: &str, target: &Path) -> Vec<String> {
+    let mut all = vec!["-t".to_owned(), kind.to_owned()];
+    if !options.is_empty() {
+        all.extend(["-o".to_owned(), options.join(",")]);
+    }
+    all.extend([source.to_owned(), target.display().to_string()]);
+    all
+}
+
+/// What is told of a mount that failed. Pure.
+pub fn mount_failed(how: &str, program: &str, arguments: &[String], output: &str) -> String {
+    let (arguments, output) = (arguments.join(" "), cut_at_char(output, SHOWN));
+    format!("mount failed: {how}\nMounting command: {program}\nMounting arguments: {arguments}\nOutput: {output}")
+}
+
+/// What is told of an unmount that failed. Pure.
+fn unmount_failed(how: &str, arguments: &[String], output: &str) -> String {
+    let (arguments, output) = (arguments.join(" "), cut_at_char(output, SHOWN));
+    format!("unmount failed: {how}\nUnmounting arguments: {arguments}\nOutput: {output}")
+}
+
+/// Ways to unmount, each tried where the one before it found no end in time: ask, give up what is asked of the
+/// server, and take away what nobody can end.
+const UNMOUNTS: [(Option<&str>, Duration); 3] =
+    [(None, Duration::from_secs(60)), (Some("-f"), Duration::from_secs(30)), (Some("-l"), Duration::from_secs(10))];
+
+impl Work {
+    /// Unmounts all that is mounted at a path, and never asks the file system itself what it is.
+    ///
+    /// # Errors
+    /// In the reference's words.
+    pub async fn unmount(&self, path: &Path) -> Result<(), String> {
+        for _ in 0..STACKED {
+            if !self.is_mounted(path).await.map_err(|error| error.text)? {
+                return Ok(());
+            }
+            self.unmount_once(path).await?;
+        }
+        if self.is_mounted(path).await.map_err(|error| error.text)? {
+            return Err(format!("{} is still mounted", path.display()));
+        }
+        Ok(())
+    }
+
+    async fn unmount_once(&self, path: &Path) -> Result<(), String> {
+        let mut late = String::new();
+        for (force, limit) in UNMOUNTS {
+            let arguments: Vec<String> =
+                force.map(str::to_owned).into_iter().chain([path.display().to_string()]).collect();
+            match self.run("umount", &arguments, Ends::Within(limit)).await {
+                Ok(ended) if ended.is_success() => return Ok(()),
+                // It may be gone all the same.
+                Ok(ended) => {
+                    if self.is_mounted(path).await.unwrap_or(true) {
+                        return Err(unmount_failed(&ended.how, &arguments, &ended.output));
+                    }
+                    return Ok(());
+                }
+                Err(error @ RunError::TimedOut(_)) => {
+                    late = unmount_failed(&error.to_string(), &arguments, "");
+                    tracing::warn!(path = %path.display(), ?limit, "Unmounting came to no end");
+                }
+                Err(error) => return Err(unmount_failed(&error.to_string(), &arguments, "")),
+            }
+        }
+        if self.is_mounted(path).await.unwrap_or(true) { Err(late) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{operation::OperationDeps, testing::FakeMachine};
+
+    const LIMIT: Ends = Ends::WhileWanted(Duration::from_secs(60));
+
+    fn script(text: &str) -> Vec<String> {
+        vec!["-c".to_owned(), text.to_owned()]
+    }
+
+    fn work(fake: &Arc<FakeMachine>) -> Work {
+        let machine: Arc<dyn Machine> = fake.clone();
+        Work::new(&machine, &Operation::default())
+    }
+
+    #[tokio::test]
+    async fn a_program_tells_how_it_ended() {
+        let machine = ThisMachine::default();
+        let ended = machine
+            .run(&Operation::default(), "sh", &script("echo out; echo err >&2; exit 32"), LIMIT)
+            .await
+            .expect("ended");
+        assert_eq!((ended.code, ended.how.as_str(), ended.is_success()), (Some(32), "exit status 32", false));
+        assert_eq!(ended.output, "out\nerr");
+        let ended = machine.run(&Operation::default(), "sh", &script("kill -9 $$"), LIMIT).await.expect("ended");
+        assert_eq!((ended.code, ended.how.as_str()), (None, "signal: 9"));
+        let missing = machine.run(&Operation::default(), "no-such-program", &[], LIMIT).await.expect_err("not there");
+        assert_eq!(missing.to_string(), "exec: \"no-such-program\": executable file not found in $PATH");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_says_too_much_or_leaves_one_behind_ends_all_the_same() {
+        let machine = ThisMachine::default();
+        let ended = machine
+            .run(&Operation::default(), "sh", &script("head -c 1000000 /dev/zero | tr '\\0' x"), LIMIT)
+            .await
+            .expect("ended");
+        assert_eq!(ended.output.len(), usize::try_from(KEPT).expect("small"));
+        // A helper's daemon that keeps its outputs.
+        let ended =
+            machine.run(&Operation::default(), "sh", &script("echo up; sleep 7 & exit 0"), LIMIT).await.expect("ended");
+        assert_eq!((ended.is_success(), ended.output.as_str()), (true, "up"));
+    }
+
+    #[tokio::test]
+    async fn what_hangs_is_killed_with_what_it_started() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pid = dir.path().join("pid");
+        let ends = Ends::Within(Duration::from_millis(500));
+        let hangs = format!("sleep 1000 & echo $! > {}; wait", pid.display());
+        let run = ThisMachine::default().run(&Operation::default(), "sh", &script(&hangs), ends).await;
+        assert_eq!(run, Err(RunError::TimedOut(Duration::from_millis(500))));
+        // Loaded machines may not have come so far: then there is nobody to be killed.
+        let Ok(child) = std::fs::read_to_string(&pid) else { return };
+        let stat = PathBuf::from(format!("/proc/{}/stat", child.trim()));
+        let is_alive = || std::fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z "));
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        while is_alive() {
+            assert!(std::time::Instant::now() < until, "still there");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_nobody_wants_is_killed_and_keeps_the_turn_until_it_is_gone() {
+        let turn = Arc::new(tokio::sync::Semaphore::new(1));
+        let operation = Operation::new(turn.clone().try_acquire_owned().expect("free"), OperationDeps::default());
+        operation.deps().unwanted.cancel();
+        let machine = ThisMachine::default();
+        let killed = machine.run(&operation, "sh", &script("sleep 1000"), LIMIT).await;
+        assert_eq!(killed, Err(RunError::Unwanted));
+        // What undoes something is nobody's to end.
+        let limit = Ends::Within(Duration::from_secs(60));
+        let ended = machine.run(&operation, "sh", &script("echo undone"), limit).await.expect("ended");
+        assert_eq!(ended.output, "undone");
+        drop(operation);
+        let free = timeout(Duration::from_secs(60), turn.acquire()).await;
+        assert!(free.is_ok(), "all of it is gone");
+    }
+
+    #[tokio::test]
+    async fn unmounting_goes_as_far_as_it_has_to() {
+        let path = Path::new("/v");
+        for (hangs, calls, expected) in [
+            (0, &["umount /v"][..], Ok(())),
+            (1, &["umount /v", "umount -f /v"], Ok(())),
+            (2, &["umount /v", "umount -f /v", "umount -l /v"], Ok(())),
+            (3, &["umount /v", "umount -f /v", "umount -l /v"], Err(())),
+        ] {
+            let fake = FakeMachine::new();
+            fake.mount("nfs", path);
+            (0..hangs).for_each(|_| fake.next("umount", Err(RunError::TimedOut(Duration::ZERO))));
+            let work = work(&fake);
+            assert_eq!(work.unmount(path).await.map_err(drop), expected, "{hangs}");
+            assert_eq!(fake.calls(), calls, "{hangs}");
+        }
+        let fake = FakeMachine::new();
+        let work = work(&fake);
+        work.unmount(path).await.expect("nothing there");
+        assert!(fake.calls().is_empty());
+        // One on the other.
+        fake.mount("nfs", path);
+        fake.mount("nfs", path);
+        work.unmount(path).await.expect("unmounted");
+        assert_eq!(fake.calls().len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_mount_in_use_is_not_taken_away() {
+        let fake = FakeMachine::new();
+        fake.mount("nfs", Path::new("/v"));
+        fake.next("umount", Ok((32, "umount: /v: target is busy.")));
+        let work = work(&fake);
+        let error = work.unmount(Path::new("/v")).await.expect_err("busy");
+        let text = "unmount failed: exit status 32\nUnmounting arguments: /v\nOutput: umount: /v: target is busy.";
+        assert_eq!(error, text);
+        assert_eq!(fake.calls(), ["umount /v"]);
+    }
+
+    #[test]
+    fn options_are_sorted_and_told_once() {
+        let given = ["noatime", "ro", "", "hard"].map(str::to_owned);
+        assert_eq!(options(&given, &["ro", "bind"]), ["bind", "hard", "noatime", "ro"]);
+        let arguments = |options: &[String]| mount_arguments("nfs", options, "s:/p", Path::new("/t")).join(" ");
+        assert_eq!(arguments(&options(&given, &[])), "-t nfs -o hard,noatime,ro s:/p /t");
+        assert_eq!(arguments(&[]), "-t nfs s:/p /t");
+    }
+}

@@ -1,0 +1,213 @@
+//! The volumes of a pod that are files of this agent: what has all it needs is written while the API server is still
+//! asked for the rest. Behaviour: spec 07 §5.1, §9.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt,
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::{Manager, VOLUMES_LIMIT};
+use crate::{
+    fetched::{self, Fetched},
+    held,
+    layout::PodLayout,
+    memory::{self, Credentials},
+    plugins::{self, Again, Looked, SetUp},
+    spec::VolumeSpec,
+    waiting::Waiting,
+    worlds::SetUpEnd,
+};
+use berth_ports::{Event, EventSink, MountedVolumes, VolumeError};
+use berth_types::{Pod, api};
+
+/// A volume, with what is behind it where that is a claim.
+pub(super) type Local = (api::Volume, Option<Arc<VolumeSpec>>);
+
+/// What came of volumes.
+#[derive(Default)]
+struct Made {
+    mounted: MountedVolumes,
+    missing: Vec<String>,
+    errors: Vec<String>,
+    /// What keeps all of them from being there.
+    fatal: Option<VolumeError>,
+}
+
+impl Made {
+    /// Nothing came of these.
+    fn none(names: Vec<String>, cause: String) -> Self {
+        Self { missing: names, errors: vec![cause], ..Self::default() }
+    }
+
+    fn with(mut self, other: Self) -> Self {
+        self.mounted.by_name.extend(other.mounted.by_name);
+        self.missing.extend(other.missing);
+        self.errors.extend(other.errors);
+        self.fatal = self.fatal.or(other.fatal);
+        self
+    }
+
+    fn all(self) -> Result<Arc<MountedVolumes>, VolumeError> {
+        match (self.fatal, self.errors.is_empty()) {
+            (Some(error), _) => Err(error),
+            (None, true) => Ok(Arc::new(self.mounted)),
+            (None, false) => {
+                let mut causes = self.errors;
+                causes.dedup();
+                Err(Waiting::for_files(self.missing, causes))
+            }
+        }
+    }
+}
+
+impl Manager {
+    /// Tells of tokens that lie in volumes which an agent before this one has set up.
+    async fn adopt_tokens(&self, pod: &Pod, layout: &PodLayout, volumes: impl Iterator<Item = &api::Volume>) {
+        let files = held::files(volumes);
+        if files.is_empty() {
+            return;
+        }
+        let layout = layout.clone();
+        // What cannot be read in time is asked for.
+        let held = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || held::read(&layout, files)).await;
+        for (ask, token) in held.unwrap_or_default() {
+            self.deps.objects.adopt_token(pod, &ask, &token);
+        }
+    }
+
+    /// Those that are files of this agent.
+    pub(super) async fn set_up(
+        &self,
+        pod: &Arc<Pod>,
+        layout: PodLayout,
+        local: Vec<Local>,
+    ) -> Result<Arc<MountedVolumes>, VolumeError> {
+        let known = local.iter().filter_map(|(volume, _)| Some((volume.name.clone(), plugins::kind(volume)?.plugin)));
+        let mounted = self.worlds.desire(pod.uid(), known);
+        let left = self.worlds.left(pod.uid());
+        let volumes = local.iter().map(|(volume, _)| volume);
+        self.adopt_tokens(pod, &layout, volumes.filter(|volume| left.contains(&volume.name))).await;
+        let is_new = local.iter().any(|(volume, _)| !mounted.contains(&volume.name));
+        // What is there already comes in one turn: it is looked at every minute, and nobody waits for it.
+        let (issued, stored): (Vec<_>, Vec<_>) =
+            local.into_iter().partition(|(volume, _)| is_new && fetched::is_issued(volume));
+        let some = async |volumes: Vec<Local>| self.set_up_some(pod, &layout, &mounted, volumes).await;
+        if issued.is_empty() {
+            return some(stored).await.all();
+        }
+        if stored.is_empty() {
+            return some(issued).await.all();
+        }
+        let (stored, issued) = tokio::join!(some(stored), some(issued));
+        stored.with(issued).all()
+    }
+
+    async fn set_up_some(
+        &self,
+        pod: &Arc<Pod>,
+        layout: &PodLayout,
+        mounted: &BTreeSet<String>,
+        volumes: Vec<Local>,
+    ) -> Made {
+        let names: Vec<String> = volumes.iter().map(|(volume, _)| volume.name.clone()).collect();
+        let wanted: Vec<&api::Volume> = volumes.iter().map(|(volume, _)| volume).collect();
+        let fetched = fetched::fetch(&*self.deps.objects, pod, &wanted).await;
+        let allocatable = self.deps.facts.borrow().allocatable.clone();
+        let work = Mount {
+            memory: (self.credentials == Credentials::InMemory).then(|| memory::size(&allocatable, pod)),
+            fetched,
+            events: self.deps.events.clone(),
+            looked: self.looked.clone(),
+            pod: pod.clone(),
+            layout: layout.clone(),
+            allocatable,
+            now: self.deps.clock.now(),
+            mounted: mounted.clone(),
+            volumes,
+        };
+        match self.turns.take(pod.uid(), VOLUMES_LIMIT, move || work.run()).await {
+            Ok((made, ends)) => {
+                self.worlds.set_up(pod.uid(), ends);
+                made
+            }
+            Err(e) => Made::none(names, e.to_string()),
+        }
+    }
+}
+
+/// Volumes of one pod; runs on the blocking pool.
+struct Mount {
+    memory: Option<u64>,
+    fetched: Fetched,
+    events: Arc<dyn EventSink>,
+    looked: Arc<Looked>,
+    pod: Arc<Pod>,
+    layout: PodLayout,
+    allocatable: BTreeMap<String, String>,
+    now: Timestamp,
+    /// Volumes that were set up before.
+    mounted: BTreeSet<String>,
+    /// Those to set up.
+    volumes: Vec<Local>,
+}
+
+impl Mount {
+    /// The volumes, and what was done for them.
+    fn run(&self) -> (Made, Vec<SetUpEnd>) {
+        let (mut made, mut ends) = (Made::default(), Vec::new());
+        for dir in [self.layout.pod().to_owned(), self.layout.volumes(), self.layout.plugins()] {
+            if let Err(e) = DirBuilder::new().recursive(true).mode(0o750).create(&dir) {
+                made.fatal = Some(VolumeError::Failed(format!("error making pod data directories: {e}")));
+                return (made, ends);
+            }
+        }
+        for (volume, claimed) in &self.volumes {
+            let request = SetUp {
+                pod: &self.pod,
+                volume,
+                layout: &self.layout,
+                allocatable: &self.allocatable,
+                fetched: &self.fetched,
+                memory: self.memory,
+                looked: &self.looked,
+                now: self.now,
+            };
+            let began = Instant::now();
+            let done = plugins::set_up(&request);
+            ends.extend(self.end(volume, done.is_ok(), began.elapsed()));
+            match done {
+                Ok(mut one) => {
+                    one.read_only |= claimed.as_ref().is_some_and(|spec| spec.read_only());
+                    made.mounted.by_name.insert(volume.name.clone(), one);
+                }
+                // Its containers go on with what it shows, and so do those that start again.
+                Err(VolumeError::Failed(text)) if let Some(one) = plugins::as_it_was(&request) => {
+                    self.events.record(Event::warning(self.pod.id(), "FailedMount", text));
+                    made.mounted.by_name.insert(volume.name.clone(), one);
+                }
+                Err(e @ VolumeError::Unsupported { .. }) => {
+                    made.fatal = Some(e);
+                    return (made, ends);
+                }
+                Err(e) => {
+                    made.missing.push(volume.name.clone());
+                    made.errors.push(e.to_string());
+                }
+            }
+        }
+        (made, ends)
+    }
+
+    /// What is to be told of a volume; nothing of one that was only looked at again.
+    fn end(&self, volume: &api::Volume, succeeded: bool, elapsed: Duration) -> Option<SetUpEnd> {
+        let kind = plugins::kind(volume)?;
+        let is_told = !succeeded || kind.again == Again::EveryTurn || !self.mounted.contains(&volume.name);
+        is_told.then(|| SetUpEnd { volume: volume.name.clone(), plugin: kind.plugin, succeeded, elapsed })
+    }
+}

@@ -1,0 +1,101 @@
+//! Where the disk of a cloud can be reached, in the words of its driver. Pure.
+//!
+//! What is required of nodes by the zone's label becomes what is required by the label that the driver gives them; a
+//! volume that requires nothing but bears the label requires that.
+
+use std::collections::BTreeSet;
+
+use super::{CINDER, EBS, GCE, VSPHERE};
+use berth_types::api;
+
+const ZONE: &str = "topology.kubernetes.io/zone";
+const REGION: &str = "topology.kubernetes.io/region";
+const OLD_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
+const OLD_REGION: &str = "failure-domain.beta.kubernetes.io/region";
+/// Between several zones in a label.
+const BETWEEN: &str = "__";
+
+/// The zones that a volume's labels name.
+pub fn labelled(volume: &api::PersistentVolume) -> Vec<&str> {
+    let old = label(volume, OLD_ZONE).filter(|zones| !zones.is_empty());
+    old.or_else(|| label(volume, ZONE)).map(|zones| zones.split(BETWEEN).collect()).unwrap_or_default()
+}
+
+fn label<'a>(volume: &'a api::PersistentVolume, key: &str) -> Option<&'a str> {
+    volume.metadata.labels.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Says what is required of nodes as the driver of that name labels them.
+pub fn translate(volume: &mut api::PersistentVolume, driver: &str) {
+    let (zone, region) = spoken(volume);
+    match driver {
+        EBS => moved(volume, zone, "topology.ebs.csi.aws.com/zone", Some(BETWEEN)),
+        GCE => moved(volume, zone, "topology.gke.io/zone", Some(BETWEEN)),
+        CINDER => moved(volume, zone, "topology.cinder.csi.openstack.org/zone", Some(BETWEEN)),
+        VSPHERE => {
+            moved(volume, zone, "topology.csi.vmware.com/zone", None);
+            moved(volume, region, "topology.csi.vmware.com/region", None);
+            return;
+        }
+        _ => return,
+    }
+    // Newer nodes bear the newer label only.
+    if region == OLD_REGION && requires(volume, region) {
+        rename(volume, region, REGION);
+    }
+}
+
+/// Which generation of labels a volume speaks of.
+fn spoken(volume: &api::PersistentVolume) -> (&'static str, &'static str) {
+    let (new, old) = ((ZONE, REGION), (OLD_ZONE, OLD_REGION));
+    let is_required = |key: &str| requirements(volume).any(|one| one.key == key);
+    let is_older = !is_required(ZONE)
+        && (is_required(OLD_ZONE) || (label(volume, ZONE).is_none() && label(volume, OLD_ZONE).is_some()));
+    if is_older { old } else { new }
+}
+
+/// What is required by `key` is required by the driver's, and what the label says where nothing is.
+fn moved(volume: &mut api::PersistentVolume, key: &str, to: &str, between: Option<&str>) {
+    if requires(volume, key) {
+        return rename(volume, key, to);
+    }
+    let Some(value) = label(volume, key) else { return };
+    let values = between.map_or_else(|| vec![value], |between| value.split(between).collect());
+    let values: BTreeSet<&str> = values.into_iter().map(str::trim).filter(|value| !value.is_empty()).collect();
+    let values: Vec<String> = values.into_iter().map(str::to_owned).collect();
+    if values.is_empty() {
+        return;
+    }
+    let requirement =
+        api::NodeSelectorRequirement { key: to.to_owned(), operator: "In".to_owned(), values: Some(values) };
+    let terms = terms(volume);
+    if terms.is_empty() {
+        terms.push(api::NodeSelectorTerm::default());
+    }
+    for term in terms {
+        term.match_expressions.get_or_insert_default().push(requirement.clone());
+    }
+}
+
+fn terms(volume: &mut api::PersistentVolume) -> &mut Vec<api::NodeSelectorTerm> {
+    let affinity = volume.spec.get_or_insert_default().node_affinity.get_or_insert_default();
+    &mut affinity.required.get_or_insert_default().node_selector_terms
+}
+
+fn requirements(volume: &api::PersistentVolume) -> impl Iterator<Item = &api::NodeSelectorRequirement> {
+    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+    let terms = affinity.and_then(|affinity| affinity.required.as_ref()).map(|required| &required.node_selector_terms);
+    terms.into_iter().flatten().filter_map(|term| term.match_expressions.as_ref()).flatten()
+}
+
+/// Whether some value is required by `key`.
+fn requires(volume: &api::PersistentVolume, key: &str) -> bool {
+    requirements(volume).any(|one| one.key == key && one.values.as_ref().is_some_and(|values| !values.is_empty()))
+}
+
+fn rename(volume: &mut api::PersistentVolume, key: &str, to: &str) {
+    let expressions = terms(volume).iter_mut().filter_map(|term| term.match_expressions.as_mut()).flatten();
+    for one in expressions.filter(|one| one.key == key) {
+        to.clone_into(&mut one.key);
+    }
+}

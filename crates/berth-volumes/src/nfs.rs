@@ -1,0 +1,146 @@
+//! Directories of NFS servers. Behaviour: spec 07 §7.7.
+//!
+//! A server that does not answer is the pod's own trouble: nothing here looks at what is mounted, neither before nor
+//! after. What is mounted is read from the kernel's table, and every program has its deadline.
+
+use std::{net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use super::{
+    device::{DevicePlugin, Found, OpError, Published, Rebuilt, Removal, Traits, Usage},
+    disks, fullness, local,
+    machine::{self, Ends, Machine, RunError, Work},
+    spec::{Mode, VolumeSpec},
+};
+use berth_ports::Fullness;
+use berth_types::{Pod, api};
+
+const NAME: &str = "kubernetes.io/nfs";
+/// Time for a mount: the helper asks the server, and asks again.
+const MOUNTING: Duration = Duration::from_secs(110);
+/// Time for everything: a mount that came to no end, and taking down what it left.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// The plugin.
+pub struct NfsPlugin {
+    machine: Arc<dyn Machine>,
+}
+
+/// A directory of a server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Share {
+    server: String,
+    path: String,
+}
+
+impl Share {
+    fn of(spec: &VolumeSpec) -> Result<Self, OpError> {
+        let source = spec.as_inline().and_then(|volume| volume.nfs.as_ref());
+        let source = source.or_else(|| spec.volume()?.nfs.as_ref());
+        let source = source.ok_or_else(|| OpError::failed("spec does not reference a NFS volume type"))?;
+        let (server, path) = (source.server.clone(), source.path.clone());
+        // `mount` would take it for one of its options.
+        if server.is_empty() || server.starts_with('-') {
+            return Err(OpError::failed(format!("nfs.server: {server:?} is no name of a server")));
+        }
+        Ok(Self { server, path })
+    }
+
+    /// As `mount` is told: addresses of IPv6 need brackets.
+    fn source(&self) -> String {
+        let Self { server, path } = self;
+        if server.parse::<Ipv6Addr>().is_ok() { format!("[{server}]:{path}") } else { format!("{server}:{path}") }
+    }
+}
+
+impl NfsPlugin {
+    /// The plugin of a machine.
+    pub fn new(machine: Arc<dyn Machine>) -> Self {
+        Self { machine }
+    }
+}
+
+async fn mount(work: &Work, share: &Share, options: &[String], target: &Path) -> Result<(), OpError> {
+    let arguments = machine::mount_arguments("nfs", options, &share.source(), target);
+    let told = |how: &str, output: &str| machine::mount_failed(how, "mount", &arguments, output);
+    let error = match work.run("mount", &arguments, Ends::WhileWanted(MOUNTING)).await {
+        Ok(ended) if ended.is_success() => return Ok(()),
+        Ok(ended) => OpError::failed(told(&ended.how, &ended.output)),
+        Err(RunError::NotStarted(cause)) => OpError::failed(told(&cause, "")),
+        // It may be mounted a moment later.
+        Err(error @ (RunError::TimedOut(_) | RunError::Unwanted)) => OpError::uncertain(told(&error.to_string(), "")),
+    };
+    match disks::unpublish(work, target).await {
+        Ok(()) => Err(error),
+        Err(left) => {
+            tracing::warn!(path = %target.display(), err = %left, "Could not take down a mount that failed");
+            Err(OpError::uncertain(error.text))
+        }
+    }
+}
+
+#[async_trait]
+impl DevicePlugin for NfsPlugin {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn supports(&self, spec: &VolumeSpec) -> bool {
+        spec.as_inline().is_some_and(|volume| volume.nfs.is_some())
+            || spec.volume().is_some_and(|volume| volume.nfs.is_some())
+    }
+
+    async fn describe(&self, _pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError> {
+        Ok(traits(&spec.name))
+    }
+
+    async fn publish(&self, usage: &Usage) -> Result<Published, OpError> {
+        if usage.mode == Mode::Block {
+            return Err(OpError::failed("no volume plugin matched"));
+        }
+        let share = Share::of(&usage.spec)?;
+        let (target, place) = (usage.target.clone(), usage.target.clone());
+        let work = Work::new(&self.machine, &usage.operation);
+        if !work.is_mounted(&target).await? {
+            usage.operation.blocking(move || local::make(&place)).await?;
+            let ours: &[&str] = if usage.spec.read_only() { &["ro"] } else { &[] };
+            mount(&work, &share, &machine::options(&usage.spec.mount_options(), ours), &target).await?;
+        }
+        // Nobody relabels a directory of another machine, nor gives it away.
+        Ok(Published { path: target, relabel: false })
+    }
+
+    async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
+        fullness::of_share(&Work::new(&self.machine, &usage.operation), path).await
+    }
+
+    async fn unpublish(&self, removal: &Removal) -> Result<(), OpError> {
+        let Some((_, target)) = &removal.pod else { return Ok(()) };
+        disks::unpublish(&Work::new(&self.machine, &removal.operation), target).await
+    }
+
+    fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
+        if found.mode == Mode::Block {
+            return Err("directories of NFS servers are no devices".to_owned());
+        }
+        // Undoing needs no more than where it is.
+        let volume = api::Volume {
+            name: found.name.clone(),
+            nfs: Some(api::NFSVolumeSource::default()),
+            ..api::Volume::default()
+        };
+        Ok(Rebuilt { spec: VolumeSpec::inline(&volume), traits: traits(&found.name), label: None })
+    }
+
+    fn limit(&self) -> Duration {
+        LIMIT
+    }
+}
+
+fn traits(volume: &str) -> Traits {
+    Traits { volume: volume.to_owned(), label: NAME.to_owned(), mount_options: true, ..Traits::default() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! How full volumes are that pods have: asked of their plugins, beside what their owners do. Behaviour: spec 07 §15.
+
+use std::{
+    panic::AssertUnwindSafe,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::FutureExt;
+use tokio::{sync::Semaphore, time::timeout};
+
+use super::{
+    board::{Board, Desire},
+    state::Presence,
+};
+use crate::{
+    claims,
+    device::{DevicePlugin, OpError, Usage},
+    operation::Operation,
+};
+use berth_ports::{ClaimedVolume, Event, Fullness};
+use berth_sys::panics::said;
+use berth_types::PodUid;
+
+/// How long one look may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A volume that can be asked for.
+struct Measurable {
+    plugin: Arc<dyn DevicePlugin>,
+    desire: Arc<Desire>,
+    path: PathBuf,
+    /// One look at a time.
+    turn: Arc<Semaphore>,
+}
+
+impl Board {
+    /// Volumes that the pod has and that are there, behind claims.
+    pub fn claimed(&self, pod: &PodUid) -> Vec<ClaimedVolume> {
+        let there = self.there(|desire| desire.usage.pod.uid() == pod);
+        there.into_iter().filter_map(|one| claimed(&one.desire)).collect()
+    }
+
+    /// How full the volume is that has that place in its pod.
+    ///
+    /// # Errors
+    /// Nobody can say, or not in time.
+    pub async fn fullness(&self, target: &Path) -> Result<Fullness, String> {
+        let Some(volume) = self.there(|desire| desire.usage.target == target).pop() else {
+            return Err("the volume is not there".to_owned());
+        };
+        let Ok(turn) = volume.turn.try_acquire_owned() else {
+            return Err("an earlier look at the volume has not returned".to_owned());
+        };
+        let operation = Operation::new(turn, self.looking());
+        let usage = Usage { operation, ..volume.desire.usage.clone() };
+        let asked = AssertUnwindSafe(volume.plugin.fullness(&usage, &volume.path)).catch_unwind();
+        match timeout(LIMIT, asked).await {
+            Ok(Ok(told)) => {
+                let told = told.map_err(|error: OpError| error.text)?;
+                self.tell_of_condition(&volume.desire, &told);
+                Ok(told)
+            }
+            Ok(Err(panic)) => Err(said(&*panic)),
+            Err(_) => Err("context deadline exceeded".to_owned()),
+        }
+    }
+
+    /// Tells the pod of a volume that is not well. Spec 07 §12.8.
+    fn tell_of_condition(&self, desire: &Desire, told: &Fullness) {
+        let Some(condition) = told.condition.as_ref().filter(|condition| condition.is_abnormal) else { return };
+        let name = claimed(desire).map_or_else(|| desire.usage.spec.name.clone(), |own| own.volume);
+        let text = format!("Volume {name}: {}", condition.message);
+        self.deps.events.record(Event::warning(desire.usage.pod.id(), "VolumeConditionAbnormal", text));
+    }
+
+    fn there(&self, is_asked: impl Fn(&Desire) -> bool) -> Vec<Measurable> {
+        let slots = self.slots();
+        let mut found = Vec::new();
+        for slot in slots.values() {
+            let (desires, shown) = (slot.desires.borrow(), slot.shown.borrow());
+            for desire in desires.values().flatten().filter(|desire| is_asked(desire)) {
+                let own = shown.pods.get(desire.usage.pod.uid());
+                let own = own.filter(|own| own.presence == Presence::Present);
+                let Some(published) = own.and_then(|own| own.published.as_ref()) else { continue };
+                found.push(Measurable {
+                    plugin: slot.plugin.clone(),
+                    desire: desire.clone(),
+                    path: published.path.clone(),
+                    turn: slot.measuring.clone(),
+                });
+            }
+        }
+        found
+    }
+}
+
+/// By the name that the pod gives it.
+fn claimed(desire: &Desire) -> Option<ClaimedVolume> {
+    let (namespace, claim) = desire.usage.spec.claim()?;
+    let pod = &desire.usage.pod;
+    let own = pod.spec().volumes().find(|volume| claims::reference(pod, volume).is_some_and(|of| of.name == claim))?;
+    Some(ClaimedVolume {
+        volume: own.name.clone(),
+        claim: (namespace.to_owned(), claim.to_owned()),
+        path: desire.usage.target.clone(),
+    })
+}

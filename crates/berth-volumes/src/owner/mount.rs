@@ -1,0 +1,339 @@
+//! The operations on a volume, step by step, with what is told of each. Behaviour: spec 07 §4.
+
+use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tokio::time::timeout;
+
+use super::{
+    board::{Board, Desire},
+    state::{Happened, Presence},
+    task::{Failure, Owner},
+};
+use crate::{
+    block,
+    device::{Class, OpError, Published, Removal, Trouble, Usage},
+    expand,
+    operation::Operation,
+    spec::{Mode, VolumeSpec},
+};
+use berth_ports::{Event, EventKind};
+use berth_sys::panics::said;
+use berth_types::{PodUid, node_selector};
+
+/// How long a look at the mode of a volume's root may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
+/// The mode of sub-paths where that look brings nothing.
+const FALLBACK_MODE: u32 = 0o750;
+const FOR_ONE_POD: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+
+/// `<prefix> for volume "<name>" : <cause>`.
+pub(super) fn told(prefix: &str, name: &str, cause: impl std::fmt::Display) -> String {
+    format!("{prefix} for volume {name:?} : {cause}")
+}
+
+/// The mode of a volume's root as the kernel knows it: a server is not asked, which may never answer.
+fn root_mode(path: &std::path::Path) -> Option<u32> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MODE | StatxFlags::TYPE).ok()?;
+    // A file system that was not asked yet may know none.
+    Some(u32::from(found.stx_mode) & 0o7777).filter(|mode| mode & 0o777 != 0)
+}
+
+impl Owner {
+    /// Within the plugin's time, or as long as it shows signs of life; what takes longer may still happen, and so may
+    /// what panics.
+    async fn within<T>(
+        &self,
+        operation: &Operation,
+        call: impl Future<Output = Result<T, OpError>>,
+    ) -> Result<T, OpError> {
+        let mut call = std::pin::pin!(AssertUnwindSafe(call).catch_unwind());
+        loop {
+            let signs = operation.signs();
+            match timeout(self.plugin.limit(), &mut call).await {
+                Ok(Ok(done)) => return done,
+                Ok(Err(panic)) => return Err(OpError::uncertain(said(&*panic))),
+                Err(_) if operation.signs() != signs => {}
+                Err(_) => return Err(OpError::uncertain("context deadline exceeded")),
+            }
+        }
+    }
+
+    pub(super) async fn mount(&mut self, board: &Board, pod: &PodUid, operation: &Operation) -> Result<(), Failure> {
+        let Some(desire) = self.desires.get(pod).cloned() else { return Ok(()) };
+        let usage = self.usage(&desire, operation);
+        let (kind, reason) = match usage.mode {
+            Mode::Filesystem => ("MountVolume", "FailedMount"),
+            Mode::Block => ("MapVolume", "FailedMapVolume"),
+        };
+        let (stage_step, publish_step) = match usage.mode {
+            Mode::Filesystem => ("MountDevice", "SetUp"),
+            Mode::Block => ("SetUpDevice", "MapPodDevice"),
+        };
+        let fails = |step: &str, reason: &'static str, cause: &dyn std::fmt::Display| Failure {
+            is_for_all: step == stage_step,
+            event: Some((usage.pod.clone(), reason)),
+            text: told(&format!("{kind}.{step} failed"), &usage.spec.name, cause),
+        };
+        if !self.suits_node(board, &usage.spec) {
+            return Err(fails("NodeAffinity check", "FailedMount", &"no matching NodeSelectorTerms"));
+        }
+        if !self.traits.mount_options && !usage.spec.mount_options().is_empty() {
+            let cause = "mount options are not supported for this volume type";
+            return Err(fails("MountOptionSupport check", reason, &cause));
+        }
+        if usage.spec.is_for_one_pod() && self.state.other_user(pod).is_some() {
+            let step = if usage.mode == Mode::Block { stage_step } else { publish_step };
+            return Err(Failure { is_for_all: false, ..fails(step, reason, &FOR_ONE_POD) });
+        }
+        let usage_of_device = self.attached(&usage).await.map_err(|e| fails("WaitForAttach", reason, &e))?;
+        if self.traits.stages && self.state.stage != Presence::Present {
+            if let Err(e) = self.within(operation, self.plugin.stage(&usage_of_device)).await {
+                self.state.happened(&Happened::NotStaged(e.class));
+                tell_of_mismatch(board, &usage, &e);
+                let step = if e.trouble == Trouble::NotAttached { "WaitForAttach" } else { stage_step };
+                return Err(fails(step, reason, &e));
+            }
+            self.state.happened(&Happened::Staged);
+        }
+        match self.publish(board, &usage_of_device).await {
+            Ok(published) => self.keep(pod, published).await,
+            Err(e) => {
+                self.state.happened(&Happened::NotPublished(pod.clone(), e.class));
+                let is_absent = self.state.pods.get(pod).is_none_or(|own| own.presence == Presence::Absent);
+                if usage.mode == Mode::Block && is_absent && self.unmark(board, &usage).await.is_err() {
+                    // A device is bound there, from an attempt before: it has to be undone.
+                    self.state.happened(&Happened::NotPublished(pod.clone(), Class::Uncertain));
+                }
+                tell_of_mismatch(board, &usage, &e);
+                return Err(fails(publish_step, reason, &e));
+            }
+        }
+        self.state.happened(&Happened::Published(pod.clone()));
+        if !usage.is_republish {
+            board.deps.metrics.mounted(&self.traits.label, desire.since.elapsed());
+        }
+        Ok(())
+    }
+
+    /// What the plugin is told: what the pod wants, and how things stand.
+    fn usage(&self, desire: &Desire, operation: &Operation) -> Usage {
+        let pod = desire.usage.pod.uid();
+        let own = self.state.pods.get(pod);
+        Usage {
+            device: self.device.clone(),
+            is_shared_now: self.state.other_user(pod).is_some(),
+            is_republish: self.state.is_mounted(pod),
+            was_rebuilt: own.is_some_and(|own| own.was_rebuilt),
+            label: self.state.label.clone(),
+            operation: operation.clone(),
+            ..desire.usage.clone()
+        }
+    }
+
+    fn suits_node(&self, board: &Board, spec: &VolumeSpec) -> bool {
+        let required = spec.volume().and_then(|of| of.node_affinity.as_ref()?.required.as_ref());
+        let facts = board.deps.facts.borrow();
+        required.is_none_or(|required| node_selector::matches(required, &facts.name, &facts.labels))
+    }
+
+    async fn attached(&mut self, usage: &Usage) -> Result<Usage, OpError> {
+        let mut usage = usage.clone();
+        if self.traits.attachable {
+            let found = self.within(&usage.operation, self.plugin.attached(&usage)).await?;
+            if let Some(device) = found {
+                self.device.clone_from(&device);
+                usage.device = device;
+            }
+        }
+        Ok(usage)
+    }
+
+    /// Forgets that a pod may come to have the device, which it did not.
+    async fn unmark(&self, board: &Board, usage: &Usage) -> Result<(), OpError> {
+        let map = self.map(board, usage);
+        self.within(&usage.operation, async { block::forget(&map).await.map_err(OpError::uncertain) }).await
+    }
+
+    fn map(&self, board: &Board, usage: &Usage) -> block::Map {
+        block::Map {
+            device: PathBuf::new(),
+            global: self.plugin.map_dir(&board.deps.root, &usage.spec),
+            pod: usage.pod.uid().clone(),
+            link: usage.target.clone(),
+            operation: usage.operation.clone(),
+        }
+    }
+
+    async fn publish(&self, board: &Board, usage: &Usage) -> Result<Published, OpError> {
+        if usage.mode == Mode::Filesystem {
+            return self.within(&usage.operation, self.plugin.publish(usage)).await;
+        }
+        let map = self.map(board, usage);
+        // Nothing was done: that says nothing of an attempt before this one.
+        self.within(&usage.operation, async { block::mark(&map).await.map_err(OpError::transient) }).await?;
+        let published = self.within(&usage.operation, self.plugin.publish(usage)).await?;
+        if published.path.as_os_str().is_empty() {
+            return Err(OpError::uncertain("device path of the volume is empty"));
+        }
+        let map = block::Map { device: published.path, ..map };
+        // Whatever goes wrong from here on, the pod has the device.
+        let device =
+            self.within(&usage.operation, async { block::map(&map).await.map_err(OpError::uncertain) }).await?;
+        if !usage.is_republish {
+            let name = &usage.spec.name;
+            for (what, path) in [("globalMapPath", &map.global), ("volumeMapPath", &map.link)] {
+                let text = format!(
+                    "MapVolume.MapPodDevice succeeded for volume {name:?} {what} {:?}",
+                    path.display().to_string()
+                );
+                board.deps.events.record(Event::normal(usage.pod.id(), "SuccessfulMountVolume", text));
+            }
+        }
+        Ok(Published { path: device, relabel: false })
+    }
+
+    async fn keep(&mut self, pod: &PodUid, published: Published) {
+        let path = published.path.clone();
+        let look = self.looks.take(LOOK_LIMIT, move || root_mode(&path));
+        let mode = look.await.ok().flatten();
+        if let Some(held) = self.held.get_mut(pod) {
+            held.published = Some(published);
+            held.root_mode = mode.unwrap_or(FALLBACK_MODE);
+        }
+    }
+
+    pub(super) async fn unmount(&mut self, board: &Board, pod: &PodUid, operation: &Operation) -> Result<(), Failure> {
+        let Some(held) = self.held.get(pod) else {
+            self.state.happened(&Happened::Unpublished(pod.clone()));
+            return Ok(());
+        };
+        let removal = Removal {
+            spec: held.spec.clone(),
+            unique: self.name.clone(),
+            mode: self.state.mode,
+            pod: Some((pod.clone(), held.target.clone())),
+            device: self.device.clone(),
+            operation: operation.clone(),
+        };
+        let undone = self.within(operation, self.unpublish(board, pod, &removal)).await;
+        match undone {
+            Ok(()) => {
+                self.state.happened(&Happened::Unpublished(pod.clone()));
+                Ok(())
+            }
+            Err(e) => {
+                self.state.happened(&Happened::NotUnpublished(pod.clone()));
+                let prefix = match self.state.mode {
+                    Mode::Filesystem => "UnmountVolume.TearDown failed",
+                    Mode::Block => "UnmapVolume.UnmapPodDevice failed",
+                };
+                Err(Failure { is_for_all: false, event: None, text: told(prefix, self.name.as_str(), e) })
+            }
+        }
+    }
+
+    async fn unpublish(&self, board: &Board, pod: &PodUid, removal: &Removal) -> Result<(), OpError> {
+        let (Mode::Block, Some((_, link))) = (removal.mode, &removal.pod) else {
+            return self.plugin.unpublish(removal).await;
+        };
+        let map = block::Map {
+            device: Default::default(),
+            global: self.plugin.map_dir(&board.deps.root, &removal.spec),
+            pod: pod.clone(),
+            link: link.clone(),
+            operation: removal.operation.clone(),
+        };
+        block::unmap(&map).await.map_err(OpError::uncertain)?;
+        self.plugin.unpublish(removal).await?;
+        block::forget(&map).await.map_err(OpError::uncertain)
+    }
+
+    pub(super) async fn unmount_device(&mut self, board: &Board, operation: &Operation) -> Result<(), Failure> {
+        let Some(spec) = self.last_spec.clone() else {
+            self.state.happened(&Happened::Unstaged);
+            return Ok(());
+        };
+        let (name, mode, device) = (self.name.clone(), self.state.mode, self.device.clone());
+        let global = self.plugin.map_dir(&board.deps.root, &spec);
+        let removal = Removal { spec, unique: name, mode, pod: None, device, operation: operation.clone() };
+        let undone = self.within(operation, async {
+            if mode == Mode::Block {
+                block::unused(operation, &global).await.map_err(OpError::failed)?;
+                // Nobody has it: what a plugin has to be empty for it must not hold marks of those who never came to it.
+                block::clear_marks(operation, &global).await.map_err(OpError::uncertain)?;
+            }
+            self.plugin.unstage(&removal).await?;
+            if mode == Mode::Block {
+                block::remove_dir(operation, &global).await.map_err(OpError::uncertain)?;
+            }
+            block::idle(operation, &removal.device).await.map_err(OpError::uncertain)
+        });
+        match undone.await {
+            Ok(()) => {
+                self.state.happened(&Happened::Unstaged);
+                Ok(())
+            }
+            Err(e) => {
+                self.state.happened(&Happened::NotUnstaged);
+                let prefix = match mode {
+                    Mode::Filesystem => "UnmountDevice failed",
+                    Mode::Block => "UnmapDevice failed",
+                };
+                Err(Failure { is_for_all: false, event: None, text: told(prefix, self.name.as_str(), e) })
+            }
+        }
+    }
+
+    pub(super) async fn resize(&mut self, board: &Board, pod: &PodUid, operation: &Operation) -> Result<(), Failure> {
+        let (Some(desire), Some(held)) = (self.desires.get(pod).cloned(), self.held.get(pod)) else { return Ok(()) };
+        let Some(path) = held.published.as_ref().map(|published| published.path.clone()) else { return Ok(()) };
+        let work = expand::Work {
+            plugin: &*self.plugin,
+            storage: &*board.deps.storage,
+            events: &*board.deps.events,
+            node: board.deps.facts.borrow().name.clone(),
+            usage: self.usage(&desire, operation),
+            growth: desire.growth,
+            path,
+        };
+        let pod_object = desire.usage.pod.clone();
+        match self.within(operation, work.run()).await {
+            Ok(()) => {
+                self.grown(pod, &desire);
+                Ok(())
+            }
+            // Not on this node, as long as it is in use.
+            Err(e) if e.trouble == Trouble::InUse => {
+                self.grown(pod, &desire);
+                Err(self.not_resized(&pod_object, &desire, &e))
+            }
+            Err(e) => Err(self.not_resized(&pod_object, &desire, &e)),
+        }
+    }
+
+    /// It has its size, or will not get it here.
+    fn grown(&mut self, pod: &PodUid, desire: &Desire) {
+        self.state.happened(&Happened::Resized(pod.clone()));
+        if let (Some(held), Some((_, to))) = (self.held.get_mut(pod), desire.growth) {
+            held.grown_to = to;
+        }
+    }
+
+    fn not_resized(&self, pod: &Arc<berth_types::Pod>, desire: &Desire, e: &OpError) -> Failure {
+        let text = told("NodeExpandVolume.NodeExpandVolume failed", &desire.usage.spec.name, e);
+        let is_told = e.class != Class::Transient;
+        Failure { is_for_all: false, event: is_told.then(|| (pod.clone(), "VolumeResizeFailed")), text }
+    }
+}
+
+/// Says on the persistent volume that another file system is on its device.
+fn tell_of_mismatch(board: &Board, usage: &Usage, error: &OpError) {
+    let persistent = usage.spec.as_persistent().filter(|_| error.trouble == Trouble::WrongFilesystem);
+    if let Some(of) = persistent {
+        let text = format!("MountVolume failed for volume {:?} {error}", usage.spec.name);
+        let (kind, reason) = (EventKind::Warning, "FailedMountOnFilesystemMismatch");
+        board.deps.events.record(Event::on_volume(&of.volume, kind, reason, text));
+    }
+}

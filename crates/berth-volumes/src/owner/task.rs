@@ -1,0 +1,418 @@
+//! The owner of one volume: does what is due, one thing at a time, and shows what is there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::AssertUnwindSafe,
+    path::PathBuf,
+    sync::Arc,
+};
+
+use futures::FutureExt;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, sleep_until},
+};
+use tracing::error;
+
+use super::{
+    backoff::{Backoffs, OpName},
+    board::{Board, Desire, Desires, Leftover, Shown, ShownPod, Slot},
+    mount::told,
+    state::{Around, Attachment, Due, Op, Presence, State, Wish},
+};
+use crate::{
+    device::{DevicePlugin, Published, Rebuilt, Traits},
+    hands::Hands,
+    operation::Operation,
+    spec::{Mode, UniqueName, VolumeSpec},
+    turns::Lane,
+};
+use berth_metrics::{Operated, StorageOperation, World};
+use berth_ports::{Attached, Event};
+use berth_sys::panics::said;
+use berth_types::PodUid;
+
+/// What is told where an operation cannot begin.
+const HINDERED: &str = "an earlier operation on this volume has not returned";
+
+/// What is known of the volume in a pod, besides whether it is there.
+pub(super) struct Held {
+    pub(super) spec: Arc<VolumeSpec>,
+    pub(super) target: PathBuf,
+    pub(super) published: Option<Published>,
+    pub(super) root_mode: u32,
+    /// The pod's turn in which it was published last.
+    turn: u64,
+    /// Bytes it was expanded to, or should not be expanded to again.
+    pub(super) grown_to: u64,
+    /// Why it is not there, as was told last.
+    failure: Option<Arc<str>>,
+}
+
+/// Why an operation failed, as it is told.
+pub(super) struct Failure {
+    /// It failed for all pods, whichever it was tried for.
+    pub(super) is_for_all: bool,
+    /// Told to the pod, if at all.
+    pub(super) event: Option<(Arc<berth_types::Pod>, &'static str)>,
+    /// `MountVolume.SetUp failed for volume "x" : …`.
+    pub(super) text: String,
+}
+
+/// One volume.
+pub(super) struct Owner {
+    pub(super) name: UniqueName,
+    pub(super) plugin: Arc<dyn DevicePlugin>,
+    pub(super) traits: Traits,
+    pub(super) state: State,
+    backoffs: Backoffs,
+    pub(super) desires: BTreeMap<PodUid, Arc<Desire>>,
+    pub(super) held: BTreeMap<PodUid, Held>,
+    /// What undoing the stage needs when no pod is left.
+    pub(super) last_spec: Option<Arc<VolumeSpec>>,
+    /// Where it is attached.
+    pub(super) device: String,
+    is_attached: bool,
+    /// It was counted that it is attached.
+    is_verified: bool,
+    /// Who operates has it, and so does what outlives its operation.
+    turn: Arc<Semaphore>,
+    /// Looks at roots of volumes; they hold up no operation.
+    pub(super) looks: Lane,
+    /// Something of an earlier operation had not returned when another was due.
+    is_hindered: bool,
+    /// Counted as wanted, and as there.
+    counted: (BTreeSet<PodUid>, BTreeSet<PodUid>),
+}
+
+impl Owner {
+    pub(super) fn new(
+        name: UniqueName,
+        plugin: Arc<dyn DevicePlugin>,
+        traits: Traits,
+        mode: Mode,
+        hands: Hands,
+    ) -> Self {
+        Self {
+            name,
+            plugin,
+            turn: Arc::new(Semaphore::new(1)),
+            looks: Lane::new(hands),
+            is_hindered: false,
+            state: State::new(traits.attachable, mode),
+            traits,
+            backoffs: Backoffs::default(),
+            desires: BTreeMap::new(),
+            held: BTreeMap::new(),
+            last_spec: None,
+            device: String::new(),
+            is_attached: false,
+            is_verified: false,
+            counted: Default::default(),
+        }
+    }
+
+    /// An earlier agent left this.
+    pub(super) fn adopt(&mut self, left: Leftover) {
+        self.state.rebuilt(left.pod.clone(), left.rebuilt.traits.stages);
+        self.state.label = left.rebuilt.label;
+        let spec = Arc::new(left.rebuilt.spec);
+        self.last_spec = Some(spec.clone());
+        let held = Held { spec, target: left.path, published: None, root_mode: 0, turn: 0, grown_to: 0, failure: None };
+        self.held.insert(left.pod, held);
+    }
+
+    /// An earlier agent staged it, and ended before a pod had it or after the last one did.
+    pub(super) fn adopt_stage(&mut self, rebuilt: Rebuilt) {
+        self.state.rebuilt_stage();
+        self.state.label = rebuilt.label;
+        self.last_spec = Some(Arc::new(rebuilt.spec));
+    }
+
+    /// Not all of what an earlier agent left was understood.
+    pub(super) fn keep_stage(&mut self) {
+        self.state.keep_stage();
+    }
+
+    /// As others see it.
+    pub(super) fn shown(&self) -> Shown {
+        let of = |(pod, own): (&PodUid, &super::state::InPod)| {
+            let held = self.held.get(pod)?;
+            let shown = ShownPod {
+                presence: own.presence,
+                published: held.published.clone(),
+                root_mode: held.root_mode,
+                is_hindered: self.state.is_hindered(pod),
+                failure: held.failure.clone(),
+            };
+            Some((pod.clone(), shown))
+        };
+        Shown {
+            attachable: self.traits.attachable,
+            is_attached: self.is_attached || !self.traits.attachable,
+            pods: self.state.pods.iter().filter_map(of).collect(),
+        }
+    }
+
+    /// Until nothing is left of it.
+    pub(super) async fn run(mut self, board: Arc<Board>, slot: Arc<Slot>) {
+        let mut desires = slot.desires.subscribe();
+        let (mut attached, mut reported) = (board.attached(), board.deps.reported.clone());
+        let (mut cured, mut moved) = (self.plugin.cured(), board.deps.storage.moved());
+        loop {
+            let wanted = desires.borrow_and_update().clone();
+            self.heed(wanted);
+            self.tidy(&slot);
+            let around = self.around(&board, &attached, &reported);
+            self.show(&board, &slot);
+            let until = match self.state.due(&around, &self.backoffs, Instant::now().into_std()) {
+                Due::Do(op) => {
+                    self.operate(&board, &slot, &op).await;
+                    continue;
+                }
+                // What hangs has its one thread, whoever wants the volume next.
+                Due::Gone if self.turn.available_permits() == 0 => {
+                    self.is_hindered = true;
+                    None
+                }
+                Due::Gone => {
+                    if board.retire(&self.name, &desires) {
+                        return;
+                    }
+                    continue;
+                }
+                Due::Wait(until) => until.map(Instant::from_std),
+            };
+            let rest = async {
+                match until {
+                    Some(until) => sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let (turn, is_hindered) = (self.turn.clone(), self.is_hindered);
+            let returned = async move {
+                if !is_hindered || turn.acquire().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                changed = desires.changed() => if changed.is_err() { return },
+                () = rest => {}
+                () = returned => {
+                    self.is_hindered = false;
+                    self.backoffs.cured(Instant::now().into_std());
+                }
+                () = heard(&mut attached) => {}
+                () = heard(&mut reported) => {}
+                () = heard(&mut cured) => self.backoffs.cured(Instant::now().into_std()),
+                () = heard(&mut moved) => self.backoffs.cured(Instant::now().into_std()),
+            }
+        }
+    }
+
+    /// Takes notice of what pods want.
+    fn heed(&mut self, wanted: Desires) {
+        for (pod, desire) in wanted {
+            let Some(desire) = desire else {
+                self.state.unwant(&pod);
+                self.desires.remove(&pod);
+                continue;
+            };
+            self.state.want(&pod);
+            self.traits = desire.traits.clone();
+            self.state.attachable = desire.traits.attachable;
+            self.last_spec = Some(desire.usage.spec.clone());
+            let held = self.held.entry(pod.clone()).or_insert_with(|| Held {
+                spec: desire.usage.spec.clone(),
+                target: desire.usage.target.clone(),
+                published: None,
+                root_mode: 0,
+                turn: desire.turn,
+                grown_to: 0,
+                failure: None,
+            });
+            held.spec = desire.usage.spec.clone();
+            // What was found by its mark alone may not have told where the pod has it.
+            held.target.clone_from(&desire.usage.target);
+            if let Some(own) = self.state.pods.get_mut(&pod) {
+                own.label.clone_from(&desire.usage.label);
+                own.is_stale |= desire.traits.republishes && held.turn < desire.turn;
+                own.is_small = desire.traits.expands && desire.growth.is_some_and(|(_, to)| to > held.grown_to);
+            }
+            held.turn = desire.turn;
+            self.desires.insert(pod, desire);
+        }
+    }
+
+    fn around(
+        &mut self,
+        board: &Board,
+        attached: &watch::Receiver<Attached>,
+        reported: &watch::Receiver<Arc<BTreeSet<String>>>,
+    ) -> Around {
+        let began = Instant::now();
+        let attachment = match &*attached.borrow() {
+            None => Attachment::Unread,
+            Some(all) => all.get(self.name.as_str()).cloned().map_or(Attachment::Absent, Attachment::At),
+        };
+        if let Attachment::At(device) = &attachment {
+            self.device.clone_from(device);
+        }
+        self.is_attached = matches!(attachment, Attachment::At(_));
+        let around = Around { is_reported: reported.borrow().contains(self.name.as_str()), attachment };
+        let is_usable = self.state.may_use(&around);
+        if is_usable && !self.is_verified && !self.desires.is_empty() {
+            board.deps.metrics.ended(self.operated(), StorageOperation::Verify, true, began.elapsed());
+        }
+        self.is_verified = is_usable && (self.is_verified || !self.desires.is_empty());
+        around
+    }
+
+    fn operated(&self) -> Operated<'_> {
+        Operated { plugin: &self.traits.label, is_migrated: self.traits.is_migrated }
+    }
+
+    async fn operate(&mut self, board: &Board, slot: &Slot, op: &Op) {
+        let began = Instant::now();
+        self.state.tried(op);
+        let done = match self.turn.clone().try_acquire_owned() {
+            Ok(turn) => self.in_turn(board, slot, op, turn).await,
+            Err(_) => {
+                self.is_hindered = true;
+                Err(self.broken_off(op, HINDERED))
+            }
+        };
+        let name = self.state.name_of(op);
+        board.deps.metrics.ended(self.operated(), name.into(), done.is_ok(), began.elapsed());
+        let now = Instant::now().into_std();
+        if let Op::Mount(pod) = op
+            && let Some(held) = self.held.get_mut(pod)
+        {
+            held.failure = done.as_ref().err().map(|failure| failure.text.as_str().into());
+        }
+        let Err(failure) = done else {
+            self.backoffs.succeeded(name, op.pod());
+            if matches!(op, Op::Unmount(_) | Op::UnmountDevice) {
+                // Others may have failed because it was there.
+                self.backoffs.cured(now);
+            }
+            return;
+        };
+        let pause = self.backoffs.failed(name, op.pod().filter(|_| !failure.is_for_all), now);
+        error!(volume = %self.name, podUID = op.pod().map(PodUid::as_str), durationBeforeRetry = ?pause, err = %failure.text, "Operation failed. No retries permitted until that pause is over");
+        if let Some((pod, reason)) = failure.event {
+            board.deps.events.record(Event::warning(pod.id(), reason, failure.text));
+        }
+    }
+
+    /// Whatever of it goes on after it ended here keeps the turn.
+    async fn in_turn(
+        &mut self,
+        board: &Board,
+        slot: &Slot,
+        op: &Op,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(), Failure> {
+        let unwanted = board.deps.stop.child_token();
+        // What goes on after the end ends at its next sign of life: who comes next begins anew.
+        let _ends = unwanted.clone().drop_guard();
+        let operation = Operation::new(turn, board.operation(unwanted.clone()));
+        let work = async {
+            match op {
+                Op::Mount(pod) => self.mount(board, pod, &operation).await,
+                Op::Unmount(pod) => self.unmount(board, pod, &operation).await,
+                Op::UnmountDevice => self.unmount_device(board, &operation).await,
+                Op::Resize(pod) => self.resize(board, pod, &operation).await,
+            }
+        };
+        let mut desires = slot.desires.subscribe();
+        let heed = async {
+            let is_gone = |all: &Desires| op.pod().is_some_and(|pod| matches!(all.get(pod), Some(None)));
+            if matches!(op, Op::Mount(_)) && desires.wait_for(is_gone).await.is_ok() {
+                unwanted.cancel();
+            }
+            std::future::pending::<()>().await;
+        };
+        let done = tokio::select! {
+            biased;
+            done = AssertUnwindSafe(work).catch_unwind() => done,
+            () = heed => return Ok(()), // it has no end
+        };
+        done.unwrap_or_else(|panic| {
+            self.state.broke_off(op);
+            Err(self.broken_off(op, &said(&*panic)))
+        })
+    }
+
+    /// What is told of an operation that did not come to an end of its own.
+    fn broken_off(&self, op: &Op, cause: &str) -> Failure {
+        let (prefix, reason) = match (op, self.state.mode) {
+            (Op::Mount(_), Mode::Filesystem) => ("MountVolume.SetUp failed", Some("FailedMount")),
+            (Op::Mount(_), Mode::Block) => ("MapVolume.MapPodDevice failed", Some("FailedMapVolume")),
+            (Op::Unmount(_), Mode::Filesystem) => ("UnmountVolume.TearDown failed", None),
+            (Op::Unmount(_), Mode::Block) => ("UnmapVolume.UnmapPodDevice failed", None),
+            (Op::UnmountDevice, Mode::Filesystem) => ("UnmountDevice failed", None),
+            (Op::UnmountDevice, Mode::Block) => ("UnmapDevice failed", None),
+            (Op::Resize(_), _) => ("NodeExpandVolume.NodeExpandVolume failed", Some("VolumeResizeFailed")),
+        };
+        let desire = op.pod().and_then(|pod| self.desires.get(pod));
+        let name = match (op, desire) {
+            (Op::Mount(_) | Op::Resize(_), Some(desire)) => desire.usage.spec.name.as_str(),
+            _ => self.name.as_str(),
+        };
+        let text = told(prefix, name, cause);
+        let event = desire.zip(reason).map(|(desire, reason)| (desire.usage.pod.clone(), reason));
+        Failure { is_for_all: false, event, text }
+    }
+
+    /// Forgets pods that are gone.
+    fn tidy(&mut self, slot: &Slot) {
+        let gone: Vec<PodUid> = self.held.keys().filter(|pod| !self.state.pods.contains_key(*pod)).cloned().collect();
+        for pod in &gone {
+            self.held.remove(pod);
+            self.backoffs.forget(pod);
+        }
+        slot.desires.send_if_modified(|all| {
+            all.retain(|pod, desire| desire.is_some() || self.held.contains_key(pod));
+            false
+        });
+    }
+
+    fn show(&mut self, board: &Board, slot: &Slot) {
+        let all = |is: fn(&super::state::InPod) -> bool| -> BTreeSet<PodUid> {
+            self.state.pods.iter().filter(|(_, own)| is(own)).map(|(pod, _)| pod.clone()).collect()
+        };
+        let now = (all(|own| own.wish == Wish::Wanted), all(|own| own.presence != Presence::Absent));
+        let label = self.plugin.name();
+        let by = |now: &BTreeSet<PodUid>, before: &BTreeSet<PodUid>| {
+            i64::try_from(now.len()).unwrap_or(0) - i64::try_from(before.len()).unwrap_or(0)
+        };
+        let changes = [(World::Desired, by(&now.0, &self.counted.0)), (World::Actual, by(&now.1, &self.counted.1))];
+        for (world, by) in changes.into_iter().filter(|(_, by)| *by != 0) {
+            board.deps.metrics.changed(label, world, by);
+        }
+        self.counted = now;
+        slot.shown.send_replace(Arc::new(self.shown()));
+    }
+}
+
+impl From<OpName> for StorageOperation {
+    fn from(name: OpName) -> Self {
+        match name {
+            OpName::Mount => Self::Mount,
+            OpName::Map => Self::Map,
+            OpName::Unmount => Self::Unmount,
+            OpName::Unmap => Self::Unmap,
+            OpName::UnmountDevice => Self::UnmountDevice,
+            OpName::UnmapDevice => Self::UnmapDevice,
+            OpName::Resize => Self::Resize,
+        }
+    }
+}
+
+/// Until it changes; for ever where nobody can change it any more.
+async fn heard<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

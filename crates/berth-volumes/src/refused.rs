@@ -1,0 +1,155 @@
+//! Directories of pods that could not be removed: when each is tried again, and what is told of them.
+//!
+//! A thousand of them are a few lines a minute, not a thousand: one is named, the others are counted. Behaviour:
+//! spec 07 §5.4.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use berth_metrics::OrphanMetrics;
+use berth_types::PodUid;
+
+/// First and longest pause before a directory is tried again.
+pub const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
+/// Time between two lines.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// What could not be removed.
+pub struct Refused {
+    metrics: OrphanMetrics,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    pods: HashMap<PodUid, Refusal>,
+    last_line: Option<Instant>,
+    /// Refusals that no line has counted.
+    untold: u64,
+}
+
+struct Refusal {
+    error: String,
+    again_at: Instant,
+    pause: Duration,
+}
+
+impl Refused {
+    /// Nothing was refused yet.
+    pub fn new(metrics: OrphanMetrics) -> Self {
+        Self { metrics, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A sweep begins with these on disk: what is not among them was removed by others.
+    pub fn swept(&self, found: &[PodUid]) {
+        let found: HashSet<&PodUid> = found.iter().collect();
+        let mut state = self.state();
+        state.pods.retain(|pod, _| found.contains(pod));
+        self.metrics.begin(state.pods.len());
+    }
+
+    /// Why it was refused, while its pause lasts.
+    pub fn pausing(&self, pod: &PodUid) -> Option<String> {
+        let state = self.state();
+        let refusal = state.pods.get(pod)?;
+        (Instant::now() < refusal.again_at).then(|| refusal.error.clone())
+    }
+
+    /// The directory is gone; `had_volumes` where there was a volume in it.
+    pub fn removed(&self, pod: &PodUid, had_volumes: bool) {
+        let mut state = self.state();
+        state.pods.remove(pod);
+        self.metrics.cleaned(had_volumes, state.pods.len());
+    }
+
+    /// It could not be removed.
+    pub fn refused(&self, pod: &PodUid, error: &str) {
+        let mut state = self.state();
+        let last = state.pods.get(pod);
+        let pause = last.map_or(PAUSE.0, |last| (last.pause * 2).min(PAUSE.1));
+        let is_new = last.is_none_or(|last| last.error != error);
+        let now = Instant::now();
+        state.pods.insert(pod.clone(), Refusal { error: error.to_owned(), again_at: now + pause, pause });
+        self.metrics.failed(state.pods.len());
+        if is_new {
+            state.untold = state.untold.saturating_add(1);
+        }
+        let is_time = state.last_line.is_none_or(|last| now.duration_since(last) >= QUIET);
+        if state.untold > 0 && is_time {
+            let others = state.untold.saturating_sub(1);
+            (state.last_line, state.untold) = (Some(now), 0);
+            warn!(podUID = %pod, err = error, others, "Could not remove the directory of an orphaned pod");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_metrics::Registry;
+
+    /// Lines that were told.
+    fn lines(refused: &Refused, last: &mut Option<Instant>) -> usize {
+        let now = refused.state().last_line;
+        let is_new = now != *last;
+        *last = now;
+        usize::from(is_new)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thousand_are_a_few_lines_a_minute() {
+        let refused = Refused::new(OrphanMetrics::new(&Registry::new()));
+        let pods: Vec<PodUid> = (0..1_000).map(|n| PodUid::from(format!("u{n}"))).collect();
+        let (mut told, mut last, began) = (0, None, Instant::now());
+        while began.elapsed() < Duration::from_secs(60) {
+            refused.swept(&pods);
+            for pod in &pods {
+                if refused.pausing(pod).is_none() {
+                    refused.refused(pod, &format!("{pod} is not empty"));
+                    told += lines(&refused, &mut last);
+                }
+            }
+            tokio::time::advance(Duration::from_secs(2)).await;
+        }
+        assert!((1..=10).contains(&told), "{told} lines");
+        assert_eq!(refused.state().untold, 0, "all of them are counted");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_and_end() {
+        let registry = Registry::new();
+        let refused = Refused::new(OrphanMetrics::new(&registry));
+        let pod = PodUid::from("u");
+        let gauge = |name: &str| {
+            let families = registry.gather();
+            let family = families.iter().find(|family| family.name() == name);
+            family.map(|family| family.get_metric()[0].get_gauge().get_value())
+        };
+        let (good, bad) = ("kubelet_orphan_pod_cleaned_volumes", "kubelet_orphan_pod_cleaned_volumes_errors");
+        assert_eq!(refused.pausing(&pod), None);
+        for expected in [500, 1_000, 2_000] {
+            refused.refused(&pod, "no");
+            assert_eq!(refused.pausing(&pod), Some("no".to_owned()));
+            tokio::time::advance(Duration::from_millis(expected - 1)).await;
+            assert!(refused.pausing(&pod).is_some(), "{expected}");
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert_eq!(refused.pausing(&pod), None, "{expected}");
+        }
+        assert_eq!((gauge(good), gauge(bad)), (Some(0.0), Some(1.0)));
+        refused.removed(&pod, true);
+        assert_eq!((gauge(good), gauge(bad)), (Some(1.0), Some(0.0)));
+        refused.refused(&pod, "no");
+        refused.swept(&[]);
+        assert_eq!((refused.state().pods.len(), gauge(good), gauge(bad)), (0, Some(0.0), Some(0.0)));
+    }
+}

@@ -1,0 +1,238 @@
+//! Which volumes should be there, and which are: kept for the metrics only. What counts is on disk.
+//! Behaviour: spec 08 §4.9.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use berth_metrics::{StorageOperation, VolumeMetrics, World};
+use berth_types::PodUid;
+
+/// A plugin's full name, `kubernetes.io/empty-dir`.
+pub type PluginName = &'static str;
+
+/// One volume that was set up, or was not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SetUpEnd {
+    /// Its name in the pod.
+    pub volume: String,
+    /// Whose it is.
+    pub plugin: PluginName,
+    /// Whether it is there.
+    pub succeeded: bool,
+    /// How long that took.
+    pub elapsed: Duration,
+}
+
+/// The volumes of all pods.
+pub struct Worlds {
+    metrics: VolumeMetrics,
+    pods: Mutex<HashMap<PodUid, Volumes>>,
+}
+
+/// In the order in which they became known: a pod has a handful, and there are hundreds of pods.
+#[derive(Default)]
+struct Volumes(Vec<Known>);
+
+struct Known {
+    name: Box<str>,
+    /// Whose it should be, where it should be there.
+    desired: Option<PluginName>,
+    /// When it was asked for first, until it is there.
+    asked: Option<Instant>,
+    /// Whose it is, where it is there.
+    actual: Option<PluginName>,
+    /// An earlier agent left it, and this one has not looked at it yet.
+    is_left: bool,
+}
+
+impl Volumes {
+    fn known(&mut self, name: &str) -> &mut Known {
+        let known = self.0.iter().position(|known| &*known.name == name);
+        let at = known.unwrap_or_else(|| {
+            self.0.reserve_exact(1);
+            self.0.push(Known { name: name.into(), desired: None, asked: None, actual: None, is_left: false });
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+}
+
+impl Worlds {
+    /// No volumes yet.
+    pub fn new(metrics: VolumeMetrics) -> Self {
+        Self { metrics, pods: Mutex::default() }
+    }
+
+    fn pods(&self) -> MutexGuard<'_, HashMap<PodUid, Volumes>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pod should have these; returns which of them are there.
+    pub fn desire(&self, pod: &PodUid, volumes: impl IntoIterator<Item = (String, PluginName)>) -> BTreeSet<String> {
+        let mut pods = self.pods();
+        let own = pods.entry(pod.clone()).or_default();
+        for (volume, plugin) in volumes {
+            let known = own.known(&volume);
+            if known.desired.is_none() {
+                (known.desired, known.asked) = (Some(plugin), Some(Instant::now()));
+                self.metrics.changed(plugin, World::Desired, 1);
+            }
+        }
+        let are_there = own.0.iter().filter(|known| known.actual.is_some() && !known.is_left);
+        are_there.map(|known| known.name.to_string()).collect()
+    }
+
+    /// Those that an earlier agent left complete, and that this one has not looked at yet.
+    pub fn left(&self, pod: &PodUid) -> BTreeSet<String> {
+        let pods = self.pods();
+        let own = pods.get(pod).into_iter().flat_map(|own| &own.0);
+        own.filter(|known| known.is_left).map(|known| known.name.to_string()).collect()
+    }
+
+    /// An earlier agent left these complete.
+    pub fn found(&self, pod: &PodUid, volumes: Vec<(String, PluginName)>) {
+        let mut pods = self.pods();
+        let own = pods.entry(pod.clone()).or_default();
+        for (volume, plugin) in volumes {
+            let known = own.known(&volume);
+            if known.actual.is_none() {
+                (known.actual, known.is_left) = (Some(plugin), true);
+                self.metrics.changed(plugin, World::Actual, 1);
+            }
+        }
+    }
+
+    /// Nothing is left of a pod that nobody knew.
+    pub fn removed(&self, pod: &PodUid) {
+        let Some(own) = self.pods().remove(pod) else { return };
+        let desired = own.0.iter().filter_map(|known| known.desired);
+        desired.for_each(|plugin| self.metrics.changed(plugin, World::Desired, -1));
+        let actual = own.0.iter().filter_map(|known| known.actual);
+        actual.for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
+    }
+
+    /// These were set up.
+    pub fn set_up(&self, pod: &PodUid, ends: Vec<SetUpEnd>) {
+        let mut pods = self.pods();
+        let own = pods.entry(pod.clone()).or_default();
+        for end in ends {
+            self.metrics.ended(end.plugin, StorageOperation::Mount, end.succeeded, end.elapsed);
+            if !end.succeeded {
+                continue;
+            }
+            let known = own.known(&end.volume);
+            if let Some(asked) = known.asked.take() {
+                self.metrics.mounted(end.plugin, asked.elapsed());
+            }
+            known.is_left = false;
+            if known.actual.replace(end.plugin).is_none() {
+                self.metrics.changed(end.plugin, World::Actual, 1);
+            }
+        }
+    }
+
+    /// A pod's volumes were taken down, all in one go, or could not be.
+    pub fn torn_down(&self, pod: &PodUid, succeeded: bool, elapsed: Duration) {
+        let mut pods = self.pods();
+        let Some(own) = pods.get_mut(pod) else { return };
+        for known in &mut own.0 {
+            known.asked = None;
+            if let Some(plugin) = known.desired.take() {
+                self.metrics.changed(plugin, World::Desired, -1);
+            }
+            if let Some(plugin) = known.actual.filter(|_| !known.is_left) {
+                self.metrics.ended(plugin, StorageOperation::Unmount, succeeded, elapsed);
+            }
+        }
+        if succeeded {
+            let actual = own.0.iter().filter_map(|known| known.actual);
+            actual.for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
+            pods.remove(pod);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_metrics::Registry;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_left_is_there_once() {
+        let registry = Registry::new();
+        let worlds = Worlds::new(VolumeMetrics::new(&registry));
+        let there = || -> f64 {
+            let all = series(&registry, "volume_manager_total_volumes").into_iter();
+            all.filter(|(labels, _)| labels.contains("actual")).map(|(_, count)| count).sum()
+        };
+        let pod = PodUid::from("u");
+        worlds.found(&pod, vec![("a".to_owned(), EMPTY), ("b".to_owned(), EMPTY)]);
+        assert_eq!(there(), 2.0);
+        assert_eq!(worlds.desire(&pod, [("a".to_owned(), EMPTY)]).len(), 0, "nobody has looked at it");
+        assert_eq!(worlds.left(&pod), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        worlds.set_up(&pod, vec![end("a", true)]);
+        assert_eq!(worlds.left(&pod), BTreeSet::from(["b".to_owned()]));
+        worlds.found(&pod, vec![("a".to_owned(), EMPTY)]);
+        assert_eq!((there(), worlds.desire(&pod, []).len()), (2.0, 1));
+        worlds.torn_down(&pod, true, Duration::ZERO);
+        assert_eq!(there(), 0.0);
+        worlds.found(&pod, vec![("a".to_owned(), EMPTY)]);
+        worlds.removed(&pod);
+        assert_eq!(there(), 0.0);
+    }
+
+    const EMPTY: PluginName = "kubernetes.io/empty-dir";
+
+    fn end(volume: &str, succeeded: bool) -> SetUpEnd {
+        SetUpEnd { volume: volume.to_owned(), plugin: EMPTY, succeeded, elapsed: Duration::from_millis(3) }
+    }
+
+    /// Labels of a family's series with their values; of a histogram, how many there were.
+    fn series(registry: &Registry, family: &str) -> Vec<(String, f64)> {
+        let families = registry.gather();
+        let family = families.iter().find(|f| f.name() == family).map(|f| f.get_metric()).unwrap_or_default();
+        let labels = |m: &prometheus::proto::Metric| {
+            m.get_label().iter().map(|label| label.value().to_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let value =
+            |m: &prometheus::proto::Metric| m.get_gauge().get_value() + m.get_histogram().get_sample_count() as f64;
+        family.iter().map(|m| (labels(m), value(m))).collect()
+    }
+
+    #[test]
+    fn volumes_come_and_go() {
+        let registry = Registry::new();
+        let worlds = Worlds::new(VolumeMetrics::new(&registry));
+        let pod = PodUid::from("u");
+        let both = || [("a".to_owned(), EMPTY), ("b".to_owned(), EMPTY)];
+        let totals = || series(&registry, "volume_manager_total_volumes").into_iter().map(|s| s.1).collect::<Vec<_>>();
+        assert!(worlds.desire(&pod, both()).is_empty());
+        worlds.set_up(&pod, vec![end("a", true), end("b", false)]);
+        assert_eq!(worlds.desire(&pod, both()), BTreeSet::from(["a".to_owned()]), "asked again with the next turn");
+        assert_eq!(totals(), [1.0, 2.0], "actual, desired");
+        worlds.set_up(&pod, vec![end("b", true)]);
+        assert_eq!(totals(), [2.0, 2.0]);
+        assert_eq!(series(&registry, "volume_operation_total_seconds")[0].1, 2.0);
+        worlds.torn_down(&pod, false, Duration::ZERO);
+        assert_eq!(totals(), [2.0, 0.0], "what cannot be taken down is still there");
+        worlds.torn_down(&pod, true, Duration::ZERO);
+        worlds.torn_down(&pod, true, Duration::ZERO);
+        assert_eq!(totals(), [0.0, 0.0]);
+        let operations = series(&registry, "storage_operation_duration_seconds");
+        assert_eq!(
+            operations,
+            [
+                ("false volume_mount fail-unknown kubernetes.io/empty-dir".to_owned(), 1.0),
+                ("false volume_mount success kubernetes.io/empty-dir".to_owned(), 2.0),
+                ("false volume_unmount fail-unknown kubernetes.io/empty-dir".to_owned(), 2.0),
+                ("false volume_unmount success kubernetes.io/empty-dir".to_owned(), 2.0),
+            ]
+        );
+        assert!(worlds.pods().is_empty());
+    }
+}

@@ -1,0 +1,137 @@
+//! From flags to a client of the API server: which certificate we show, and how we come to it
+//! (spec 01 §10, §11.1).
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tokio::task::spawn_blocking;
+
+use super::{
+    super::build::{Base, BuildError, wrong},
+    first::FirstCertificate,
+    opener::Opener,
+};
+use berth_api::{
+    Identity, TransportConfig,
+    api::ApiClient,
+    certificates::{
+        ClientCertificates, ClientPath, ClientSetup, OpenApi, Rotation,
+        client::{plan, prepare_kubeconfig},
+    },
+    transport,
+};
+use berth_config::Loaded;
+use berth_metrics::{ApiClientMetrics, CertificateMetrics};
+
+/// The files a client is made of.
+#[derive(Clone)]
+pub(super) struct Files {
+    rotation: Rotation,
+    /// `--bootstrap-kubeconfig`; empty where it is not given.
+    pub(super) bootstrap: PathBuf,
+    /// `--kubeconfig`.
+    pub(super) kubeconfig: PathBuf,
+    /// Where certificates are kept.
+    pub(super) directory: PathBuf,
+}
+
+impl Files {
+    fn of(loaded: &Loaded) -> Self {
+        let flags = &loaded.flags;
+        Self {
+            rotation: if loaded.config.rotate_certificates { Rotation::On } else { Rotation::Off },
+            bootstrap: PathBuf::from(&flags.bootstrap_kubeconfig),
+            kubeconfig: PathBuf::from(&flags.kubeconfig),
+            directory: PathBuf::from(&flags.cert_dir),
+        }
+    }
+}
+
+/// The way to the API server, and who sees to our certificate.
+pub(super) struct Client {
+    /// Everything is asked through it.
+    pub(super) api: Arc<dyn ApiClient>,
+    opener: Opener,
+    files: Files,
+    /// The certificate is replaced while we run: through this.
+    identity: Option<Identity>,
+}
+
+impl Client {
+    /// Opens the client. Where a first certificate must come before anything is asked, the client waits for it,
+    /// not who opens it.
+    ///
+    /// # Errors
+    /// What stands in the way, in the reference's words.
+    pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Self, BuildError> {
+        let (files, opener) = (Files::of(loaded), Opener::new(loaded, base));
+        let (planning, now) = (files.clone(), base.clock.now());
+        let path = spawn_blocking(move || plan(planning.rotation, &planning.bootstrap, &planning.kubeconfig, now));
+        let path = path.await.map_err(wrong)?;
+        let connections = ApiClientMetrics::new(&base.registry);
+        let mut identity = None;
+        let api: Arc<dyn ApiClient> = match path {
+            ClientPath::AsIs => {
+                let config = TransportConfig::from_kubeconfig(&files.kubeconfig).await.map_err(wrong)?;
+                opener.own(config, connections).await?
+            }
+            ClientPath::BootstrapFirst => {
+                FirstCertificate { opener: opener.clone(), files: files.clone(), connections, node: node.to_owned() }
+                    .await_it(base)
+                    .await?
+            }
+            ClientPath::Rotate | ClientPath::BootstrapBehind => {
+                if path == ClientPath::BootstrapBehind {
+                    let of = files.clone();
+                    let prepared = move || prepare_kubeconfig(&of.bootstrap, &of.kubeconfig, &of.directory);
+                    spawn_blocking(prepared).await.map_err(wrong)?.map_err(wrong)?;
+                }
+                let set = identity.insert(Identity::nobody());
+                let config = managed(&files.kubeconfig).await?.identified(set.clone());
+                opener.own(config, connections).await?
+            }
+        };
+        Ok(Self { api, opener, files, identity })
+    }
+
+    /// Keeps our certificate good from now on, where that is our affair.
+    pub(super) async fn keep_certificate(&self, base: &Base, node: &str) {
+        let Some(identity) = &self.identity else { return };
+        let clock = base.clock.clone();
+        let setup = ClientSetup {
+            directory: self.files.directory.clone(),
+            node: node.to_owned(),
+            kubeconfig: self.files.kubeconfig.clone(),
+            api: self.api.clone(),
+            bootstrap: Some(self.certificates_opener()),
+            sink: Arc::new(identity.clone()),
+            clock: base.clock.clone(),
+            metrics: CertificateMetrics::client(&base.registry, move || clock.now().as_second()),
+            events: base.events.clone(),
+        };
+        // Its state is told by its metrics and events.
+        let _ = ClientCertificates::start(setup, base.tasks.tracker(), base.stop.child_token()).await;
+    }
+
+    /// Opens whom to ask for a certificate without having one.
+    fn certificates_opener(&self) -> OpenApi {
+        let files = &self.files;
+        let path = if files.bootstrap.as_os_str().is_empty() { &files.kubeconfig } else { &files.bootstrap };
+        let (opener, path) = (self.opener.clone(), path.clone());
+        Arc::new(move || {
+            let (opener, path) = (opener.clone(), path.clone());
+            Box::pin(async move { opener.for_certificates(&path).await.map_err(|error| error.to_string()) })
+        })
+    }
+}
+
+/// The cluster of a kubeconfig whose client certificate may not be there yet.
+async fn managed(path: &Path) -> Result<TransportConfig, BuildError> {
+    let told = |cause: String| BuildError(format!("invalid kubeconfig: {}: {cause}", path.display()));
+    let text = tokio::fs::read_to_string(path).await.map_err(|error| told(error.to_string()))?;
+    let base = path.parent().unwrap_or(Path::new(""));
+    let transport::Kubeconfig { cluster, user } = transport::Kubeconfig::parse(&text, base).map_err(told)?;
+    Ok(TransportConfig::new(cluster, user))
+}

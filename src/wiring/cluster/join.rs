@@ -1,0 +1,241 @@
+//! Follows the API server, and has what is kept here reported to it.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::build::{Base, BuildError},
+    client::Client,
+    feed::PodFeed,
+    offline::{OfflineFeed, Recall},
+    own::{attached, object_ttl, of_node, uid},
+};
+use crate::{engine::Command, sources::ports::PodSourceFeed};
+use berth_api::{
+    ApiObjects, ApiStorage, ChangedPods, EventDeps, MirrorDeps, NodeCertificates, ObjectsConfig, ObjectsDeps,
+    OfflineObjects, ReflectorDeps, Selection, StartTimes, StatusWriter, StatusWriterDeps, Store, Strategy, TimedEvents,
+    api::{ApiClient, Resource},
+    event_recorder, mirrors, reflect,
+};
+use berth_config::Loaded;
+use berth_metrics::{ApiWriteMetrics, ReflectorMetrics, register_pod_certificates};
+use berth_ports::{MirrorPods, ObjectSource, StorageObjects};
+use berth_status::StatusManager;
+use berth_types::{Pod, api};
+
+/// Follows the API server, if there is one; events go there from now on.
+///
+/// # Errors
+/// What stands in the way, in the reference's words.
+pub(in crate::wiring) async fn join(
+    loaded: &Loaded,
+    base: &mut Base,
+    node: &str,
+) -> Result<Option<Cluster>, BuildError> {
+    if loaded.is_standalone() {
+        return Ok(None);
+    }
+    let client = Client::open(loaded, base, node).await?;
+    let recall = Recall::open(loaded, base, node).await?;
+    let cluster = Cluster::follow(loaded, base, client.api.clone(), recall, node);
+    client.keep_certificate(base, node).await;
+    if loaded.config.enable_server && loaded.config.server_tls_bootstrap {
+        cluster.keep_serving_pair(loaded, base).await;
+    }
+    Ok(Some(cluster))
+}
+
+/// What follows the API server.
+pub(in crate::wiring) struct Cluster {
+    /// The node's name.
+    pub(super) name: String,
+    /// The way to the API server.
+    pub(super) api: Arc<dyn ApiClient>,
+    /// The node itself.
+    pub(super) nodes: Store<api::Node>,
+    pods: Store<Pod>,
+    objects: Arc<dyn ObjectSource>,
+    storage: Arc<dyn StorageObjects>,
+    changed: Option<ChangedPods>,
+    /// Last-known pods, where that is wanted.
+    recall: Option<Recall>,
+    mirrors: Arc<dyn MirrorPods>,
+    times: Arc<StartTimes>,
+    writes: ApiWriteMetrics,
+}
+
+impl Cluster {
+    /// Follows the node, and once it is known the node's pods; sends events from now on.
+    fn follow(loaded: &Loaded, base: &mut Base, api: Arc<dyn ApiClient>, recall: Option<Recall>, name: &str) -> Self {
+        let writes = ApiWriteMetrics::new(&base.registry);
+        let times = Arc::new(StartTimes::new(base.statuses.clone(), base.clock.clone()));
+        send_events(base, &api, &writes, &times, name);
+        let metrics = ReflectorMetrics::new(&base.registry);
+        let (nodes, pods) = follow_node(base, &api, &metrics, name);
+        let (measuring, shown, stop) = (times.clone(), pods.clone(), base.stop.child_token());
+        base.tasks.spawn(async move { measuring.run(shown, stop).await });
+        let attached = of_node(base, nodes.clone(), name, attached);
+        let (storage, upkeep) = ApiStorage::new(api.clone(), attached, metrics.clone(), base.stop.child_token());
+        base.tasks.spawn(upkeep);
+        let (objects, changed) = follow_objects(loaded, base, &api, metrics, (nodes.clone(), name));
+        let objects: Arc<dyn ObjectSource> = match &recall {
+            Some(recall) => Arc::new(OfflineObjects::new(objects, recall.offline.clone())),
+            None => objects,
+        };
+        let (mirrors, writer) = mirrors(MirrorDeps {
+            node: name.to_owned(),
+            api: api.clone(),
+            pods: pods.clone(),
+            nodes: nodes.clone(),
+            events: base.events.clone(),
+            metrics: writes.clone(),
+        });
+        base.tasks.spawn(writer.run(base.stop.child_token()));
+        let (name, changed, mirrors) = (name.to_owned(), Some(changed), Arc::new(mirrors));
+        Self { name, api, nodes, pods, objects, storage, changed, recall, mirrors, times, writes }
+    }
+
+    /// The way to the API server.
+    pub(in crate::wiring) fn api(&self) -> Arc<dyn ApiClient> {
+        self.api.clone()
+    }
+
+    /// The objects that pods refer to.
+    pub(in crate::wiring) fn objects(&self) -> Arc<dyn ObjectSource> {
+        self.objects.clone()
+    }
+
+    /// Claims, and what is behind them.
+    pub(in crate::wiring) fn storage(&self) -> Arc<dyn StorageObjects> {
+        self.storage.clone()
+    }
+
+    /// The pods of this node.
+    pub(in crate::wiring) fn feed(&self) -> Box<dyn PodSourceFeed> {
+        let feed = Box::new(PodFeed::new(self.pods.clone()));
+        match &self.recall {
+            Some(recall) => Box::new(OfflineFeed::new(feed, recall.offline.clone(), recall.patience)),
+            None => feed,
+        }
+    }
+
+    /// Who keeps mirrors of static pods.
+    pub(in crate::wiring) fn mirrors(&self) -> Arc<dyn MirrorPods> {
+        self.mirrors.clone()
+    }
+
+    /// Writes statuses from now on.
+    pub(in crate::wiring) fn write_statuses(&self, base: &Base, status: Arc<StatusManager>) {
+        let times = self.times.clone();
+        let writer = StatusWriter::new(StatusWriterDeps {
+            status,
+            api: self.api.clone(),
+            pods: self.pods.clone(),
+            events: base.events.clone(),
+            clock: base.clock.clone(),
+            metrics: self.writes.clone(),
+            on_written: Some(Arc::new(move |uid, status| times.written(uid, status))),
+            pulse: base.pulses.of("pod-status"),
+        });
+        base.tasks.spawn(writer.run(base.stop.child_token()));
+    }
+
+    /// Pods look again when what they refer to changes, from now on.
+    pub(in crate::wiring) fn follow_changes(&mut self, base: &Base, commands: mpsc::Sender<Command>) {
+        let Some(changed) = self.changed.take() else { return };
+        base.tasks.spawn(poke(changed, commands, base.stop.child_token()));
+    }
+}
+
+/// Events go to the API server, and tell when pods started.
+fn send_events(
+    base: &mut Base,
+    api: &Arc<dyn ApiClient>,
+    writes: &ApiWriteMetrics,
+    times: &Arc<StartTimes>,
+    node: &str,
+) {
+    let (recorder, sender) = event_recorder(EventDeps {
+        node: node.to_owned(),
+        api: api.clone(),
+        log: base.events.clone(),
+        clock: base.clock.clone(),
+        metrics: writes.clone(),
+    });
+    base.tasks.spawn(sender.run(base.stop.child_token()));
+    base.events = Arc::new(TimedEvents { times: times.clone(), next: Arc::new(recorder) });
+}
+
+/// The node, and its pods from when it is known: admission asks about the node, so no pod comes before it
+/// (spec 02a §1.8).
+fn follow_node(
+    base: &Base,
+    api: &Arc<dyn ApiClient>,
+    metrics: &ReflectorMetrics,
+    name: &str,
+) -> (Store<api::Node>, Store<Pod>) {
+    let deps = || ReflectorDeps::new(metrics.clone(), base.stop.child_token());
+    let own = Selection::matching(Resource::NODES, &format!("metadata.name={name}"));
+    let (nodes, following) = reflect(api.clone(), own, deps());
+    base.tasks.spawn(following);
+    let ours = Selection::matching(Resource::PODS, &format!("spec.nodeName={name}"));
+    let (pods, following) = reflect(api.clone(), ours, deps());
+    let (mut known, stop) = (nodes.clone(), base.stop.child_token());
+    base.tasks.spawn(async move {
+        if stop.run_until_cancelled(known.synced()).await.is_some() {
+            following.await;
+        }
+    });
+    (nodes, pods)
+}
+
+fn follow_objects(
+    loaded: &Loaded,
+    base: &Base,
+    api: &Arc<dyn ApiClient>,
+    metrics: ReflectorMetrics,
+    (nodes, name): (Store<api::Node>, &str),
+) -> (Arc<dyn ObjectSource>, ChangedPods) {
+    let strategy = Strategy::parse(&loaded.config.config_map_and_secret_change_detection_strategy);
+    let config = ObjectsConfig {
+        strategy,
+        sync_frequency: loaded.config.sync_frequency.std(),
+        trust_bundles: loaded.gates.enabled("ClusterTrustBundleProjection"),
+    };
+    let has_certificates = loaded.gates.enabled("PodCertificateRequest");
+    let certificates = has_certificates.then(|| NodeCertificates {
+        node: name.to_owned(),
+        uid: of_node(base, nodes.clone(), name, uid),
+        events: base.events.clone(),
+    });
+    let deps = ObjectsDeps {
+        api: api.clone(),
+        metrics,
+        clock: base.clock.clone(),
+        ttl: of_node(base, nodes, name, object_ttl),
+        certificates,
+        tasks: base.tasks.tracker().clone(),
+        stop: base.stop.child_token(),
+    };
+    let (objects, changed, following) = ApiObjects::new(&config, deps);
+    base.tasks.spawn(following);
+    if has_certificates {
+        let told = objects.clone();
+        register_pod_certificates(&base.registry, move || told.certificate_states());
+    }
+    (objects, changed)
+}
+
+async fn poke(mut changed: ChangedPods, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+    loop {
+        let pod = tokio::select! {
+            () = stop.cancelled() => return,
+            pod = changed.next() => pod,
+        };
+        if commands.send(Command::Poke(pod)).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What the Node object is made of, from the configuration and from the rooms that know
+//! (spec 05 §4, spec 01 §12).
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::{
+    super::{
+        build::{Base, BuildError, wrong},
+        kernel, node_addresses, settings,
+    },
+    Cluster,
+    ranges::tell_ranges,
+};
+use crate::{
+    images,
+    node::{
+        self, KernelNetwork, Machine, Origin,
+        cluster::{ClusterConfig, NodeDeps, NodePulses, Stops, VolumesReported},
+        reserved::Reserved,
+        status::{NodeImage, StatusSettings},
+    },
+};
+use berth_config::Loaded;
+use berth_cri::{RuntimeInfo, RuntimeService};
+use berth_metrics::NodeMetrics;
+use berth_ports::{NodeFacts, RuntimeState};
+use berth_proto::cri;
+
+/// Section `node` of the agent's own settings (`/etc/berth/config.yaml`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct NodeSettings {
+    /// A node object that somebody deletes is made again; off, as in the reference.
+    reregister_deleted_node: bool,
+}
+
+impl NodeSettings {
+    /// # Errors
+    /// Names the file or the field.
+    fn read() -> Result<Self, BuildError> {
+        let Some(section) = berth_runtime::settings::section("node").map_err(BuildError)? else {
+            return Ok(Self::default());
+        };
+        Self::of(section).map_err(BuildError)
+    }
+
+    fn of(section: serde_json::Value) -> Result<Self, String> {
+        serde_json::from_value(section).map_err(|error| format!("node: {error}"))
+    }
+}
+
+/// Volumes in use, in both directions.
+pub(in crate::wiring) struct VolumesTold {
+    /// Those in use.
+    pub(in crate::wiring) in_use: watch::Receiver<Option<Vec<String>>>,
+    /// Hears those that the API server knows of.
+    pub(in crate::wiring) reported: VolumesReported,
+}
+
+/// What other rooms tell the node.
+pub(in crate::wiring) struct NodeParts {
+    /// The facts that admission and statuses read.
+    pub(in crate::wiring) facts: watch::Sender<Arc<NodeFacts>>,
+    /// What the runtime check finds.
+    pub(in crate::wiring) runtime: watch::Receiver<Arc<RuntimeState>>,
+    /// Images.
+    pub(in crate::wiring) images: Arc<images::Manager>,
+    /// Which volumes are in use, and which of them the API server knows of.
+    pub(in crate::wiring) volumes: VolumesTold,
+}
+
+impl Cluster {
+    /// Registers the node and keeps its object and its lease true from now on.
+    ///
+    /// # Errors
+    /// The configuration does not suit the machine.
+    pub(in crate::wiring) fn keep_node(
+        &self,
+        loaded: &Loaded,
+        base: &Base,
+        machine: &Machine,
+        info: &RuntimeInfo,
+        parts: NodeParts,
+    ) -> Result<watch::Receiver<String>, BuildError> {
+        let config = cluster_config(loaded, machine, &self.name)?;
+        let (pod_cidr, ranges) = watch::channel(String::new());
+        let listed = parts.images.listed();
+        let deps = NodeDeps {
+            api: self.api.clone(),
+            nodes: self.nodes.clone(),
+            facts: parts.facts,
+            runtime: parts.runtime,
+            runtime_version: watch::channel(node::runtime_version(&info.name, &info.version)).1,
+            images: Arc::new(move || images_of(&listed.borrow())),
+            devices: watch::channel(Arc::default()).1,
+            volumes_in_use: parts.volumes.in_use,
+            volumes_reported: parts.volumes.reported,
+            pod_cidr,
+            network: Arc::new(KernelNetwork::default()),
+            events: base.events.clone(),
+            clock: base.clock.clone(),
+            chance: Arc::new(rand::random::<f64>),
+            metrics: NodeMetrics::new(&base.registry),
+            pulses: NodePulses { lease: base.pulses.of("lease"), status: base.pulses.of("node-status") },
+        };
+        let stops = Stops { work: base.stop.child_token(), lease: base.stop.child_token() };
+        for (name, task) in node::cluster::start(config, deps, &stops) {
+            base.tasks.spawn(task.map(move |()| tracing::debug!(task = name, "Ended")));
+        }
+        Ok(ranges)
+    }
+
+    /// Tells the runtime the node's ranges as they come.
+    pub(in crate::wiring) fn tell_ranges(
+        &self,
+        base: &Base,
+        ranges: watch::Receiver<String>,
+        cri: Arc<dyn RuntimeService>,
+    ) {
+        let tell = move |range: String| {
+            let cri = cri.clone();
+            async move { cri.update_runtime_config(&range).await }.boxed()
+        };
+        base.tasks.spawn(tell_ranges(ranges, tell, base.stop.child_token()));
+    }
+}
+
+fn cluster_config(loaded: &Loaded, machine: &Machine, name: &str) -> Result<ClusterConfig, BuildError> {
+    let config = &loaded.config;
+    let own = settings::node(loaded);
+    let capacity = node::capacity(&own, machine);
+    let reserved = Reserved::new(&own.reserved, &machine.cpus, &capacity).map_err(wrong)?;
+    let hostname = node::identity::hostname(&own.hostname_override, &machine.hostname).map_err(wrong)?;
+    Ok(ClusterConfig {
+        status: StatusSettings {
+            name: name.to_owned(),
+            hostname,
+            node: own,
+            machine: machine.clone(),
+            reserved,
+            node_ips: node_addresses::configured(loaded)?,
+            max_images: config.node_status_max_images,
+            port: if config.enable_server { config.port } else { 0 },
+            kubelet_version: loaded.version.clone(),
+            soft_problem: kernel::soft_problem(),
+        },
+        origin: Origin {
+            provider_id: config.provider_id.clone(),
+            attach_detach: config.enable_controller_attach_detach,
+        },
+        register: config.register_node,
+        reregister: NodeSettings::read()?.reregister_deleted_node,
+        update_frequency: config.node_status_update_frequency.std(),
+        report_frequency: config.node_status_report_frequency.std(),
+        lease_seconds: config.node_lease_duration_seconds,
+        devices_lost: true,
+        wipes_slices: loaded.gates.enabled("DynamicResourceAllocation"),
+    })
+}
+
+fn node_image(image: &cri::Image) -> NodeImage {
+    NodeImage {
+        id: image.id.clone(),
+        size: image.size,
+        digests: image.repo_digests.clone(),
+        tags: image.repo_tags.clone(),
+    }
+}
+
+/// `None` as long as nobody has asked the runtime.
+fn images_of(listed: &[cri::Image]) -> Option<Vec<NodeImage>> {
+    (!listed.is_empty()).then(|| listed.iter().map(node_image).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn settings_of_the_node_are_few() {
+        for (section, expected) in [
+            (json!({}), Ok(NodeSettings::default())),
+            (json!({"reregisterDeletedNode": true}), Ok(NodeSettings { reregister_deleted_node: true })),
+        ] {
+            assert_eq!(NodeSettings::of(section), expected);
+        }
+        let told = NodeSettings::of(json!({"reregister": true})).expect_err("unknown");
+        assert!(told.starts_with("node: unknown field `reregister`"), "{told}");
+    }
+}

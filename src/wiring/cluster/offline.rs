@@ -1,0 +1,226 @@
+//! The API server's pods, with the last-known ones in their place until it has told its own: the settings,
+//! and the feed.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use tokio::time::{Instant, sleep_until};
+
+use super::super::{
+    build::{Base, BuildError, wrong},
+    settings,
+};
+use crate::sources::ports::PodSourceFeed;
+use berth_api::{Offline, OfflineConfig};
+use berth_config::Loaded;
+use berth_types::Pod;
+
+/// Last-known pods.
+pub(super) struct Recall {
+    /// What is known.
+    pub(super) offline: Arc<Offline>,
+    /// How long after the start the API server is waited for.
+    pub(super) patience: Duration,
+}
+
+impl Recall {
+    /// Where the agent's own settings ask for it.
+    ///
+    /// # Errors
+    /// What they say cannot be used.
+    pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<Self>, BuildError> {
+        let Some(section) = berth_runtime::settings::section("offlinePods").map_err(BuildError)? else {
+            return Ok(None);
+        };
+        let settings = OfflineSettings::read(section).map_err(BuildError)?;
+        let config = OfflineConfig {
+            file: settings::root(loaded).join("offline_pods"),
+            key_file: settings.key_file.clone(),
+            node: node.to_owned(),
+        };
+        let offline = Offline::start(config, base.tasks.tracker(), base.stop.child_token()).await.map_err(wrong)?;
+        Ok(Some(Self { offline, patience: settings.patience() }))
+    }
+}
+
+/// Section `offlinePods` of the agent's own settings (`/etc/berth/config.yaml`); without it nothing is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct OfflineSettings {
+    /// The key of what is kept: 32 bytes, or 64 hexadecimal digits; for its owner alone.
+    key_file: PathBuf,
+    /// How long after the start the API server is waited for, in seconds.
+    #[serde(default = "patience")]
+    patience_seconds: u64,
+}
+
+fn patience() -> u64 {
+    20
+}
+
+impl OfflineSettings {
+    /// From the section.
+    ///
+    /// # Errors
+    /// Names the field.
+    fn read(section: serde_json::Value) -> Result<Self, String> {
+        serde_json::from_value(section).map_err(|error| format!("offlinePods: {error}"))
+    }
+
+    /// How long after the start the API server is waited for.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience_seconds)
+    }
+}
+
+/// Around the feed that follows the API server.
+pub(super) struct OfflineFeed {
+    inner: Box<dyn PodSourceFeed>,
+    offline: Arc<Offline>,
+    patience: Duration,
+    /// Until when the API server is waited for; none once that was decided.
+    until: Option<Instant>,
+    has_decided: bool,
+}
+
+impl OfflineFeed {
+    /// Offers the last-known pods once, if `inner` has told nothing for that long after the start.
+    pub(super) fn new(inner: Box<dyn PodSourceFeed>, offline: Arc<Offline>, patience: Duration) -> Self {
+        Self { inner, offline, patience, until: None, has_decided: false }
+    }
+}
+
+#[async_trait]
+impl PodSourceFeed for OfflineFeed {
+    async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>> {
+        if !self.has_decided {
+            let until = *self.until.get_or_insert_with(|| Instant::now() + self.patience);
+            let told = tokio::select! {
+                biased;
+                told = self.inner.next_set() => Some(told),
+                () = sleep_until(until) => None,
+            };
+            self.has_decided = true;
+            match told {
+                Some(told) => return self.told(told),
+                None => {
+                    if let Some(pods) = self.offline.recall_pods() {
+                        return Some(pods);
+                    }
+                }
+            }
+        }
+        let told = self.inner.next_set().await;
+        self.told(told)
+    }
+}
+
+impl OfflineFeed {
+    fn told(&self, set: Option<Vec<Arc<Pod>>>) -> Option<Vec<Arc<Pod>>> {
+        if let Some(pods) = &set {
+            self.offline.saw_pods(pods);
+        }
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+    use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+    use super::*;
+
+    struct Sets(mpsc::UnboundedReceiver<Vec<Arc<Pod>>>);
+
+    #[async_trait]
+    impl PodSourceFeed for Sets {
+        async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>> {
+            self.0.recv().await
+        }
+    }
+
+    fn pod(name: &str) -> Arc<Pod> {
+        let object = serde_json::json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": name},
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        });
+        Arc::new(serde_json::from_value(object).expect("a pod"))
+    }
+
+    fn names(set: Option<Vec<Arc<Pod>>>) -> Vec<String> {
+        set.expect("a set").iter().filter_map(|pod| pod.metadata.name.clone()).collect()
+    }
+
+    #[test]
+    fn settings_are_read() {
+        let read = |text: &str| OfflineSettings::read(serde_json::from_str(text).expect("JSON"));
+        let all = read("{\"keyFile\": \"/k\"}").expect("settings");
+        assert_eq!((all.key_file.as_path(), all.patience()), (std::path::Path::new("/k"), Duration::from_secs(20)));
+        assert_eq!(read("{\"keyFile\": \"/k\", \"patienceSeconds\": 5}").expect("settings").patience().as_secs(), 5);
+        for (text, expected) in [
+            ("{}", "offlinePods: missing field `keyFile`"),
+            ("{\"keyFile\": \"/k\", \"x\": 1}", "offlinePods: unknown field `x`"),
+        ] {
+            let told = read(text).expect_err(expected);
+            assert!(told.starts_with(expected), "{told}");
+        }
+    }
+
+    /// One run of the agent: its feed, what the API server tells it, and its end.
+    async fn run(folder: &std::path::Path) -> (OfflineFeed, mpsc::UnboundedSender<Vec<Arc<Pod>>>, impl AsyncFnOnce()) {
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let config =
+            OfflineConfig { file: folder.join("offline/pods"), key_file: folder.join("key"), node: "n".to_owned() };
+        let offline = Offline::start(config, &tasks, stop.clone()).await.expect("a key");
+        let (tell, sets) = mpsc::unbounded_channel();
+        let feed = OfflineFeed::new(Box::new(Sets(sets)), offline, Duration::from_secs(20));
+        let end = async move || {
+            stop.cancel();
+            tasks.close();
+            tasks.wait().await;
+        };
+        (feed, tell, end)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_known_pods_run_until_others_are_told() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let key = folder.path().join("key");
+        std::fs::write(&key, [7; 32]).expect("written");
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).expect("changed");
+
+        let (mut feed, tell, end) = run(folder.path()).await;
+        tell.send(vec![pod("a"), pod("b")]).expect("listening");
+        assert_eq!(names(feed.next_set().await), ["a", "b"]);
+        tokio::task::yield_now().await;
+        end().await;
+
+        // A reboot; the API server is away.
+        let (mut feed, tell, end) = run(folder.path()).await;
+        let began = Instant::now();
+        let early = tokio::time::timeout(Duration::from_secs(5), feed.next_set()).await;
+        assert!(early.is_err(), "it is waited for, and the wait goes on where it was dropped");
+        assert_eq!(names(feed.next_set().await), ["a", "b"]);
+        assert_eq!(began.elapsed(), Duration::from_secs(20));
+        let more = tokio::time::timeout(Duration::from_secs(3600), feed.next_set()).await;
+        assert!(more.is_err(), "they are offered once");
+        tell.send(vec![pod("b")]).expect("listening");
+        assert_eq!(names(feed.next_set().await), ["b"], "what is gone is gone");
+        tokio::task::yield_now().await;
+        end().await;
+
+        // It answers at once: nothing is offered.
+        let (mut feed, tell, end) = run(folder.path()).await;
+        tell.send(Vec::new()).expect("listening");
+        assert!(names(feed.next_set().await).is_empty());
+        tokio::task::yield_now().await;
+        end().await;
+
+        // No pods were known: nothing is offered, however long it is away.
+        let (mut feed, _tell, _end) = run(folder.path()).await;
+        assert!(tokio::time::timeout(Duration::from_secs(3600), feed.next_set()).await.is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! How clients of the API server are made: what they have in common.
+
+use std::{path::Path, sync::Arc};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::super::build::{Base, BuildError, wrong};
+use berth_api::{
+    Rate, Rates, Sharing, Transport, TransportConfig, TransportDeps, api::ApiClient, certificates::passing, user_agent,
+};
+use berth_config::Loaded;
+use berth_metrics::{ApiClientMetrics, Registry, RestClientMetrics};
+use berth_ports::Clock;
+
+/// Requests per second and at once for certificates, with a token that many nodes may share (spec 10 §2.1).
+const BOOTSTRAP_RATE: (i32, i32) = (5, 10);
+
+/// Makes clients.
+#[derive(Clone)]
+pub(super) struct Opener {
+    agent: String,
+    rates: Rates,
+    requests: RestClientMetrics,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    clock: Arc<dyn Clock>,
+}
+
+impl Opener {
+    /// With the rates of the configuration.
+    pub(super) fn new(loaded: &Loaded, base: &Base) -> Self {
+        let config = &loaded.config;
+        let program = std::env::args().next().unwrap_or_default();
+        Self {
+            agent: user_agent(&program, &loaded.version, ""),
+            rates: Rates {
+                main: Rate::of(config.kube_api_qps, config.kube_api_burst),
+                sharing: Sharing::of(config.kube_api_qps),
+                events: Rate::of_events(config.event_record_qps, config.event_burst),
+                certificates: None,
+            },
+            requests: RestClientMetrics::new(&base.registry),
+            tasks: base.tasks.tracker().clone(),
+            stop: base.stop.clone(),
+            clock: base.clock.clone(),
+        }
+    }
+
+    /// The node's own client.
+    ///
+    /// # Errors
+    /// Something in `config` cannot be used.
+    pub(super) async fn own(
+        &self,
+        config: TransportConfig,
+        connections: ApiClientMetrics,
+    ) -> Result<Arc<Transport>, BuildError> {
+        self.open(config.at(self.rates), connections, self.stop.child_token()).await
+    }
+
+    /// A client on a kubeconfig that is only there for certificates; it ends with its last holder.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be used.
+    pub(super) async fn for_certificates(&self, kubeconfig: &Path) -> Result<Arc<dyn ApiClient>, BuildError> {
+        let rate = Rate::of(BOOTSTRAP_RATE.0, BOOTSTRAP_RATE.1);
+        let config = TransportConfig::from_kubeconfig(kubeconfig).await.map_err(wrong)?;
+        let config = config.at(Rates { certificates: Some(rate), ..Rates::default() });
+        // Its connections are few and short-lived: the families are those of the node's own client.
+        let connections = ApiClientMetrics::new(&Registry::new());
+        let stop = self.stop.child_token();
+        Ok(passing(self.open(config, connections, stop.clone()).await?, stop))
+    }
+
+    async fn open(
+        &self,
+        config: TransportConfig,
+        connections: ApiClientMetrics,
+        stop: CancellationToken,
+    ) -> Result<Arc<Transport>, BuildError> {
+        let deps = TransportDeps { clock: self.clock.clone(), requests: self.requests.clone(), connections, stop };
+        let (api, task) = Transport::open(config.called(self.agent.clone()), deps).await.map_err(wrong)?;
+        self.tasks.spawn(task);
+        Ok(api)
+    }
+}

@@ -1,0 +1,111 @@
+//! What is read from the own node object as it changes.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::NodeAddress;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::super::build::Base;
+use berth_api::Store;
+use berth_ports::Attached;
+use berth_types::api;
+
+/// Says how long objects serve, in seconds.
+const OBJECT_TTL: &str = "node.alpha.kubernetes.io/ttl";
+/// How long they do where nothing is said.
+const DEFAULT_TTL: Duration = Duration::from_secs(60);
+
+/// The addresses in its status.
+pub(super) fn addresses(node: Option<&api::Node>) -> Vec<NodeAddress> {
+    node.and_then(|node| node.status.as_ref()?.addresses.clone()).unwrap_or_default()
+}
+
+/// What its status says is attached, with the devices; `None` before the node was read (spec 07 §4.1).
+pub(super) fn attached(node: Option<&api::Node>) -> Attached {
+    let volumes = node?.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
+    let known = volumes.iter().map(|volume| (volume.name.clone(), volume.device_path.clone()));
+    Some(std::sync::Arc::new(known.collect()))
+}
+
+/// How long an object that a pod refers to serves without being asked for again, by strategy `Cache`
+/// (spec 02b §11): what the annotation of the node says, else a minute.
+pub(super) fn object_ttl(node: Option<&api::Node>) -> Duration {
+    let annotation = node.and_then(|node| node.metadata.annotations.as_ref()?.get(OBJECT_TTL));
+    let seconds = annotation.and_then(|text| text.parse::<i64>().ok());
+    seconds.map_or(DEFAULT_TTL, |seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or_default()))
+}
+
+/// The UID of the node's object; empty before it was read.
+pub(super) fn uid(node: Option<&api::Node>) -> String {
+    node.and_then(|node| node.metadata.uid.clone()).unwrap_or_default()
+}
+
+/// Something in the own node object, followed.
+pub(super) fn of_node<T: PartialEq + Send + Sync + 'static>(
+    base: &Base,
+    nodes: Store<api::Node>,
+    name: &str,
+    read: fn(Option<&api::Node>) -> T,
+) -> watch::Receiver<T> {
+    let (told, known) = watch::channel(read(None));
+    base.tasks.spawn(follow(nodes, name.to_owned(), told, read, base.stop.child_token()));
+    known
+}
+
+async fn follow<T: PartialEq>(
+    mut nodes: Store<api::Node>,
+    name: String,
+    told: watch::Sender<T>,
+    read: fn(Option<&api::Node>) -> T,
+    stop: CancellationToken,
+) {
+    loop {
+        let read = read(nodes.get("", &name).as_deref());
+        told.send_if_modified(|known| {
+            let moved = *known != read;
+            *known = read;
+            moved
+        });
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = nodes.changed() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_node_says_what_is_attached() {
+        let status = json!({"status": {"volumesAttached": [{"name": "a", "devicePath": "/dev/a"}, {"name": "b", "devicePath": ""}]}});
+        let node: api::Node = serde_json::from_value(status).expect("a node");
+        let found = attached(Some(&node)).expect("read");
+        assert_eq!(
+            (found.get("a").map(String::as_str), found.get("b").map(String::as_str)),
+            (Some("/dev/a"), Some(""))
+        );
+        assert_eq!(attached(Some(&api::Node::default())).map(|all| all.len()), Some(0));
+        assert!(attached(None).is_none());
+    }
+
+    #[test]
+    fn the_node_says_how_long_objects_serve() {
+        for (annotations, expected) in [
+            (json!({}), 60),
+            (json!({OBJECT_TTL: "15"}), 15),
+            (json!({OBJECT_TTL: "0"}), 0),
+            (json!({OBJECT_TTL: "-1"}), 0),
+            (json!({OBJECT_TTL: "soon"}), 60),
+        ] {
+            let node = json!({"metadata": {"annotations": annotations}});
+            let node: api::Node = serde_json::from_value(node).expect("a node");
+            assert_eq!(object_ttl(Some(&node)), Duration::from_secs(expected), "{annotations}");
+        }
+        assert_eq!(object_ttl(None), DEFAULT_TTL);
+    }
+}

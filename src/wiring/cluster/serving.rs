@@ -1,0 +1,35 @@
+//! The pair we serve with, signed by the cluster (`serverTLSBootstrap`, spec 01 §11.6).
+
+use std::path::PathBuf;
+
+use super::{
+    super::build::Base,
+    Cluster,
+    own::{addresses, of_node},
+};
+use berth_api::certificates::{NamesNeeded, ServingCertificates, ServingSetup};
+use berth_config::Loaded;
+use berth_metrics::CertificateMetrics;
+
+impl Cluster {
+    /// Has the cluster sign it, from now on.
+    pub(super) async fn keep_serving_pair(&self, loaded: &Loaded, base: &Base) {
+        let config = &loaded.config;
+        let given = !config.tls_cert_file.is_empty() && !config.tls_private_key_file.is_empty();
+        let clock = base.clock.clone();
+        let setup = ServingSetup {
+            directory: PathBuf::from(&loaded.flags.cert_dir),
+            node: self.name.clone(),
+            configured: given
+                .then(|| (PathBuf::from(&config.tls_cert_file), PathBuf::from(&config.tls_private_key_file))),
+            api: self.api.clone(),
+            addresses: of_node(base, self.nodes.clone(), &self.name, addresses),
+            needed: if loaded.gates.enabled("AllowDNSOnlyNodeCSR") { NamesNeeded::Any } else { NamesNeeded::Ip },
+            clock: base.clock.clone(),
+            metrics: CertificateMetrics::serving(&base.registry, move || clock.now().as_second()),
+            events: base.events.clone(),
+        };
+        // The server follows the file; metrics and events tell the rest.
+        let _ = ServingCertificates::start(setup, base.tasks.tracker(), base.stop.child_token()).await;
+    }
+}

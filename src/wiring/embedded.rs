@@ -1,0 +1,185 @@
+//! Our own runtime in this process: from its settings to the clients everybody uses, and `berth cri`.
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{error, info, warn};
+
+use super::{
+    build::{Base, BuildError, wrong},
+    embedded_streams::RuntimeTargets,
+    logging, settings,
+};
+use berth_config::{EMBEDDED_RUNTIME, Loaded, fields::LoggingConfiguration};
+use berth_cri::Connection;
+use berth_runtime::{
+    cri as services,
+    parts::{self, Surroundings},
+    runtime::Runtime,
+    settings as runtime_settings,
+};
+use berth_server::{ports::targets::Targets, streaming::serve::listener::Listening};
+
+/// Where `berth cri` serves where nothing else is said.
+const SOCKET: &str = "unix:///run/berth/cri.sock";
+/// How long what runs here may take to end; pods go on.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// A runtime that has begun.
+pub(super) struct Opened {
+    /// The clients of its services.
+    pub(super) connection: Connection,
+    /// Its streams.
+    pub(super) targets: Arc<dyn Targets>,
+    /// Whether it finds again what was there.
+    pub(super) recovery: parts::Recovery,
+}
+
+/// Starts the runtime; the clients of its services, and its streams.
+///
+/// # Errors
+/// What stands in the way.
+pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<Opened, BuildError> {
+    check_image_endpoint(&loaded.config.image_service_endpoint)?;
+    let config = runtime_settings::read().map_err(BuildError)?;
+    let (socket, streams) = (config.serve_socket.clone(), config.stream_address.clone());
+    let around = Surroundings {
+        hostname: host_name()?,
+        has_builtin_images: true,
+        unpacker: Some(parts::OWN_PROGRAM.into()),
+        tasks: base.tasks.tracker().clone(),
+        stop: base.stop.child_token(),
+    };
+    let (runtime, _) = parts::open_counted(config, around, &base.registry).await.map_err(wrong)?;
+    let recovery = parts::start(&runtime);
+    if !socket.is_empty() {
+        let (serving, path, stop) = (runtime.clone(), socket_path(&socket)?, base.stop.child_token());
+        let listening = listen(&streams).await?;
+        base.tasks.spawn(async move {
+            if let Err(cause) = over_socket(&serving, path, listening, stop).await {
+                error!(err = %cause, "The embedded runtime's socket is not served");
+            }
+        });
+    }
+    let memory = services::over_memory(&runtime, base.stop.child_token());
+    let dial: berth_cri::Dial = Arc::new(move || {
+        let memory = memory.clone();
+        Box::pin(async move { memory.connect().await })
+    });
+    info!(root = %runtime.shell.layout.root.display(), "Pods run on the embedded runtime");
+    let connection = berth_cri::connect_over(dial, &settings::cri(loaded), &base.registry);
+    Ok(Opened { connection, targets: Arc::new(RuntimeTargets(runtime)), recovery })
+}
+
+/// Images of another service would lie where our own runtime does not look for them.
+fn check_image_endpoint(endpoint: &str) -> Result<(), BuildError> {
+    if endpoint.is_empty() || endpoint == EMBEDDED_RUNTIME {
+        return Ok(());
+    }
+    Err(BuildError(format!(
+        "imageServiceEndpoint: {endpoint:?} cannot be used with the embedded runtime, which has images of its own: leave it \
+         out, or set containerRuntimeEndpoint too"
+    )))
+}
+
+async fn listen(address: &str) -> Result<Listening, BuildError> {
+    let told = |cause: std::io::Error| BuildError(format!("embeddedRuntime.streamAddress: {cause}"));
+    Listening::bind(address).await.map_err(told)
+}
+
+/// Serves the socket, and its streams as long as that.
+async fn over_socket(
+    runtime: &Arc<Runtime>,
+    path: PathBuf,
+    streams: Listening,
+    stop: CancellationToken,
+) -> Result<(), BuildError> {
+    let (url, ours) = (streams.url(), stop.child_token());
+    let meeting = streams.serve(Arc::new(RuntimeTargets(runtime.clone())), ours.clone());
+    let serving = async {
+        let served = services::over_socket(runtime, path, &url, stop).await;
+        ours.cancel();
+        served
+    };
+    tokio::join!(serving, meeting).0.map_err(wrong)
+}
+
+fn socket_path(endpoint: &str) -> Result<PathBuf, BuildError> {
+    berth_cri::socket_path(endpoint).map_err(wrong)
+}
+
+/// `berth cri`: the runtime alone, on a socket, until told to end. Pods go on.
+pub fn serve(socket: Option<String>) -> ExitCode {
+    if let Err(cause) = logging::start(&LoggingConfiguration::default()) {
+        eprintln!("berth cri: {cause}");
+        return ExitCode::FAILURE;
+    }
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(wrong)
+        .and_then(|runtime| runtime.block_on(alone(socket)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(cause) => {
+            eprintln!("berth cri: {cause}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The machine's own name, whatever the node is called: what pods in the host's network run under.
+fn host_name() -> Result<String, BuildError> {
+    Ok(nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned())
+}
+
+async fn alone(socket: Option<String>) -> Result<(), BuildError> {
+    let config = runtime_settings::read().map_err(BuildError)?;
+    let configured = Some(config.serve_socket.clone()).filter(|socket| !socket.is_empty());
+    let path = socket_path(&socket.or(configured).unwrap_or_else(|| SOCKET.to_owned()))?;
+    let streams = listen(&config.stream_address).await?;
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let hostname = host_name()?;
+    let unpacker = Some(parts::OWN_PROGRAM.into());
+    let around =
+        Surroundings { hostname, has_builtin_images: true, unpacker, tasks: tasks.clone(), stop: stop.clone() };
+    let (runtime, _) = parts::open(config, around).await.map_err(wrong)?;
+    let recovery = parts::start(&runtime);
+    let mut terminate = signal(SignalKind::terminate()).map_err(wrong)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(wrong)?;
+    println!("serving {}", path.display());
+    let served = over_socket(&runtime, path, streams, stop.clone());
+    tokio::select! {
+        served = served => served?,
+        cause = recovery.failed() => return Err(wrong(cause)),
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stop.cancel();
+    tasks.close();
+    if timeout(LAST_WORDS, tasks.wait()).await.is_err() {
+        warn!(limit = ?LAST_WORDS, "Not everything of the embedded runtime has ended");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_the_runtimes_own() {
+        for (endpoint, is_fine) in [("", true), ("embedded", true), ("unix:///run/containerd/containerd.sock", false)] {
+            let checked = check_image_endpoint(endpoint);
+            assert_eq!(checked.is_ok(), is_fine, "{endpoint}");
+            let names_both =
+                |error: BuildError| error.0.contains(endpoint) && error.0.contains("containerRuntimeEndpoint");
+            assert!(checked.err().is_none_or(names_both), "{endpoint}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Keeps which pressures the node reports, so that an agent that starts anew does not say that all is well.
+//! Behaviour: spec 05 §3.10.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::{
+    eviction::{Picture, signals::Condition},
+    wiring::state_file::OneWrite,
+};
+use berth_ports::{Clock, StateFile};
+
+/// How long the file may take.
+const FILE: Duration = Duration::from_secs(10);
+/// How old what it says of a pressure that goes on may become.
+const AGE: Duration = Duration::from_secs(10);
+
+/// What is kept.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Written {
+    /// In which life of the machine it was.
+    boot_id: String,
+    /// By type, until when each is reported.
+    until: BTreeMap<String, Timestamp>,
+}
+
+/// What an earlier agent reported, and for how long it still would have; nothing where that is not known.
+pub(super) async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
+    let content = match timeout(FILE, file.read()).await {
+        Ok(Ok(content)) => content.unwrap_or_default(),
+        Ok(Err(_)) | Err(_) => Vec::new(),
+    };
+    left(&content, boot_id, now)
+}
+
+/// Of another life of the machine only what is on disks is left.
+fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
+    let written: Written = serde_json::from_slice(content).unwrap_or_default();
+    let is_same_life = written.boot_id == boot_id && !boot_id.is_empty();
+    let left = |condition: Condition| {
+        let until = written.until.get(condition.as_str())?;
+        let left = Duration::try_from(until.duration_since(now)).ok()?;
+        Some((condition, left)).filter(|(_, left)| !left.is_zero())
+    };
+    let may_last = |condition: &Condition| is_same_life || *condition == Condition::Disk;
+    [Condition::Memory, Condition::Disk, Condition::Pid].into_iter().filter(may_last).filter_map(left).collect()
+}
+
+/// Who keeps it.
+pub(super) struct Keeper {
+    /// Where.
+    pub(super) file: Arc<dyn StateFile>,
+    /// This life of the machine.
+    pub(super) boot_id: String,
+    /// Wall time.
+    pub(super) clock: Arc<dyn Clock>,
+    /// When moments of pictures begin.
+    pub(super) began: Instant,
+}
+
+impl Keeper {
+    /// Keeps it from now on, until stopped.
+    pub(super) async fn run(self, mut pictures: watch::Receiver<Option<Arc<Picture>>>, stop: CancellationToken) {
+        let mut writes = OneWrite::new(self.file.clone(), FILE);
+        let (mut kept, mut at): (Option<Vec<Condition>>, _) = (None, Instant::now());
+        let mut is_written = true;
+        loop {
+            let moved = stop.run_until_cancelled(pictures.changed()).await;
+            if !matches!(moved, Some(Ok(()))) {
+                return;
+            }
+            let Some(picture) = pictures.borrow_and_update().clone() else { continue };
+            let reported: Vec<Condition> = picture.pressures.iter().map(|(condition, _)| *condition).collect();
+            let is_stale = (!reported.is_empty() || !is_written) && at.elapsed() >= AGE;
+            if kept.as_ref() == Some(&reported) && !is_stale {
+                continue;
+            }
+            // A node without pressure that never had any needs no file.
+            if kept.is_none() && reported.is_empty() && matches!(timeout(FILE, self.file.read()).await, Ok(Ok(None))) {
+                kept = Some(reported);
+                continue;
+            }
+            let written = writes.replace(self.content(&picture)).await;
+            if let Err(error) = &written {
+                warn!(err = %error, path = %writes.file().path().display(), "Which pressures the node reports cannot be kept");
+            }
+            (kept, at, is_written) = (Some(reported), Instant::now(), written.is_ok());
+        }
+    }
+
+    fn content(&self, picture: &Picture) -> Vec<u8> {
+        let (now, uptime) = (self.clock.now(), self.began.elapsed());
+        let wall = |until: Duration| {
+            let left = SignedDuration::try_from(until.saturating_sub(uptime)).unwrap_or(SignedDuration::MAX);
+            now.saturating_add(left).unwrap_or(now)
+        };
+        let until =
+            picture.pressures.iter().map(|(condition, until)| (condition.as_str().to_owned(), wall(*until))).collect();
+        let written = Written { boot_id: self.boot_id.clone(), until };
+        serde_json::to_vec(&written).unwrap_or_default() // texts and times
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wiring::state_file::DiskStateFile;
+    use berth_ports::SystemClock;
+
+    #[test]
+    fn what_is_left_of_a_pressure() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
+        let of = |until: &str| format!(r#"{{"bootId":"b","until":{until}}}"#);
+        let content = of(
+            r#"{"MemoryPressure":"2026-01-01T00:03:00Z","DiskPressure":"2026-01-01T00:00:59Z","X":"2027-01-01T00:00:00Z"}"#,
+        );
+        assert_eq!(left(content.as_bytes(), "b", now), [(Condition::Memory, Duration::from_secs(120))]);
+        for garbage in ["", "{", "[]", &of(r#"{"MemoryPressure":"x"}"#), &of(r#"{"MemoryPressure":7}"#), "\0"] {
+            assert_eq!(left(garbage.as_bytes(), "b", now), [], "{garbage}");
+        }
+    }
+
+    #[test]
+    fn only_disks_outlast_the_life_of_a_machine() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().expect("a time");
+        let at = "2026-01-01T00:01:01Z";
+        let content = format!(
+            r#"{{"bootId":"b","until":{{"MemoryPressure":"{at}","DiskPressure":"{at}","PIDPressure":"{at}"}}}}"#
+        );
+        let kinds = |boot_id| -> Vec<Condition> {
+            left(content.as_bytes(), boot_id, now).into_iter().map(|(condition, _)| condition).collect()
+        };
+        assert_eq!(kinds("b"), [Condition::Memory, Condition::Disk, Condition::Pid]);
+        assert_eq!(kinds("c"), [Condition::Disk]);
+        assert_eq!(kinds(""), [Condition::Disk]);
+    }
+
+    #[tokio::test]
+    async fn what_is_reported_is_kept_and_found() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = Arc::new(DiskStateFile::new(dir.path().join("eviction_state")));
+        let (pictures, seen) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let (clock, began) = (Arc::new(SystemClock), Instant::now());
+        let keeper = Keeper { file: file.clone(), boot_id: "b".to_owned(), clock, began };
+        let keeping = tokio::spawn(keeper.run(seen, stop.clone()));
+        let show = |pressures| {
+            pictures.send_replace(Some(Arc::new(Picture { pressures, ..Picture::default() })));
+        };
+        let until = async |expected: &[Condition]| {
+            let found = async {
+                loop {
+                    let found = restored(&*file, "b", Timestamp::now()).await;
+                    if found.iter().map(|(condition, _)| *condition).eq(expected.iter().copied()) {
+                        return found;
+                    }
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            timeout(Duration::from_secs(60), found).await.expect("kept")
+        };
+        show(vec![(Condition::Disk, Duration::from_secs(300))]);
+        let found = until(&[Condition::Disk]).await;
+        assert!(found.iter().all(|(_, left)| *left <= Duration::from_secs(300)), "{found:?}");
+        show(Vec::new());
+        until(&[]).await;
+        stop.cancel();
+        keeping.await.expect("ends");
+    }
+}

@@ -1,0 +1,150 @@
+//! Listens to the kernel's word on memory, so that a shortage is looked at before the next look is due.
+//! Behaviour: spec 05 §3.2 (`kernelMemcgNotification`), §3.10.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::eviction::ports::Alarm;
+use berth_sys::memory_events::{GroupEvents, Stalls, UsageLine};
+
+/// Where the kernel tells of the whole machine, whatever its control groups.
+const STALLS: &str = "/proc/pressure/memory";
+/// Where the unified hierarchy is.
+pub(super) const UNIFIED: &str = "/sys/fs/cgroup";
+/// The group of all, of the old hierarchy.
+const ROOT_GROUP: &str = "/sys/fs/cgroup/memory";
+/// Least time between two lines: what is crossed is looked at anyway.
+const REDRAW: Duration = Duration::from_secs(1);
+/// A line moves with the page cache; so much of it is not worth a new one.
+const SLACK: u64 = 16 << 20;
+
+/// Rings when there may be something else to see.
+#[derive(Default)]
+pub(super) struct Bell(Notify);
+
+impl Bell {
+    /// There may be.
+    pub(super) fn ring(&self) {
+        self.0.notify_one();
+    }
+}
+
+#[async_trait]
+impl Alarm for Bell {
+    async fn rung(&self) {
+        self.0.notified().await;
+    }
+}
+
+/// Rings when tasks wait for memory, where the kernel tells.
+pub(super) async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
+    let stalls = match Stalls::of(Path::new(STALLS)) {
+        Ok(stalls) => stalls,
+        Err(err) => return debug!(file = STALLS, %err, "The kernel does not tell when tasks wait for memory"),
+    };
+    loop {
+        let told = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            told = stalls.next() => told,
+        };
+        match told {
+            Ok(()) => bell.ring(),
+            Err(err) => return debug!(file = STALLS, %err, "The kernel tells no more when tasks wait for memory"),
+        }
+    }
+}
+
+/// Rings when the group of all pods meets its limit, where it is of the unified hierarchy.
+pub(super) async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken) {
+    let directory: PathBuf = Path::new(UNIFIED).join(group.trim_start_matches('/'));
+    let mut events = match GroupEvents::of(&directory) {
+        Ok(events) => events,
+        Err(err) => return debug!(group, %err, "The kernel does not tell when pods meet their limit of memory"),
+    };
+    loop {
+        let told = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            told = events.next() => told,
+        };
+        match told {
+            Ok(()) => bell.ring(),
+            Err(err) => return debug!(group, %err, "The kernel tells no more when pods meet their limit of memory"),
+        }
+    }
+}
+
+/// Rings when the use of memory crosses the latest line, where the kernel has the old hierarchy.
+pub(super) async fn hear_usage(mut lines: watch::Receiver<Option<u64>>, bell: Arc<Bell>, stop: CancellationToken) {
+    let mut drawn: Option<(u64, UsageLine)> = None;
+    loop {
+        let wanted = *lines.borrow_and_update();
+        if let Some(bytes) = wanted.filter(|bytes| is_elsewhere(drawn.as_ref().map(|(at, _)| *at), *bytes)) {
+            match UsageLine::draw(Path::new(ROOT_GROUP), bytes) {
+                Ok(line) => drawn = Some((bytes, line)),
+                Err(err) => return debug!(group = ROOT_GROUP, %err, "The kernel does not tell of the use of memory"),
+            }
+        }
+        let crossed = async {
+            match &drawn {
+                Some((_, line)) => line.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            told = crossed => match told {
+                Ok(()) => bell.ring(),
+                Err(err) => return debug!(group = ROOT_GROUP, %err, "The kernel tells no more of the use of memory"),
+            },
+            changed = lines.changed() => if changed.is_err() { return },
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(REDRAW) => {}
+        }
+    }
+}
+
+/// Whether a line has to be drawn anew.
+fn is_elsewhere(drawn: Option<u64>, wanted: u64) -> bool {
+    drawn.is_none_or(|drawn| drawn.abs_diff(wanted) > SLACK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_drawn_anew_where_it_moved() {
+        for (drawn, wanted, expected) in
+            [(None, 0, true), (Some(0), SLACK, false), (Some(SLACK + 1), 0, true), (Some(5), 5, false)]
+        {
+            assert_eq!(is_elsewhere(drawn, wanted), expected, "{drawn:?} {wanted}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bell_that_rang_unheard_is_heard_once() {
+        let bell = Bell::default();
+        bell.ring();
+        bell.ring();
+        bell.rung().await;
+        let again = tokio::time::timeout(Duration::from_millis(1), bell.rung()).await;
+        assert!(again.is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! Tasks that last as long as the agent does.
+//!
+//! One that panics takes the agent along: what it did nobody would do any more, and nobody would notice. Whoever starts the
+//! agent again starts it anew; pods keep running meanwhile.
+
+use std::{
+    panic::{AssertUnwindSafe, Location},
+    sync::Arc,
+};
+
+use futures::FutureExt;
+use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
+use tracing::error;
+
+use berth_sys::panics::said;
+
+/// All tasks of the agent. Cheap to share.
+#[derive(Clone, Debug, Default)]
+pub struct Lasting {
+    tracker: TaskTracker,
+    /// What the first one said that panicked.
+    lost: Arc<watch::Sender<Option<String>>>,
+}
+
+impl Lasting {
+    /// Starts one that lasts, or ends when its work is done; the log names who started it where it panics.
+    #[track_caller]
+    pub fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) {
+        let (place, lost) = (Location::caller(), self.lost.clone());
+        self.tracker.spawn(async move {
+            let Err(panic) = AssertUnwindSafe(task).catch_unwind().await else { return };
+            let said = said(&*panic);
+            error!(task = %place, err = said, "A task of the agent panicked: the agent ends, to be started anew");
+            lost.send_if_modified(|lost| {
+                let is_first = lost.is_none();
+                lost.get_or_insert(format!("the task of {place}: {said}"));
+                is_first
+            });
+        });
+    }
+
+    /// Waits until one has panicked; which, and what it said.
+    pub async fn lost(&self) -> String {
+        let mut lost = self.lost.subscribe();
+        match lost.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(said)) => said.clone(),
+            Ok(None) | Err(_) => std::future::pending().await, // cannot be: we hold the sender
+        }
+    }
+
+    /// For those who start short ones, and look after them.
+    pub fn tracker(&self) -> &TaskTracker {
+        &self.tracker
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_is_told_with_who_started_it() {
+        let tasks = Lasting::default();
+        tasks.spawn(async { "it ends well" });
+        let minute = Duration::from_secs(60);
+        assert!(timeout(minute, tasks.lost()).await.is_err());
+        tasks.spawn(async {
+            sleep(Duration::from_secs(5)).await;
+            panic!("on {}", "purpose");
+        });
+        let told = timeout(minute, tasks.lost()).await.expect("told");
+        assert!(
+            told.starts_with("the task of src/wiring/lasting.rs:") && told.ends_with(": panic: on purpose"),
+            "{told}"
+        );
+        tasks.spawn(async { panic!("another") });
+        tasks.tracker().close();
+        tasks.tracker().wait().await;
+        assert_eq!(tasks.lost().await, told, "the first one counts");
+    }
+}

@@ -1,0 +1,192 @@
+//! The life of the process: start, wait for a signal, stop in order (spec 01 §8.1).
+//!
+//! Pods keep running when the agent stops.
+
+use std::{
+    fs::File,
+    io::Write,
+    process::ExitCode,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use nix::fcntl::Flock;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::{
+    build,
+    lasting::Lasting,
+    logging::{self, LogHandle},
+    memory::Keeper,
+    process,
+    watchdog::{self, Checks, ServiceManager},
+};
+use crate::shutdown::{Cause, Drain};
+use berth_config::{Loaded, StartupError};
+use berth_server::ports::Health;
+use berth_sys::heap;
+
+/// How long tasks may take to end.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Worker threads: everything that could block is elsewhere, so two are enough.
+const WORKERS: usize = 2;
+
+/// Threads for what blocks. Volumes take no more than their share of them (`berth_volumes::THREADS`), however many hang.
+const BLOCKING: usize = 48;
+const _: () = assert!(BLOCKING >= berth_volumes::THREADS + 16, "others have threads of their own");
+
+/// Runs the agent until it is told to stop.
+pub fn run(loaded: Loaded) -> ExitCode {
+    heap::tune();
+    let log = match logging::start(&loaded.config.logging) {
+        Ok(log) => log,
+        Err(cause) => {
+            eprintln!("{}", StartupError::Logging(cause.to_string()));
+            return ExitCode::FAILURE;
+        }
+    };
+    logging::open(&loaded);
+    let memory = Arc::new(Keeper::default());
+    let outcome = match runtime(memory.clone()) {
+        Ok(runtime) => {
+            let outcome = runtime.block_on(live(&loaded, &log, memory));
+            // What blocks in a file system that hangs is left behind, never waited for.
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            outcome
+        }
+        Err(cause) => Err(cause.to_string()),
+    };
+    let code = match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(cause) => {
+            error!(err = %StartupError::Run(cause), "command failed");
+            ExitCode::FAILURE
+        }
+    };
+    if let Err(cause) = log.flush() {
+        // Standard error may be on the disk that is full.
+        let _ = writeln!(std::io::stderr(), "the log could not be written: {cause}");
+    }
+    code
+}
+
+fn runtime(memory: Arc<Keeper>) -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .max_blocking_threads(BLOCKING)
+        .thread_keep_alive(Duration::from_secs(5))
+        .thread_name("berth")
+        .on_thread_park(move || memory.before_waiting())
+        .enable_all()
+        .build()
+}
+
+/// What the parts need of the process they live in.
+pub struct Life {
+    /// Cancelled when everything is to end.
+    pub stop: CancellationToken,
+    /// Every task there is.
+    pub tasks: Lasting,
+    /// The log.
+    pub log: LogHandle,
+    /// Lets pods go where a signal shall, too; set once there are some.
+    pub drain: Arc<OnceLock<Arc<Drain>>>,
+    /// Is told before workers wait.
+    pub memory: Arc<Keeper>,
+}
+
+async fn live(loaded: &Loaded, log: &LogHandle, memory: Arc<Keeper>) -> Result<(), String> {
+    let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let (stop, tasks) = (CancellationToken::new(), Lasting::default());
+    let life = Life { stop, tasks, log: log.clone(), drain: Arc::default(), memory };
+    let (manager, checks) = (service_manager(loaded), Checks::default());
+    if let (Some(manager), Some(timeout)) = (&manager, loaded.watchdog) {
+        life.tasks.spawn(watchdog::beat(manager.clone(), timeout, checks.clone(), life.stop.child_token()));
+    }
+    let period = loaded.config.logging.flush_frequency.duration.std();
+    life.tasks.spawn(log.clone().keep_flushing(period, life.stop.child_token()));
+    process::tune(loaded);
+    let (health, _lock) = tokio::select! {
+        started = start(loaded, &life) => started?,
+        () = signals.next() => return Ok(()),
+    };
+    let _ = checks.set(health); // set nowhere else
+    if let Some(manager) = &manager {
+        watchdog::tell_twice(&**manager, "READY=1").await;
+    }
+    let lost = tokio::select! {
+        () = signals.next() => None,
+        lost = life.tasks.lost() => Some(lost),
+    };
+    match life.drain.get().filter(|_| lost.is_none()) {
+        Some(drain) => let_pods_go(drain, manager.as_deref(), &mut signals).await,
+        None => info!("Stopping; pods keep running"),
+    }
+    life.stop.cancel();
+    let tasks = life.tasks.tracker();
+    tasks.close();
+    let ended = tokio::select! {
+        ended = timeout(STOP_LIMIT, tasks.wait()) => ended.is_ok(),
+        () = signals.next() => return Err("stopped at once by a second signal".to_owned()),
+    };
+    if !ended {
+        warn!(tasks = tasks.len(), "Some tasks did not end in time");
+    }
+    lost.map_or(Ok(()), Err)
+}
+
+/// Where that is asked for pods end with us; another signal ends us without them.
+async fn let_pods_go(drain: &Drain, manager: Option<&ServiceManager>, signals: &mut Signals) {
+    info!(limit = ?drain.total(), "Stopping; pods are let go first");
+    if let Some(manager) = manager {
+        let patience = (drain.total() + STOP_LIMIT).as_micros();
+        watchdog::tell_twice(manager, &format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={patience}")).await;
+    }
+    tokio::select! {
+        () = drain.begin(Cause::Terminated) => {}
+        () = signals.next() => warn!("Another signal came: pods that still run keep running"),
+    }
+}
+
+/// The parts, and the lock they run under.
+async fn start(loaded: &Loaded, life: &Life) -> Result<(Arc<dyn Health>, Option<Flock<File>>), String> {
+    let lock = process::lock_file(loaded).await?;
+    let health = build::build(loaded, life).await.map_err(|error| error.to_string())?;
+    Ok((health, lock))
+}
+
+/// Who started us and wants to hear from us; that it cannot be reached is no reason not to start.
+fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
+    let manager = ServiceManager::of_environment().unwrap_or_else(|error| {
+        error!(err = %error, "Cannot reach the service manager that NOTIFY_SOCKET names");
+        None
+    });
+    if manager.is_none() && loaded.watchdog.is_some() {
+        warn!("WATCHDOG_USEC is set without a NOTIFY_SOCKET that can be reached: the watchdog will hear nothing");
+    }
+    manager.map(Arc::new)
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What loading the configuration had to tell, as log lines: message and keys of each kind.
+
+use tracing::{info, warn};
+
+use berth_config::{NotYet, Notice};
+
+/// Writes a notice.
+pub fn tell(notice: &Notice) {
+    match notice {
+        Notice::LenientDecoding { error, hints } => {
+            warn!(err = %error, hints = ?hints, "Using lenient decoding as strict decoding failed");
+        }
+        Notice::DeprecatedFlag(line) => warn!("{line}"),
+        Notice::GaGate { name, value } => warn!(
+            featureGate = name,
+            value, "Warning: setting GA feature gate. It will be removed in a future release."
+        ),
+        Notice::DeprecatedGate { name, value } => warn!(
+            featureGate = name,
+            value, "Warning: setting deprecated feature gate. It will be removed in a future release."
+        ),
+        Notice::Insecure { field, value } => {
+            warn!(field, value = %value, "Insecure setting: callers are not told apart or not held back");
+        }
+        Notice::NotYetEffective(NotYet { setting, feature }) => {
+            warn!(setting, feature, "Setting has no effect yet: its feature is not part of this release");
+        }
+        Notice::EvictionSignalsUnset { signals } => {
+            warn!(signals = ?signals, "Hard eviction has no threshold for some disk or inode signals");
+        }
+        Notice::CipherSuitesIgnored => warn!("TLS 1.3 cipher suites are not configurable. Ignoring tlsCipherSuites"),
+        Notice::InsecureCipher { name } => warn!(cipher = %name, "Use of insecure cipher detected."),
+        Notice::BadNodeIps { ips } => warn!(IPs = ?ips, "Could not parse some node IP(s), ignoring them"),
+        Notice::BadClusterDns { ip } => warn!(IP = %ip, "Invalid clusterDNS IP"),
+        Notice::CpusOverwritten { before: (kube, system), after: (kube_now, system_now) } => {
+            let said = "Option --reserved-cpus is specified, it will overwrite the cpu setting in KubeReserved and SystemReserved";
+            info!(kubeReservedCPUs = ?kube, systemReservedCPUs = ?system, "{said}");
+            let said = "After cpu setting is overwritten";
+            info!(kubeReservedCPUs = ?kube_now, systemReservedCPUs = ?system_now, "{said}");
+        }
+        Notice::SwapIsOn => warn!("Swap is on: what pods hold in memory may be written to a disk"),
+        Notice::CgroupOutsideReservation => {
+            warn!("The kubelet's cgroup is outside of the one that holds its reservation");
+        }
+        dropin => tell_dropin(dropin),
+    }
+}
+
+fn tell_dropin(notice: &Notice) {
+    match notice {
+        Notice::SkippedDropin { path } => {
+            info!(v = 4, file = %path, "Skipped file in drop-in directory (does not have .conf extension)");
+        }
+        Notice::AppliedDropin { path, fields, unknown } if unknown.is_empty() => {
+            info!(file = %path, fields = ?fields, "Merged drop-in");
+        }
+        Notice::AppliedDropin { path, fields, unknown } => {
+            warn!(file = %path, fields = ?fields, unknown = ?unknown, "Merged drop-in with unknown fields");
+        }
+        Notice::LinkedDropinDirectory { path } => {
+            warn!(path = %path, "Drop-in directory is a link and is not followed");
+        }
+        Notice::LateDefault { path, field, keeps } => {
+            warn!(file = %path, field, keeps, "Drop-in comes too late to change the default of another field");
+        }
+        other => warn!(notice = ?other, "Configuration notice"),
+    }
+}

@@ -1,0 +1,124 @@
+//! Which records are written: the level of the process, and of single files.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tracing::{Level, Metadata, level_filters::LevelFilter};
+
+use berth_config::fields::VModuleItem;
+
+/// Records of other crates need this much more.
+const FOREIGN: u32 = 4;
+
+/// The level of the process, and those of single files.
+pub(super) struct Verbosity {
+    level: AtomicU32,
+    files: Vec<VModuleItem>,
+}
+
+impl Verbosity {
+    pub(super) fn new(level: u32, files: &[VModuleItem]) -> Self {
+        Self { level: AtomicU32::new(level), files: files.to_vec() }
+    }
+
+    pub(super) fn level(&self) -> u32 {
+        self.level.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_level(&self, level: u32) {
+        self.level.store(level, Ordering::Relaxed);
+    }
+
+    /// The level that holds for a source file: the first pattern that fits, or the process's.
+    pub(super) fn of_file(&self, file: &str) -> u32 {
+        let base = file.rsplit('/').next().unwrap_or(file);
+        let stem = base.strip_suffix(".rs").unwrap_or(base);
+        let fitting = self.files.iter().find(|item| glob(&item.file_pattern, stem));
+        fitting.map_or_else(|| self.level(), |item| item.verbosity)
+    }
+
+    /// The most anything in the process may say.
+    pub(super) fn ceiling(&self) -> LevelFilter {
+        let most = self.files.iter().map(|item| item.verbosity).chain([self.level()]).max().unwrap_or(0);
+        match most {
+            0..3 => LevelFilter::INFO,
+            // What is told at 3 by `debug!(v = 3)` costs nothing below.
+            3..6 => LevelFilter::DEBUG,
+            _ => LevelFilter::TRACE,
+        }
+    }
+}
+
+/// The level of a record that names none; warnings and errors have none and are always written.
+pub(super) fn implied(metadata: &Metadata<'_>) -> Option<u32> {
+    let ours = match *metadata.level() {
+        Level::ERROR | Level::WARN => return None,
+        Level::INFO => 0,
+        Level::DEBUG => 4,
+        Level::TRACE => 6,
+    };
+    Some(if is_ours(metadata) { ours } else { ours + FOREIGN })
+}
+
+/// Whether the record or span comes from this crate.
+pub(super) fn is_ours(metadata: &Metadata<'_>) -> bool {
+    metadata.target().split("::").next().is_some_and(|root| root == "berth")
+}
+
+/// `*`, `?` and letters; what vmodule patterns are made of.
+fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    // Where the last star stands, and how much of the text it swallows so far.
+    let mut star: Option<(usize, usize)> = None;
+    loop {
+        match (pattern.get(p), text.get(t)) {
+            (Some('*'), _) => {
+                star = Some((p, t));
+                p += 1;
+            }
+            (None, None) => return true,
+            (Some(wanted), Some(found)) if *wanted == '?' || wanted == found => {
+                p += 1;
+                t += 1;
+            }
+            (_, None) => return false,
+            _ => match star {
+                Some((at, swallowed)) => {
+                    star = Some((at, swallowed + 1));
+                    p = at + 1;
+                    t = swallowed + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_file_names() {
+        for (pattern, text, fits) in [
+            ("worker", "worker", true),
+            ("worker", "workers", false),
+            ("work*", "worker", true),
+            ("*", "", true),
+            ("a?c", "abc", true),
+            ("a?c", "ac", false),
+            ("*r*rr", "worker", false),
+            ("*r*r", "worker_r", true),
+        ] {
+            assert_eq!(glob(pattern, text), fits, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn the_first_fitting_file_pattern_wins_over_the_process() {
+        let item = |file_pattern: &str, verbosity| VModuleItem { file_pattern: file_pattern.to_owned(), verbosity };
+        let verbosity = Verbosity::new(2, &[item("work*", 5), item("worker", 9)]);
+        assert_eq!((verbosity.of_file("src/engine/worker.rs"), verbosity.of_file("src/engine/mux.rs")), (5, 2));
+        assert_eq!(verbosity.ceiling(), LevelFilter::TRACE);
+    }
+}

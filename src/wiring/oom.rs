@@ -1,0 +1,439 @@
+//! Tells of processes that the kernel killed for want of memory. One task reads the kernel's log and listens to the groups
+//! of containers: what the log does not tell (nobody may read it, or it was overrun) their counters do.
+
+mod groups;
+#[cfg(test)]
+mod tests;
+
+use std::{io, path::Path, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::watch,
+    task::yield_now,
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use self::groups::Groups;
+use super::{
+    build::Base,
+    state_file::{DiskStateFile, OneWrite},
+};
+use crate::node::oom_kills::{Hearing, Kill, Record};
+use berth_metrics::OomMetrics;
+use berth_ports::{Event, EventSink, PodObserver, StateFile};
+use berth_stats::PodGroups;
+use berth_sys::kernel_log::KernelLog;
+use berth_types::Pod;
+
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+/// Records that are read before others have their turn.
+const BATCH: usize = 256;
+/// Kills that are told of within a while; of more only their number is.
+const TOLD: u32 = 20;
+const WHILE: Duration = Duration::from_secs(10);
+/// Kills of one container that are counted at once, at most.
+const COUNTED: u64 = 1000;
+/// Least time between two looks at what runs.
+const SPACING: Duration = Duration::from_millis(200);
+/// How long the file may take.
+const WRITE: Duration = Duration::from_secs(10);
+/// Least time between two writes of it.
+const KEEP: Duration = Duration::from_secs(1);
+/// The same after one that failed.
+const KEEP_AGAIN: Duration = Duration::from_secs(30);
+
+/// How far the log was read in which life of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Place {
+    boot_id: String,
+    sequence: u64,
+}
+
+/// Which records are old news. Pure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Old {
+    /// All that are there now: who begins to listen does not tell of what was.
+    All,
+    /// Up to this one.
+    UpTo(u64),
+    /// None: the machine has started since.
+    None,
+}
+
+impl Old {
+    fn of(saved: Option<&Place>, boot_id: &str) -> Self {
+        match saved {
+            Some(place) if place.boot_id == boot_id => Self::UpTo(place.sequence),
+            Some(_) => Self::None,
+            None => Self::All,
+        }
+    }
+
+    fn holds(self, sequence: u64) -> bool {
+        match self {
+            Self::All => true,
+            Self::UpTo(last) => sequence <= last,
+            Self::None => false,
+        }
+    }
+}
+
+/// How much is told. Pure but for `now`.
+#[derive(Debug)]
+struct Flow {
+    since: Instant,
+    told: u32,
+    untold: u64,
+}
+
+impl Flow {
+    fn new(now: Instant) -> Self {
+        Self { since: now, told: 0, untold: 0 }
+    }
+
+    /// Whether one more is told of; how many were not in the while before, at the begin of another.
+    fn lets(&mut self, now: Instant) -> (bool, Option<u64>) {
+        let mut before = None;
+        if now.saturating_duration_since(self.since) >= WHILE {
+            before = Some(self.untold).filter(|untold| *untold > 0);
+            *self = Self::new(now);
+        }
+        let lets = self.told < TOLD;
+        if lets {
+            self.told += 1;
+        } else {
+            self.untold = self.untold.saturating_add(1);
+        }
+        (lets, before)
+    }
+}
+
+/// Who tells, and of whom.
+struct Teller {
+    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    observer: Arc<dyn PodObserver>,
+    events: Arc<dyn EventSink>,
+    metrics: OomMetrics,
+    flow: Flow,
+}
+
+impl Teller {
+    /// Tells of a kill that the log names; in which container it was, where its group says so: it may have begun so lately
+    /// that nobody has seen it yet.
+    fn tell(&mut self, kill: &Kill) -> Option<String> {
+        let pods = self.pods.borrow().clone();
+        let pod = pods.iter().find(|pod| kill.is_of_pod(pod.uid().as_str()));
+        let scope = match pod {
+            _ if kill.is_of_system() => "system",
+            Some(_) => "pod",
+            None => "other",
+        };
+        self.metrics.killed(scope);
+        let pod = pod.filter(|_| kill.of != "/");
+        let container = pod.and_then(|pod| {
+            let known = self.observer.known_pod(pod.uid())?;
+            let found = known.containers.iter().find(|container| kill.is_of_container(container.id.as_str()))?;
+            Some((found.id.as_str().to_owned(), found.name.clone()))
+        });
+        if self.may_tell() {
+            if kill.is_of_system() {
+                self.events.record(Event::node_warning("SystemOOM", kill.message()));
+            }
+            if let Some(pod) = pod {
+                let why =
+                    if kill.is_of_system() { "the node had no memory left" } else { "a memory limit was reached" };
+                let text = format!("Process {} (pid {}) was killed: {why}", kill.process, kill.pid);
+                self.record(pod, container.as_ref().map(|(_, name)| &**name), text);
+            }
+        }
+        container.map(|(id, _)| id).or_else(|| Some(kill.container_of(pod?.uid().as_str())?.to_owned()))
+    }
+
+    /// Tells of kills in a container that nothing but its counter tells of.
+    fn tell_counted(&mut self, id: &str, count: u64) {
+        (0..count.min(COUNTED)).for_each(|_| self.metrics.killed("pod"));
+        let known = self.observer.known().unwrap_or_default();
+        let found = known.pods.iter().find_map(|(uid, pod)| {
+            let container = pod.containers.iter().find(|container| container.id.as_str() == id)?;
+            Some((uid.clone(), container.name.clone()))
+        });
+        let pods = self.pods.borrow().clone();
+        let Some((uid, name)) = found else { return };
+        info!(containerID = id, containerName = %name, podUID = %uid, count, "Processes of a container were killed for want of memory");
+        let Some(pod) = pods.iter().find(|pod| *pod.uid() == uid).filter(|_| self.may_tell()) else { return };
+        let who = if count == 1 { "A process was".to_owned() } else { format!("{count} processes were") };
+        self.record(pod, Some(&name), format!("{who} killed for want of memory"));
+    }
+
+    fn record(&self, pod: &Pod, container: Option<&str>, text: String) {
+        let event = Event::warning(pod.id(), "OOMKilled", text);
+        let path = container.and_then(|name| Some(pod.container(name)?.0.field_path(name)));
+        self.events.record(match path {
+            Some(path) => event.at(path),
+            None => event,
+        });
+    }
+
+    fn may_tell(&mut self) -> bool {
+        let (lets, untold) = self.flow.lets(Instant::now());
+        if let Some(untold) = untold {
+            warn!(count = untold, "More processes were killed for want of memory than are told of");
+        }
+        lets
+    }
+}
+
+/// What is listened to.
+pub(super) struct OomParts {
+    /// Pods that are to run.
+    pub(super) pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// What runs.
+    pub(super) observer: Arc<dyn PodObserver>,
+    /// Names of control groups.
+    pub(super) groups: Arc<dyn PodGroups>,
+    /// Moves whenever another container runs.
+    pub(super) changes: watch::Receiver<u64>,
+}
+
+/// Tells from now on. A machine that shows nobody its log runs pods all the same.
+pub(super) fn watch(base: &Base, root: &Path, parts: OomParts) {
+    let teller = Teller {
+        pods: parts.pods,
+        observer: parts.observer.clone(),
+        events: base.events.clone(),
+        metrics: OomMetrics::new(&base.registry),
+        flow: Flow::new(Instant::now()),
+    };
+    let groups = Groups::open(parts.groups, parts.observer, base.clock.now());
+    let file = Arc::new(DiskStateFile::new(root.join("kernel_log_state")));
+    let file = OneWrite::new(file, WRITE);
+    let listener = Listener { teller, groups, changes: parts.changes, file };
+    let stop = base.stop.child_token();
+    base.tasks.spawn(async move {
+        let opened = stop.run_until_cancelled(Journal::open(listener.file.file())).await;
+        let Some(journal) = opened else { return };
+        listener.run(journal, stop).await;
+    });
+}
+
+/// Who listens.
+struct Listener {
+    teller: Teller,
+    /// `None` where the kernel has none.
+    groups: Option<Groups>,
+    changes: watch::Receiver<u64>,
+    file: OneWrite,
+}
+
+impl Listener {
+    /// Listens until stopped, to the log as long as it can be read. However much it says, others have their turn.
+    async fn run<L: Records>(mut self, mut journal: Option<Journal<L>>, stop: CancellationToken) {
+        let mut looked = Instant::now();
+        let (mut look_at, mut has_changes) = (Some(looked), true);
+        loop {
+            let mut has_more = false;
+            if let Some(open) = &mut journal {
+                match open.read(&mut self.teller, self.groups.as_mut()) {
+                    Ok(is_all) => has_more = !is_all,
+                    Err(error) => {
+                        warn!(err = %error, "The kernel's log cannot be read any more");
+                        journal = None;
+                    }
+                }
+            }
+            if let Some(open) = &mut journal {
+                open.save(&mut self.file).await;
+            }
+            if let Some(groups) = &mut self.groups {
+                for (id, count) in groups.settle() {
+                    self.teller.tell_counted(&id, count);
+                }
+            }
+            let told = async {
+                match &journal {
+                    Some(journal) if !has_more => journal.wait().await,
+                    _ => std::future::pending().await,
+                }
+            };
+            let killed = async {
+                match &mut self.groups {
+                    Some(groups) => groups.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let looks = async {
+                match look_at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                () = looks => {
+                    looked = Instant::now();
+                    look_at = None;
+                    if let Some(groups) = &mut self.groups {
+                        groups.follow().await;
+                    }
+                }
+                moved = self.changes.changed(), if look_at.is_none() && has_changes => {
+                    has_changes = moved.is_ok();
+                    look_at = Some(looked + SPACING);
+                }
+                () = killed => {}
+                told = told => if let Err(error) = told {
+                    warn!(err = %error, "The kernel's log cannot be read any more");
+                    journal = None;
+                },
+                () = yield_now(), if has_more => {}
+            }
+        }
+        if let Some(open) = &mut journal {
+            open.save_at_last(&mut self.file).await;
+        }
+    }
+}
+
+/// Gives records, one after the other.
+trait Records: Send + Sync {
+    /// The next one; `None` where there is none yet.
+    fn take(&mut self) -> io::Result<Option<&[u8]>>;
+
+    /// Waits until there may be one. Safe to drop.
+    fn wait(&self) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+impl Records for KernelLog {
+    fn take(&mut self) -> io::Result<Option<&[u8]>> {
+        Self::take(self)
+    }
+
+    async fn wait(&self) -> io::Result<()> {
+        Self::wait(self).await
+    }
+}
+
+/// The kernel's log, and how far it was read.
+struct Journal<L = KernelLog> {
+    log: L,
+    boot_id: String,
+    old: Old,
+    hearing: Hearing,
+    last: u64,
+    /// How far it was read is still to be kept.
+    is_dirty: bool,
+    /// When that may be written again, after a write, and whether it failed.
+    pause: Option<(Instant, bool)>,
+}
+
+impl Journal {
+    /// `None` where we may not read it.
+    async fn open(file: &dyn StateFile) -> Option<Self> {
+        let log = match KernelLog::open() {
+            Ok(log) => log,
+            Err(error) => {
+                warn!(err = %error, "The kernel's log cannot be read: of processes killed for want of memory only counters tell");
+                return None;
+            }
+        };
+        let boot_id = tokio::fs::read_to_string(BOOT).await.unwrap_or_default().trim().to_owned();
+        Some(Self::of(log, boot_id, file).await)
+    }
+}
+
+impl<L: Records> Journal<L> {
+    /// Goes on from where an earlier agent stopped.
+    async fn of(log: L, boot_id: String, file: &dyn StateFile) -> Self {
+        let saved = timeout(WRITE, file.read()).await.unwrap_or_else(|_| {
+            warn!(path = %file.path().display(), "How far the kernel's log was read is not told in time");
+            Ok(None)
+        });
+        let saved = saved.ok().flatten();
+        let saved: Option<Place> = saved.and_then(|content| serde_json::from_slice(&content).ok());
+        let old = Old::of(saved.as_ref(), &boot_id);
+        let is_dirty = saved.is_none();
+        Self { log, boot_id, old, hearing: Hearing::default(), last: 0, is_dirty, pause: None }
+    }
+
+    /// Reads some of what there is and tells of it; says whether that was all.
+    fn read(&mut self, teller: &mut Teller, mut groups: Option<&mut Groups>) -> io::Result<bool> {
+        for _ in 0..BATCH {
+            let Some(bytes) = self.log.take()? else {
+                if self.old == Old::All {
+                    self.old = Old::None;
+                }
+                return Ok(true);
+            };
+            let Some(record) = Record::parse(bytes) else { continue };
+            self.last = record.sequence;
+            if self.old.holds(self.last) {
+                continue;
+            }
+            if let Some(kill) = self.hearing.hear(&record) {
+                info!(
+                    process = kill.process,
+                    pid = kill.pid,
+                    cgroup = kill.of,
+                    limit = kill.short,
+                    "Got a record of a process that was killed for want of memory"
+                );
+                let container = teller.tell(&kill);
+                if let (Some(groups), Some(id)) = (groups.as_deref_mut(), container) {
+                    groups.heard(&id);
+                }
+                self.is_dirty = true;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits until there may be something to read or to keep. Safe to drop.
+    async fn wait(&self) -> io::Result<()> {
+        let keeps = async {
+            match self.pause.filter(|_| self.is_dirty) {
+                Some((until, _)) => sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            told = self.log.wait() => told,
+            () = keeps => Ok(()),
+        }
+    }
+
+    /// Keeps how far it was read, where there was something to tell, and not again and again where there is much, or a disk
+    /// takes nothing.
+    async fn save(&mut self, file: &mut OneWrite) {
+        let may_be = self.pause.is_none_or(|(until, _)| until <= Instant::now());
+        // Of what is all old, the end has to be known: half of it would be news another time.
+        if self.is_dirty && may_be && self.old != Old::All {
+            self.write(file).await;
+        }
+    }
+
+    /// The same when nothing more will be read; a disk that took nothing lately is not asked again.
+    async fn save_at_last(&mut self, file: &mut OneWrite) {
+        let has_failed = self.pause.is_some_and(|(_, has_failed)| has_failed);
+        if self.is_dirty && !has_failed && self.old != Old::All {
+            self.write(file).await;
+        }
+    }
+
+    async fn write(&mut self, file: &mut OneWrite) {
+        // What was heard by half is heard again as a whole by the next agent.
+        let sequence = self.hearing.begun().map_or(self.last, |begun| begun.saturating_sub(1));
+        let place = Place { boot_id: self.boot_id.clone(), sequence };
+        let written = file.replace(serde_json::to_vec(&place).unwrap_or_default()).await;
+        self.is_dirty = written.is_err();
+        let pause = if self.is_dirty { KEEP_AGAIN } else { KEEP };
+        self.pause = Some((Instant::now() + pause, self.is_dirty));
+        if let Err(error) = written {
+            warn!(err = %error, "How far the kernel's log was read cannot be kept yet");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The pages of the read-only port, made from snapshots.
+//!
+//! A pod's JSON is kept as bytes together with the pod and status it was made from; the page is
+//! their concatenation, and handed out again as long as no pod and no status has changed. Nothing
+//! is kept of pods that are gone, whether or not the page is read again.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io::Write,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use flate2::{Compression, write::GzEncoder};
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use super::{logging::LogHandle, pulses::Pulses};
+use crate::engine::Heartbeat;
+use berth_metrics::{Registry, SliMetrics, exposition::Format};
+use berth_server::ports::{Health, Pages};
+use berth_status::StatusManager;
+use berth_types::{Pod, PodSpec, PodUid, api};
+
+/// How old a page of metrics may be: scrapes at the same time cost one page (spec 04b §8).
+const FRESH: Duration = Duration::from_secs(1);
+/// How long after a change it is looked which pods are gone.
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// Serves `/pods` and `/metrics`.
+pub struct AgentPages {
+    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    status: Arc<StatusManager>,
+    changes: watch::Receiver<u64>,
+    registry: Registry,
+    started: u64,
+    written: Mutex<AllWritten>,
+    kept: Mutex<Vec<Kept>>,
+}
+
+/// A page of metrics that was just made.
+struct Kept {
+    format: Format,
+    is_zipped: bool,
+    made: Instant,
+    bytes: Bytes,
+}
+
+/// What was written of pods: each, and all together.
+#[derive(Default)]
+struct AllWritten {
+    each: HashMap<PodUid, Written>,
+    page: Option<Page>,
+}
+
+/// The page as it was when the pods were these and so many statuses had changed.
+struct Page {
+    pods: Weak<Vec<Arc<Pod>>>,
+    changes: u64,
+    bytes: Bytes,
+}
+
+struct Written {
+    pod: Arc<Pod>,
+    status: Option<Arc<api::PodStatus>>,
+    json: Bytes,
+}
+
+/// An item of a `PodList`: the object without kind and version, as the reference lists it.
+#[derive(Serialize)]
+struct Item<'a> {
+    metadata: &'a k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    spec: &'a PodSpec,
+    status: &'a api::PodStatus,
+}
+
+impl AgentPages {
+    /// `started` is the process start in Unix seconds.
+    pub fn new(
+        pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+        status: Arc<StatusManager>,
+        registry: Registry,
+        started: u64,
+    ) -> Self {
+        let changes = status.changes();
+        Self { pods, status, changes, registry, started, written: Mutex::default(), kept: Mutex::default() }
+    }
+
+    /// Forgets pods that are gone, a moment after they went, until stopped.
+    pub async fn forget_gone(self: Arc<Self>, stop: CancellationToken) {
+        let mut pods = self.pods.clone();
+        let forget = async {
+            while pods.changed().await.is_ok() {
+                // Pods come and go in bursts.
+                tokio::time::sleep(SETTLING).await;
+                let left: HashSet<PodUid> = pods.borrow_and_update().iter().map(|pod| pod.uid().clone()).collect();
+                let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+                written.page = None;
+                written.each.retain(|uid, _| left.contains(uid));
+                if written.each.capacity() > 4 * written.each.len() {
+                    written.each.shrink_to_fit();
+                }
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = forget => {}
+        }
+    }
+
+    fn item(&self, pod: &Arc<Pod>, written: &mut HashMap<PodUid, Written>) -> Bytes {
+        // API pods show what the API last said; only for static pods is our word the only one.
+        let status = if pod.is_static() { self.status.status(pod.uid()) } else { None };
+        if let Some(known) = written.get(pod.uid())
+            && Arc::ptr_eq(&known.pod, pod)
+            && same(known.status.as_ref(), status.as_ref())
+        {
+            return known.json.clone();
+        }
+        let unset = api::PodStatus::default();
+        let shown = status.as_deref().or(pod.status.as_deref()).unwrap_or(&unset);
+        let item = Item { metadata: &pod.metadata, spec: pod.spec(), status: shown };
+        let json = Bytes::from(serde_json::to_vec(&item).unwrap_or_else(|_| b"null".to_vec()));
+        written.insert(pod.uid().clone(), Written { pod: pod.clone(), status, json: json.clone() });
+        json
+    }
+}
+
+fn same(a: Option<&Arc<api::PodStatus>>, b: Option<&Arc<api::PodStatus>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+impl Pages for AgentPages {
+    fn pods(&self) -> Bytes {
+        // Counted before it is read: a status that changes meanwhile makes another page.
+        let changes = *self.changes.borrow();
+        let pods = self.pods.borrow().clone();
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |page: &&Page| page.changes == changes && std::ptr::eq(page.pods.as_ptr(), &*pods);
+        if let Some(page) = written.page.as_ref().filter(is_same) {
+            return page.bytes.clone();
+        }
+        let last = written.page.take().map_or(0, |page| page.bytes.len());
+        let mut page = BytesMut::with_capacity(last);
+        page.put_slice(br#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":"#);
+        if pods.is_empty() {
+            page.put_slice(b"null");
+        } else {
+            for (i, pod) in pods.iter().enumerate() {
+                page.put_u8(if i == 0 { b'[' } else { b',' });
+                page.put_slice(&self.item(pod, &mut written.each));
+            }
+            page.put_u8(b']');
+        }
+        page.put_slice(b"}\n");
+        let bytes = page.freeze();
+        written.page = Some(Page { pods: Arc::downgrade(&pods), changes, bytes: bytes.clone() });
+        bytes
+    }
+
+    fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String> {
+        // Who asks while another's page is made waits here and gets the same one.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|page| page.made.elapsed() < FRESH);
+        let found = |kept: &[Kept], zipped| {
+            kept.iter().find(|page| page.format == format && page.is_zipped == zipped).map(|page| page.bytes.clone())
+        };
+        if let Some(bytes) = found(&kept, is_zipped) {
+            return Ok(bytes);
+        }
+        let plain = found(&kept, false).unwrap_or_else(|| {
+            let mut page = Vec::with_capacity(64 << 10);
+            format.encode(self.registry.gather(), &mut page);
+            let bytes = Bytes::from(page);
+            kept.push(Kept { format, is_zipped: false, made: Instant::now(), bytes: bytes.clone() });
+            bytes
+        });
+        if !is_zipped {
+            return Ok(plain);
+        }
+        let mut zip = GzEncoder::new(Vec::with_capacity(plain.len() / 8), Compression::fast());
+        let bytes = zip.write_all(&plain).and_then(|()| zip.finish()).map_err(|e| e.to_string())?;
+        let bytes = Bytes::from(bytes);
+        kept.push(Kept { format, is_zipped, made: Instant::now(), bytes: bytes.clone() });
+        Ok(bytes)
+    }
+
+    fn process_start(&self) -> u64 {
+        self.started
+    }
+}
+
+/// How long the log may go without a flush that succeeds (spec 01 §8.2).
+const LOG_LIMIT: Duration = Duration::from_secs(120);
+
+/// How often the checks are run for the counters' sake.
+const COUNTING: Duration = Duration::from_secs(10);
+
+/// What the checks look at.
+pub struct HealthDeps {
+    /// The sync loop's.
+    pub heartbeat: Heartbeat,
+    /// `syncFrequency`.
+    pub sync_frequency: Duration,
+    /// The log.
+    pub log: LogHandle,
+    /// Everybody else's.
+    pub pulses: Pulses,
+    /// Where checks are counted.
+    pub slis: SliMetrics,
+}
+
+/// The checks behind `/healthz` on the main and the read-only port, and behind the watchdog. Those of the reference come
+/// first, then one for each task of which something is to be heard (spec 05 §11).
+pub struct AgentHealth {
+    deps: HealthDeps,
+    names: Vec<&'static str>,
+}
+
+impl AgentHealth {
+    /// Of the tasks that there are by now.
+    pub fn new(deps: HealthDeps) -> Self {
+        let names = ["log", "syncloop"].into_iter().chain(deps.pulses.names()).collect();
+        Self { deps, names }
+    }
+
+    /// Runs and counts all checks again and again until stopped: whoever reads the counters shall not depend on
+    /// others asking (spec 08 §7).
+    pub async fn keep_counting(self: Arc<Self>, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(COUNTING);
+        let mut failing = HashSet::new();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            self.checked("ping", true);
+            for name in &self.names {
+                let why = self.check(name);
+                self.checked(name, why.is_none());
+                match why {
+                    Some(err) if failing.insert(*name) => {
+                        error!(check = name, err, "A part of the agent hangs");
+                    }
+                    None if failing.remove(name) => info!(check = name, "A part of the agent that hung goes on"),
+                    Some(_) | None => {}
+                }
+            }
+        }
+    }
+}
+
+impl Health for AgentHealth {
+    fn names(&self) -> &[&'static str] {
+        &self.names
+    }
+
+    fn check(&self, name: &str) -> Option<String> {
+        match name {
+            "syncloop" => self.deps.heartbeat.check(self.deps.sync_frequency).map(str::to_owned),
+            "log" => (self.deps.log.since_flush() >= LOG_LIMIT).then(|| "logging blocked".to_owned()),
+            other => {
+                let silent = self.deps.pulses.silent_for(other)?;
+                Some(format!("no sign of life for {} s", silent.as_secs()))
+            }
+        }
+    }
+
+    fn checked(&self, name: &str, passed: bool) {
+        self.deps.slis.checked(name, passed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use berth_metrics::StatusMetrics;
+
+    fn pod(uid: &str) -> Arc<Pod> {
+        let object = json!({"metadata": {"uid": uid, "name": uid, "namespace": "default"}, "spec": {"containers": []}});
+        let object = serde_json::from_value(object).expect("a pod");
+        Arc::new(Pod::new(object).expect("complete"))
+    }
+
+    #[tokio::test]
+    async fn a_status_that_changes_is_shown() {
+        let registry = Registry::default();
+        let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
+        let own = {
+            let object = json!({"metadata": {"uid": "a", "name": "a", "namespace": "default", "annotations":
+                {"kubernetes.io/config.source": "file"}}, "spec": {"containers": []}});
+            Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
+        };
+        let (_published, pods) = watch::channel(Arc::new(vec![own.clone()]));
+        let pages = AgentPages::new(pods, status.clone(), registry, 0);
+        let before = pages.pods();
+        assert_eq!(pages.pods().as_ptr(), before.as_ptr(), "the same page");
+        let running = api::PodStatus { phase: Some("Running".to_owned()), ..api::PodStatus::default() };
+        status.set(&own, running, jiff::Timestamp::now());
+        let after = pages.pods();
+        assert!(String::from_utf8_lossy(&after).contains("\"phase\":\"Running\""), "{after:?}");
+        assert_ne!(after, before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_page_keeps_nothing_of_pods_that_are_gone() {
+        let registry = Registry::default();
+        let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
+        let (published, pods) = watch::channel(Arc::new(vec![pod("a"), pod("b")]));
+        let pages = Arc::new(AgentPages::new(pods, status, registry, 0));
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(pages.clone().forget_gone(stop.clone()));
+        let page = pages.pods();
+        let again = pages.pods();
+        assert_eq!((again.as_ptr(), pages.written.lock().expect("whole").each.len()), (page.as_ptr(), 2));
+        drop((again, page));
+        let gone = Arc::downgrade(&published.borrow()[0]);
+        published.send_modify(|pods| *pods = Arc::new(vec![pods[1].clone()]));
+        tokio::time::sleep(SETTLING * 2).await;
+        assert_eq!((gone.upgrade().is_none(), pages.written.lock().expect("whole").each.len()), (true, 1));
+        assert!(pages.written.lock().expect("whole").page.is_none());
+        stop.cancel();
+        task.await.expect("no panic");
+    }
+}

@@ -1,0 +1,163 @@
+//! Lets probes read how pods stand and tell what they learnt.
+
+use std::{
+    collections::HashSet,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    build::{Base, BuildError, wrong},
+    own_thread::OwnThread,
+    state_file::DiskStateFile,
+};
+use crate::{
+    engine::Command,
+    probes::{self, Handlers},
+};
+use berth_cri::Connection;
+use berth_metrics::{ProbeMetrics, ProbePaces, Registry};
+use berth_ports::{Clock, ProbedPods, ProbedStatus};
+use berth_status::{StatusManager, restart_all_in_progress};
+use berth_sys::heap;
+use berth_types::{ContainerId, Pod, PodUid};
+
+/// What probes are to the rest of the agent.
+pub(super) struct Probes {
+    /// Their player.
+    pub(super) manager: Arc<probes::Manager>,
+    /// Where they are counted.
+    pub(super) registry: Registry,
+    woken: Arc<Woken>,
+}
+
+/// Starts the tasks of probes; nothing is probed before a pod's worker says so.
+///
+/// # Errors
+/// TLS cannot be set up, or there is no thread for them.
+pub(super) async fn open(
+    base: &Base,
+    root: &Path,
+    connection: &Connection,
+    statuses: Arc<StatusManager>,
+) -> Result<Probes, BuildError> {
+    let registry = Registry::new();
+    let woken = Arc::<Woken>::default();
+    let own = OwnThread::new(probes::LOOKUPS).map_err(wrong)?;
+    let deps = probes::Deps {
+        asker: Arc::new(own.make(|| Handlers::new(connection.another_runtime())).map_err(wrong)?),
+        pods: Arc::new(Board { statuses, clock: base.clock.clone(), woken: woken.clone() }),
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        metrics: ProbeMetrics::new(&registry),
+        paces: ProbePaces::new(&base.registry),
+        started_at: base.clock.now(),
+        pulse: base.pulses.of("probes"),
+    };
+    let file = Arc::new(DiskStateFile::new(root.join("probe_results_state")));
+    let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;
+    let probing = async {
+        heap::keep_some_here();
+        probing.await;
+    };
+    base.tasks.spawn(own.run("berth-probes", probing).map_err(wrong)?);
+    base.tasks.spawn(saving);
+    Ok(Probes { manager, registry, woken })
+}
+
+impl Probes {
+    /// From now on pods are woken through the sync loop.
+    pub(super) fn wake_through(&self, base: &Base, commands: mpsc::Sender<Command>) {
+        base.tasks.spawn(wake(self.woken.clone(), commands, base.stop.child_token()));
+    }
+}
+
+/// Pods to be woken, each once however often it was said.
+#[derive(Default)]
+struct Woken {
+    pods: Mutex<HashSet<PodUid>>,
+    some: Notify,
+}
+
+impl Woken {
+    fn say(&self, pod: &PodUid) {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner).insert(pod.clone());
+        self.some.notify_one();
+    }
+
+    fn take(&self) -> HashSet<PodUid> {
+        std::mem::take(&mut *self.pods.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+async fn wake(woken: Arc<Woken>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+    while stop.run_until_cancelled(woken.some.notified()).await.is_some() {
+        for pod in woken.take() {
+            if commands.send(Command::Poke(pod)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The status manager as probes know it.
+struct Board {
+    statuses: Arc<StatusManager>,
+    clock: Arc<dyn Clock>,
+    woken: Arc<Woken>,
+}
+
+impl ProbedPods for Board {
+    fn status(&self, pod: &PodUid) -> Option<ProbedStatus> {
+        let status = self.statuses.status(pod)?;
+        let restart_all = restart_all_in_progress(&status);
+        Some(ProbedStatus { status, restart_all })
+    }
+
+    fn changes(&self) -> u64 {
+        self.statuses.stored()
+    }
+
+    fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool) {
+        self.statuses.set_ready(pod, container, ready, self.clock.now());
+    }
+
+    fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool) {
+        self.statuses.set_started(pod, container, started, self.clock.now());
+    }
+
+    fn wake(&self, pod: &PodUid) {
+        self.woken.say(pod);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pod_that_is_woken_often_is_poked_once() {
+        let woken = Arc::<Woken>::default();
+        for pod in ["a", "b", "a"] {
+            woken.say(&pod.into());
+        }
+        let (commands, mut poked) = mpsc::channel(8);
+        let stop = CancellationToken::new();
+        let waking = tokio::spawn(wake(woken.clone(), commands, stop.clone()));
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let Some(Command::Poke(pod)) = poked.recv().await else { panic!("a pod to wake") };
+            seen.push(pod.to_string());
+        }
+        seen.sort();
+        assert_eq!(seen, ["a", "b"]);
+        woken.say(&"c".into());
+        assert!(matches!(poked.recv().await, Some(Command::Poke(pod)) if pod.as_str() == "c"));
+        stop.cancel();
+        waking.await.expect("it ends");
+        assert!(poked.recv().await.is_none());
+    }
+}

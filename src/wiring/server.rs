@@ -1,0 +1,281 @@
+//! The listeners, and what stands behind them.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::{
+    build::{Base, BuildError, SETTLE, wrong},
+    pages::{AgentHealth, AgentPages, HealthDeps},
+    server_auth::ServerAuth,
+    server_checkpoint::{CheckpointDeps, RuntimeCheckpoints},
+    server_grpc::{self, EnginePods},
+    server_logs::{PodLogs, RuntimePodList},
+    server_streams::{RuntimeStreams, runtime_tls},
+    server_tools::{self, ToolParts},
+    settings,
+    why::{self, PodStories},
+};
+use crate::{engine::EngineHandle, logs::LogReader, probes};
+use berth_config::{Loaded, configz, fields::KubeletConfiguration};
+use berth_cri::RuntimeService;
+use berth_metrics::{ServerMetrics, SliMetrics, StreamingMetrics};
+use berth_ports::{Clock, PodObserver};
+use berth_runtime::streams::IN_PROCESS;
+use berth_server::{
+    Caps, Door, Endpoints, FOLLOWS, Guard, Serves, Site, TlsSource,
+    ports::{Health, Statistics, targets::Targets},
+    routing::Switches,
+    streaming::{Streaming, StreamingConfig},
+};
+use berth_status::StatusManager;
+
+/// The parts of the agent that the server shows.
+pub(super) struct Parts {
+    pub(super) engine: EngineHandle,
+    pub(super) status: Arc<StatusManager>,
+    pub(super) observer: Arc<dyn PodObserver>,
+    pub(super) cri: Arc<dyn RuntimeService>,
+    pub(super) statistics: Arc<dyn Statistics>,
+    /// The runtime's name.
+    pub(super) runtime: Arc<str>,
+    /// Streams of our own runtime.
+    pub(super) targets: Option<Arc<dyn Targets>>,
+    /// What probes came to.
+    pub(super) probes: Arc<probes::Manager>,
+}
+
+impl Parts {
+    fn pods(&self) -> EnginePods {
+        let (engine, status) = (&self.engine, self.status.clone());
+        EnginePods { pods: engine.pods.clone(), fates: engine.fates.clone(), status }
+    }
+
+    fn stories(&self, clock: Arc<dyn Clock>) -> PodStories {
+        let (pods, standings) = (self.engine.pods.clone(), self.engine.standings.clone());
+        PodStories { pods, standings, status: self.status.clone(), probes: self.probes.clone(), clock }
+    }
+}
+
+/// The main port where somebody may call it and the read-only port where it is asked for (a failure is fatal), and
+/// the healthz port (never fatal); returns the checks behind the former.
+pub(super) async fn start(
+    loaded: &Loaded,
+    base: &Base,
+    parts: Parts,
+    auth: Option<ServerAuth>,
+) -> Result<Arc<dyn Health>, BuildError> {
+    let config = &loaded.config;
+    let endpoints = Arc::new(endpoints(loaded, base, &parts, shown(config, auth.as_ref())));
+    server_grpc::open(loaded, base, parts.pods());
+    let health = endpoints.health.clone();
+    let metrics = ServerMetrics::new(&base.registry);
+    let parts = Arc::new(parts);
+    if let Some(auth) = auth {
+        start_main(loaded, base, &parts, auth, (endpoints.clone(), metrics.clone())).await?;
+    }
+    let port = |number: i32| u16::try_from(number).ok().filter(|port| *port != 0);
+    if let Some(port) = port(config.read_only_port) {
+        let address = read_only_address(loaded)?;
+        let site = Site { switches: Switches::READ_ONLY, guard: None, endpoints, metrics };
+        let listening = berth_server::bind(address, port)
+            .await
+            .map_err(|error| BuildError(format!("failed to listen on the read-only port {address}:{port}: {error}")))?;
+        info!(address = %address, port, "Starting to listen read-only");
+        let (stop, site) = (base.stop.child_token(), Serves::Site(Arc::new(site)));
+        base.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = first_statuses(&parts.engine, &parts.status) => {}
+            }
+            berth_server::serve(listening, site, None, stop).await;
+        });
+    }
+    // Last: who is told that all is well may ask the other port.
+    if let Some(port) = port(config.healthz_port) {
+        let address = listen_address("healthzBindAddress", &config.healthz_bind_address)?;
+        let router = Serves::Router(berth_server::healthz_router(health.clone()));
+        let serving = berth_server::serve_persistently(address, port, router, base.stop.child_token()).await;
+        base.tasks.spawn(serving);
+    }
+    Ok(health)
+}
+
+/// Everybody who reaches this port reads what pods are made of: it opens to other machines only
+/// where somebody says so (spec 04 §10).
+fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
+    let configured = listen_address("address", &loaded.config.address)?;
+    if loaded.flags.address_is_given {
+        return Ok(configured);
+    }
+    let loopback = if configured.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
+    warn!(address = %loopback, "Read-only port is for this machine only, since `address` is not set");
+    Ok(loopback)
+}
+
+fn listen_address(field: &str, text: &str) -> Result<IpAddr, BuildError> {
+    berth_config::sloppy_ip(text).ok_or_else(|| BuildError(format!("{field}: {text:?} is not an IP address")))
+}
+
+/// The main port: TLS, and nobody gets in unasked.
+async fn start_main(
+    loaded: &Loaded,
+    base: &Base,
+    parts: &Arc<Parts>,
+    auth: ServerAuth,
+    (endpoints, metrics): (Arc<Endpoints>, ServerMetrics),
+) -> Result<(), BuildError> {
+    let config = &loaded.config;
+    let ServerAuth { authenticator, authorizer, tls, try_this } = auth;
+    let site = Site {
+        switches: switches(loaded),
+        guard: Some(Guard {
+            keeper: Arc::new(Door::new(authenticator, authorizer)),
+            streaming_requires_create: loaded.flags.streaming_requires_create,
+        }),
+        endpoints,
+        metrics,
+    };
+    let address = listen_address("address", &config.address)?;
+    let port = u16::try_from(config.port).map_err(wrong)?;
+    let listening = berth_server::bind(address, port)
+        .await
+        .map_err(|error| BuildError(format!("failed to listen on port {address}:{port}: {error}")))?;
+    info!(address = %address, port, "Starting to listen");
+    let (stop, parts) = (base.stop.child_token(), parts.clone());
+    base.tasks.spawn(async move {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = first_statuses(&parts.engine, &parts.status) => {}
+        }
+        if let Some(command) = try_this {
+            info!(command, "Try this");
+        }
+        let secured: TlsSource = Arc::new(move || tls.acceptor());
+        berth_server::serve(listening, Serves::Site(Arc::new(site)), Some(secured), stop).await;
+    });
+    Ok(())
+}
+
+fn switches(loaded: &Loaded) -> Switches {
+    let (config, gates) = (&loaded.config, &loaded.gates);
+    Switches {
+        debugging: config.enable_debugging_handlers,
+        system_log: config.enable_system_log_handler,
+        profiling: config.enable_profiling_handler,
+        debug_flags: config.enable_debug_flags_handler,
+        checkpoint: gates.enabled("ContainerCheckpoint"),
+        flagz: gates.enabled("ComponentFlagz"),
+        statusz: gates.enabled("ComponentStatusz"),
+    }
+}
+
+/// What `/configz` shows: with the cipher suites that are really offered (spec 04 §9, CIS 4.2.12).
+/// Those of TLS 1.3 cannot be chosen and are no part of the setting.
+fn shown(config: &KubeletConfiguration, auth: Option<&ServerAuth>) -> String {
+    let mut config = config.clone();
+    if let Some(auth) = auth {
+        let offered = auth.tls.cipher_suites();
+        config.tls_cipher_suites =
+            offered.into_iter().filter(|name| name.contains("_WITH_")).map(str::to_owned).collect();
+    }
+    configz::body(&config)
+}
+
+fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> Endpoints {
+    let config = &loaded.config;
+    let started = berth_metrics::start_time_seconds().unwrap_or_default() as u64;
+    let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
+    let pages = Arc::new(AgentPages::new(pods.clone(), status.clone(), base.registry.clone(), started));
+    base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
+    why::count_waits(&base.registry, &parts.engine, status.clone(), base.clock.clone());
+    let slis = SliMetrics::new(berth_metrics::start_time_seconds().unwrap_or_default());
+    let health = Arc::new(AgentHealth::new(HealthDeps {
+        heartbeat: parts.engine.heartbeat.clone(),
+        sync_frequency: config.sync_frequency.std(),
+        log: base.log.clone(),
+        pulses: base.pulses.clone(),
+        slis: slis.clone(),
+    }));
+    base.tasks.spawn(health.clone().keep_counting(base.stop.child_token()));
+    Endpoints {
+        health,
+        pages,
+        running: Arc::new(RuntimePodList { observer: parts.observer.clone() }),
+        logs: Arc::new(PodLogs {
+            pods,
+            status,
+            reader: LogReader::new(parts.cri.clone(), Path::new(&config.pod_logs_dir)),
+            observer: parts.observer.clone(),
+            clock: base.clock.clone(),
+            runtime: parts.runtime.clone(),
+        }),
+        follows: Caps::new(FOLLOWS),
+        statistics: parts.statistics.clone(),
+        split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
+        configz: Bytes::from(configz),
+        tools: server_tools::tools(
+            loaded,
+            ToolParts {
+                log: base.log.clone(),
+                slis,
+                started: i64::try_from(started).unwrap_or_default(),
+                pods: Arc::new(parts.pods()),
+                checkpoints: Arc::new(checkpoints(loaded, base, parts)),
+                why: Arc::new(parts.stories(base.clock.clone())),
+            },
+        ),
+        streams: streams(loaded, base, parts),
+    }
+}
+
+fn checkpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> RuntimeCheckpoints {
+    RuntimeCheckpoints::new(CheckpointDeps {
+        cri: parts.cri.clone(),
+        observer: parts.observer.clone(),
+        clock: base.clock.clone(),
+        root: settings::root(loaded),
+        request_timeout: loaded.config.runtime_request_timeout.std(),
+        tasks: base.tasks.tracker().clone(),
+        stop: base.stop.child_token(),
+    })
+}
+
+fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
+    let idle = loaded.config.streaming_connection_idle_timeout.std();
+    let settings = StreamingConfig {
+        terminate_web_sockets: loaded.gates.enabled("ExtendWebSocketsToKubelet"),
+        idle: Some(idle).filter(|idle| !idle.is_zero()),
+        allowed_hosts: loaded.flags.streaming_allowed_hosts.clone(),
+        ..StreamingConfig::default()
+    };
+    let runtime = RuntimeStreams::new(parts.engine.pods.clone(), parts.observer.clone(), parts.cri.clone());
+    let metrics = StreamingMetrics::new(&base.registry);
+    let streams = Streaming::new(settings, Arc::new(runtime), runtime_tls(), metrics, base.stop.child_token());
+    if let Some(targets) = &parts.targets {
+        streams.serve_here(IN_PROCESS, targets.clone());
+    }
+    let (stop, open) = (base.stop.child_token(), streams.clone());
+    base.tasks.spawn(async move {
+        stop.cancelled().await;
+        open.closed().await;
+    });
+    streams
+}
+
+/// Waits until the first status of every pod is there: nobody shall see pods that run as pending
+/// only because the agent has just started.
+async fn first_statuses(engine: &EngineHandle, status: &StatusManager) {
+    let all = async {
+        engine.fates.sources_told().await;
+        let (pods, mut changes) = (engine.pods.borrow().clone(), status.changes());
+        while pods.iter().any(|pod| status.status(pod.uid()).is_none()) && changes.changed().await.is_ok() {}
+    };
+    let _ = timeout(SETTLE, all).await; // what is slower than that is shown as it is
+}

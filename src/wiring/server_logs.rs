@@ -1,0 +1,128 @@
+//! What the server asks about logs and about what runs, answered by the engine, the log room and
+//! the pod store.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tracing::debug;
+
+use crate::logs::{self, LogOptions, LogReader, LogStreams};
+use berth_ports::{Clock, PodObserver};
+use berth_server::ports::{ContainerLogs, LogPieces, LogQuery, LogRefusal, LogSource, LogStream, RunningPods};
+use berth_status::StatusManager;
+use berth_types::{
+    ContainerId, Pod,
+    observed::{ContainerState, ObservedPod},
+};
+
+/// Logs of the pods the engine knows.
+pub struct PodLogs {
+    /// The pods we were told to run.
+    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// Their statuses.
+    pub status: Arc<StatusManager>,
+    /// Reads.
+    pub reader: LogReader,
+    /// What runs: who follows a log hears its end from it.
+    pub observer: Arc<dyn PodObserver>,
+    /// Wall time, for "since".
+    pub clock: Arc<dyn Clock>,
+    /// The runtime's name, as container ids begin.
+    pub runtime: Arc<str>,
+}
+
+#[async_trait]
+impl ContainerLogs for PodLogs {
+    async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogRefusal> {
+        let pods = self.pods.borrow().clone();
+        let Some(found) = pods.iter().find(|p| p.name() == pod && p.namespace() == namespace) else {
+            return Err(LogRefusal::NotFound(format!("pod {pod:?} does not exist")));
+        };
+        let regular = found.containers().iter().chain(found.init_containers()).map(|c| c.name.as_str());
+        let mut all = regular.chain(found.ephemeral_containers().iter().map(|c| c.name.as_str()));
+        if !all.any(|name| name == container) {
+            return Err(LogRefusal::NotFound(format!("container {container:?} not found in pod {pod:?}")));
+        }
+        Ok(LogSource { pod: found.clone(), status: self.status.status(found.uid()), instance: None })
+    }
+
+    fn instance(&self, source: &LogSource, container: &str, is_previous: bool) -> Result<LogSource, String> {
+        let unset = berth_types::api::PodStatus::default();
+        let status = source.status.as_deref().or(source.pod.status.as_deref()).unwrap_or(&unset);
+        let chosen = logs::instance(source.pod.name(), container, status, is_previous).map_err(|e| e.to_string())?;
+        Ok(LogSource { instance: Some(chosen), ..source.clone() })
+    }
+
+    async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String> {
+        let Some(id) = &source.instance else { return Err("no container was chosen".to_owned()) };
+        let options = LogOptions {
+            tail: query.tail,
+            since: logs::since(self.clock.now(), query.since_seconds, query.since_time),
+            limit_bytes: query.limit_bytes,
+            timestamps: query.timestamps,
+            streams: match query.stream {
+                None | Some(LogStream::All) => LogStreams::All,
+                Some(LogStream::Stdout) => LogStreams::Only(logs::Stream::Stdout),
+                Some(LogStream::Stderr) => LogStreams::Only(logs::Stream::Stderr),
+            },
+            follow: query.follow,
+        };
+        let path = self.reader.path_of(id).await.map_err(|err| {
+            debug!(containerID = %id, %err, "Log cannot be found");
+            format!("unable to retrieve container logs for {}://{id}", self.runtime)
+        })?;
+        let (observer, pod) = (self.observer.clone(), source.pod.uid().clone());
+        let told = move |id: &ContainerId| is_running(&*observer.known_pod(&pod)?, id);
+        let reader = self.reader.clone().told_by(Arc::new(told));
+        reader.read(&path, id, &options, out).await.map_err(|err| err.to_string())
+    }
+}
+
+/// `None` for a container that was not seen, or of which the runtime is not sure.
+fn is_running(seen: &ObservedPod, id: &ContainerId) -> Option<bool> {
+    match seen.containers.iter().find(|container| container.id == *id)?.state {
+        ContainerState::Running => Some(true),
+        ContainerState::Exited => Some(false),
+        _ => None,
+    }
+}
+
+/// What runs, by the pod store: as fresh as the last event.
+pub struct RuntimePodList {
+    /// The store.
+    pub observer: Arc<dyn PodObserver>,
+}
+
+#[async_trait]
+impl RunningPods for RuntimePodList {
+    async fn list(&self) -> Result<Bytes, String> {
+        let Some(known) = self.observer.known() else { return Err("the runtime has not been listed yet".to_owned()) };
+        let mut items: Vec<(String, Value)> = Vec::new();
+        for pod in known.pods.values() {
+            let running = |c: &&berth_types::observed::ObservedContainer| c.state == ContainerState::Running;
+            let containers: Vec<Value> = pod
+                .containers
+                .iter()
+                .filter(running)
+                .map(|c| json!({"name": &*c.name, "image": c.image, "resources": {}}))
+                .collect();
+            if containers.is_empty() && !pod.is_alive() {
+                continue;
+            }
+            let metadata = json!({"name": &*pod.id.name, "namespace": &*pod.id.namespace, "uid": pod.id.uid.as_str()});
+            let containers = if containers.is_empty() { Value::Null } else { containers.into() };
+            let item = json!({"metadata": metadata, "spec": {"containers": containers}, "status": {}});
+            items.push((pod.id.object_name(), item));
+        }
+        items.sort_by(|a, b| a.0.cmp(&b.0));
+        let items: Vec<Value> = items.into_iter().map(|(_, item)| item).collect();
+        let items = if items.is_empty() { Value::Null } else { items.into() };
+        let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items});
+        let mut page = serde_json::to_vec(&list).map_err(|e| e.to_string())?;
+        page.push(b'\n');
+        Ok(page.into())
+    }
+}

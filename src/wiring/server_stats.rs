@@ -1,0 +1,314 @@
+//! Statistics for the server: the names the stats room is not to know, and its pages.
+
+use std::{path::PathBuf, sync::Arc};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::settings;
+use crate::{
+    node::Machine,
+    resources::{
+        Driver,
+        names::{CLASSES, PodTree},
+    },
+};
+use berth_config::Loaded;
+use berth_cri::{ImageService, RuntimeService};
+use berth_metrics::{Registry, StatsMetrics, StatsSource, exposition::Format};
+use berth_ports::{ClaimedVolumes, Clock, PodObserver};
+use berth_server::ports::{MetricsPage, Statistics, SummaryForm};
+use berth_stats::{
+    Compressed, Form, Host, PodDirectories, PodGroups, PodPlaces, StatsConfig, StatsDeps, StatsProvider, Storage,
+    Surveyors, VolumePlace, host,
+};
+use berth_types::{Pod, PodRef, PodSpec, PodUid, api};
+use berth_volumes::PodLayout;
+
+/// Control files that may stay open, of all there may be of a process: some twenty of each of 800 groups.
+const MAX_OPEN: u64 = 16_384;
+
+/// What statistics are made from.
+pub struct StatsParts {
+    /// What runs.
+    pub observer: Arc<dyn PodObserver>,
+    /// The runtime.
+    pub runtime: Arc<dyn RuntimeService>,
+    /// Its images.
+    pub images: Arc<dyn ImageService>,
+    /// The runtime's name: that of its process.
+    pub runtime_name: Arc<str>,
+    /// Who makes control groups.
+    pub driver: Driver,
+    /// The node's name.
+    pub node_name: String,
+    /// The pods there shall be.
+    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// Their volumes behind claims.
+    pub claimed: Arc<dyn ClaimedVolumes>,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Where what readings cost is counted.
+    pub registry: Registry,
+    /// The page of probes.
+    pub probes: Registry,
+}
+
+/// The pages of statistics, and what measures directories: run it until the agent stops. Blocking, but on files of the
+/// kernel only.
+pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<StatsPages>, Surveyors) {
+    let directories = Directories {
+        root: settings::root(loaded),
+        logs: PathBuf::from(&loaded.config.pod_logs_dir),
+        pods: parts.pods,
+        claimed: Some(parts.claimed.clone()),
+    };
+    let deps = StatsDeps {
+        observer: parts.observer,
+        runtime: parts.runtime,
+        images: parts.images,
+        groups: groups(loaded, parts.driver),
+        directories: Arc::new(directories),
+        claimed: Some(parts.claimed),
+        clock: parts.clock,
+        metrics: StatsMetrics::new(&parts.registry),
+    };
+    let config = config(loaded, machine, parts.node_name, &parts.runtime_name);
+    let (provider, surveyors) = StatsProvider::new(config, deps);
+    berth_metrics::register_disk_usages(&parts.registry, Arc::new(provider.clone()));
+    let started = berth_metrics::start_time_seconds().unwrap_or_default() as u64;
+    (Arc::new(StatsPages { provider, probes: parts.probes, started }), surveyors)
+}
+
+fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) -> StatsConfig {
+    let root = PathBuf::from("/");
+    let cpus = u64::try_from(machine.cpus.len()).unwrap_or_default();
+    let (cores, sockets) = host::topology(&root, cpus);
+    let host = Host {
+        booted_at: host::booted_at(&root),
+        cpus,
+        cores,
+        sockets,
+        kernel: machine.kernel_release.clone(),
+        os: machine.os_image.clone(),
+        machine_id: machine.machine_id.clone(),
+        system_uuid: machine.system_uuid.clone(),
+        boot_id: machine.boot_id.clone(),
+        max_pids: machine.max_pids,
+    };
+    let period = loaded.config.volume_stats_agg_period;
+    StatsConfig {
+        node_name,
+        root,
+        root_directory: settings::root(loaded),
+        volume_period: (!period.is_negative()).then(|| period.std()),
+        kubelet_group: loaded.config.kubelet_cgroups.clone(),
+        runtime_group: loaded.flags.runtime_cgroups.clone(),
+        system_group: loaded.config.system_cgroups.clone(),
+        runtime_process: runtime.replace("cri-o", "crio"),
+        tells_filesystems: loaded.config.local_storage_capacity_isolation,
+        max_open: max_open(),
+        host,
+        source: if loaded.gates.enabled("PodAndContainerStatsFromCRI") {
+            StatsSource::Runtime
+        } else {
+            StatsSource::Groups
+        },
+    }
+}
+
+/// No more than a quarter of what this process may open: the others are for pods and clients.
+fn max_open() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from((limit / 4).min(MAX_OPEN)).unwrap_or_default()
+}
+
+/// Names of control groups.
+pub fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodGroups> {
+    let tree = PodTree::new(&loaded.config.cgroup_root, driver).ok();
+    Arc::new(Groups(tree.filter(|_| loaded.config.cgroups_per_qos)))
+}
+
+/// Control groups by the names of the resources room; none where pods have no groups.
+struct Groups(Option<PodTree>);
+
+impl PodGroups for Groups {
+    fn above(&self) -> Vec<String> {
+        let paths = |tree: &PodTree| CLASSES.into_iter().map(|class| tree.path(&tree.qos(class))).collect();
+        self.0.as_ref().map(paths).unwrap_or_default()
+    }
+
+    fn of_pod(&self, pod: &PodUid) -> Vec<String> {
+        let paths = |tree: &PodTree| tree.pod_anywhere(pod).iter().map(|name| tree.path(name)).collect();
+        self.0.as_ref().map(paths).unwrap_or_default()
+    }
+}
+
+/// Directories of pods by the layout of the volumes room.
+struct Directories {
+    root: PathBuf,
+    logs: PathBuf,
+    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    claimed: Option<Arc<dyn ClaimedVolumes>>,
+}
+
+impl PodDirectories for Directories {
+    fn of(&self, pod: &PodRef) -> PodPlaces {
+        let logs = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
+        // Names come from the runtime's labels too: none may lead out of the directory.
+        let layout = PodLayout::new(&self.root, &pod.uid).ok().filter(|_| !logs.contains('/'));
+        let Some(layout) = layout else { return PodPlaces::default() };
+        let known = self.pods.borrow().iter().find(|known| *known.uid() == pod.uid).cloned();
+        let spec = known.as_ref().map(|pod| pod.spec());
+        let own = spec.into_iter().flat_map(PodSpec::volumes).filter_map(|volume| place(&layout, &volume));
+        let claimed = self.claimed.iter().flat_map(|volumes| volumes.of(&pod.uid));
+        let claimed = claimed.map(|own| VolumePlace {
+            name: own.volume,
+            path: own.path,
+            storage: Storage::Other,
+            claim: Some(own.claim),
+        });
+        PodPlaces {
+            logs: self.logs.join(logs),
+            etc_hosts: Some(layout.pod().join("etc-hosts")),
+            messages: Some(layout.pod().join("containers")),
+            volumes: own.chain(claimed).collect(),
+        }
+    }
+}
+
+/// Where a volume is that lies in a directory of ours.
+fn place(layout: &PodLayout, volume: &api::Volume) -> Option<VolumePlace> {
+    let on_disk = |medium: Option<&str>| match medium {
+        None | Some("") => Storage::Ephemeral,
+        Some(_) => Storage::Other,
+    };
+    let (plugin, storage) = if let Some(empty) = &volume.empty_dir {
+        ("kubernetes.io~empty-dir", on_disk(empty.medium.as_deref()))
+    } else if volume.config_map.is_some() {
+        ("kubernetes.io~configmap", Storage::Ephemeral)
+    } else if volume.secret.is_some() {
+        ("kubernetes.io~secret", Storage::Other)
+    } else if volume.downward_api.is_some() {
+        ("kubernetes.io~downward-api", Storage::Other)
+    } else if volume.projected.is_some() {
+        ("kubernetes.io~projected", Storage::Other)
+    } else {
+        return None;
+    };
+    if volume.name.contains('/') || matches!(volume.name.as_str(), "" | "." | "..") {
+        return None;
+    }
+    let path = layout.volume(plugin, &volume.name);
+    Some(VolumePlace { name: volume.name.clone(), path, storage, claim: None })
+}
+
+/// The pages of statistics as the server asks for them.
+pub struct StatsPages {
+    provider: StatsProvider,
+    probes: Registry,
+    started: u64,
+}
+
+impl StatsPages {
+    /// What makes them.
+    pub fn provider(&self) -> StatsProvider {
+        self.provider.clone()
+    }
+}
+
+#[async_trait]
+impl Statistics for StatsPages {
+    async fn summary(&self, form: SummaryForm) -> Result<Bytes, String> {
+        let form = match form {
+            SummaryForm::Full => Form::Full,
+            SummaryForm::Short => Form::Short,
+        };
+        self.provider.summary(form).await
+    }
+
+    async fn metrics(&self, page: MetricsPage, format: Format, is_zipped: bool) -> Result<Bytes, String> {
+        let compressed = if is_zipped { Compressed::Gzip } else { Compressed::No };
+        let page = match page {
+            MetricsPage::Resource => berth_stats::MetricsPage::Resource,
+            MetricsPage::Cadvisor => berth_stats::MetricsPage::Cadvisor,
+            MetricsPage::Probes => {
+                let mut page = Vec::new();
+                format.encode(self.probes.gather(), &mut page);
+                return Ok(berth_stats::compressed(page.into(), compressed));
+            }
+        };
+        self.provider.metrics(page, format, compressed).await
+    }
+
+    fn process_start(&self) -> u64 {
+        self.started
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directories(pods: Vec<Arc<Pod>>) -> Directories {
+        Directories {
+            root: "/root".into(),
+            logs: "/logs".into(),
+            pods: watch::channel(Arc::new(pods)).1,
+            claimed: None,
+        }
+    }
+
+    fn id(uid: &str) -> PodRef {
+        PodRef { uid: uid.into(), name: "web".into(), namespace: "ns".into() }
+    }
+
+    #[test]
+    fn directories_are_those_of_the_other_rooms() {
+        let object = serde_json::json!({
+            "metadata": {"uid": "u1", "name": "web", "namespace": "ns"},
+            "spec": {"containers": [], "volumes": [
+                {"name": "cache", "emptyDir": {}},
+                {"name": "memory", "emptyDir": {"medium": "Memory"}},
+                {"name": "settings", "configMap": {"name": "x"}},
+                {"name": "host", "hostPath": {"path": "/x"}},
+                {"name": "../../x", "emptyDir": {}},
+            ]},
+        });
+        let pod = Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete");
+        let found = directories(vec![Arc::new(pod)]).of(&id("u1"));
+        assert_eq!(found.logs, PathBuf::from("/logs/ns_web_u1"));
+        assert_eq!(found.etc_hosts, Some("/root/pods/u1/etc-hosts".into()));
+        let volumes: Vec<String> =
+            found.volumes.iter().map(|v| format!("{} {:?}", v.path.display(), v.storage)).collect();
+        assert_eq!(
+            volumes,
+            [
+                "/root/pods/u1/volumes/kubernetes.io~empty-dir/cache Ephemeral",
+                "/root/pods/u1/volumes/kubernetes.io~empty-dir/memory Other",
+                "/root/pods/u1/volumes/kubernetes.io~configmap/settings Ephemeral",
+            ]
+        );
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_have_no_directories() {
+        let outside = PodRef { name: "../../etc".into(), ..id("u") };
+        for pod in [outside, id("../x"), id("..")] {
+            assert_eq!(directories(Vec::new()).of(&pod), PodPlaces::default(), "{pod}");
+        }
+    }
+
+    #[test]
+    fn groups_are_named_by_the_resources_room() {
+        let tree = PodTree::new("", Driver::Systemd).ok();
+        let groups = Groups(tree);
+        assert_eq!(groups.above()[0], "/kubepods.slice");
+        assert_eq!(
+            groups.of_pod(&"a-b".into())[1],
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poda_b.slice"
+        );
+        assert!(Groups(None).above().is_empty());
+    }
+}

@@ -1,0 +1,59 @@
+//! What the endpoints for people with a problem are made of.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::{logging::LogHandle, server_node_logs::MachineLogs, server_profiles::ProcessProfiles};
+use berth_config::{Loaded, configz};
+use berth_metrics::SliMetrics;
+use berth_server::{
+    Tools,
+    ports::{Checkpoints, Explains, PodDirectory, Verbosity},
+    routes::statusz::Statusz,
+};
+
+/// What the endpoints for people with a problem are made of.
+pub(super) struct ToolParts {
+    /// The log.
+    pub(super) log: LogHandle,
+    /// Where health checks are counted.
+    pub(super) slis: SliMetrics,
+    /// The process start in seconds since the epoch.
+    pub(super) started: i64,
+    /// Which pods there are.
+    pub(super) pods: Arc<dyn PodDirectory>,
+    /// The runtime's.
+    pub(super) checkpoints: Arc<dyn Checkpoints>,
+    /// Why pods are as they are.
+    pub(super) why: Arc<dyn Explains>,
+}
+
+/// What stands behind the endpoints for people with a problem.
+pub(super) fn tools(loaded: &Loaded, parts: ToolParts) -> Tools {
+    let ToolParts { log, slis, started, pods, checkpoints, why } = parts;
+    let flags = loaded.flag_values.iter();
+    Tools {
+        slis,
+        pods,
+        checkpoints,
+        why,
+        statusz: Arc::new(Statusz {
+            started: Timestamp::from_second(started).unwrap_or_default(),
+            compiler: "rustc".to_owned(),
+            version: loaded.version.trim_start_matches('v').to_owned(),
+            emulated: "1.36".to_owned(),
+        }),
+        flags: Arc::new(flags.map(|(name, value)| ((*name).to_owned(), configz::masked_flag(name, value))).collect()),
+        verbosity: Arc::new(log),
+        node_logs: Arc::new(MachineLogs::default()),
+        log_queries: loaded.config.enable_system_log_query,
+        profiles: Arc::new(ProcessProfiles),
+    }
+}
+
+impl Verbosity for LogHandle {
+    fn set(&self, level: u32) {
+        self.set_verbosity(level);
+    }
+}

@@ -1,0 +1,375 @@
+//! From the configuration to each room's own settings; one function per room, no IO. Pure.
+
+use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf, time::Duration};
+
+use jiff::SignedDuration;
+
+use super::build::BuildError;
+use crate::{
+    eviction::EvictionConfig,
+    images::{self, DockerFolders, ImagesConfig, Parallelism, PluginFlags, VerificationPolicy},
+    logs::LogsConfig,
+    node::{
+        self, NodeConfig,
+        reserved::{Reserved, ReservedConfig},
+    },
+    resources::{self, Enforcement, ManagerConfig, PodRules, Reservation, ReservedFor, kernel_flags::OnDifference},
+    runtime::{
+        RuntimeConfig,
+        backoff::Limits,
+        preparer::PreparerConfig,
+        request::resources::{Machine, NodeSwap, SwapBehavior},
+    },
+    sources::SourcesConfig,
+};
+use berth_config::{KubeletConfiguration, Loaded};
+use berth_cri::CriConfig;
+use berth_types::{api, quantity::Amount};
+
+/// Where the agent keeps its files.
+pub fn root(loaded: &Loaded) -> PathBuf {
+    PathBuf::from(&loaded.flags.root_dir)
+}
+
+/// The CRI client.
+pub fn cri(loaded: &Loaded) -> CriConfig {
+    let config = &loaded.config;
+    CriConfig {
+        endpoint: config.container_runtime_endpoint.clone(),
+        image_endpoint: config.image_service_endpoint.clone(),
+        request_timeout: config.runtime_request_timeout.std(),
+        list_streaming: loaded.gates.enabled("CRIListStreaming"),
+    }
+}
+
+/// What becomes of kernel settings that are not as pods need them.
+pub fn kernel_flags(loaded: &Loaded, in_user_namespace: bool) -> OnDifference {
+    if loaded.config.protect_kernel_defaults {
+        OnDifference::Refuse
+    } else if in_user_namespace && loaded.gates.enabled("KubeletInUserNamespace") {
+        OnDifference::TryToWrite
+    } else {
+        OnDifference::Write
+    }
+}
+
+/// Facts about the node.
+pub fn node(loaded: &Loaded) -> NodeConfig {
+    let config = &loaded.config;
+    let hard = if loaded.flags.experimental_allocatable_ignore_eviction {
+        Default::default()
+    } else {
+        config.eviction_hard.clone()
+    };
+    NodeConfig {
+        hostname_override: loaded.flags.hostname_override.clone(),
+        max_pods: config.max_pods,
+        pods_per_core: config.pods_per_core,
+        reserved: ReservedConfig {
+            kube: config.kube_reserved.clone(),
+            system: config.system_reserved.clone(),
+            cpus: config.reserved_system_cpus.clone(),
+            eviction_hard: hard,
+        },
+        local_storage_isolation: config.local_storage_capacity_isolation,
+        labels: loaded.flags.node_labels.clone(),
+        taints: config.register_with_taints.iter().map(taint).collect(),
+        is_cloud_external: loaded.flags.cloud_provider == "external",
+        declared_features: crate::node::declared_features(|gate| loaded.gates.enabled(gate)),
+    }
+}
+
+fn taint(taint: &berth_config::fields::Taint) -> api::Taint {
+    let value = (!taint.value.is_empty()).then(|| taint.value.clone());
+    api::Taint { key: taint.key.clone(), value, effect: taint.effect.clone(), time_added: None }
+}
+
+/// Pod sources.
+pub fn sources(loaded: &Loaded, node_name: &str, has_objects: bool) -> SourcesConfig {
+    let config = &loaded.config;
+    let some = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let headers = config.static_pod_url_header.iter();
+    SourcesConfig {
+        node_name: node_name.to_owned(),
+        static_pod_path: some(&config.static_pod_path).map(PathBuf::from),
+        file_check_frequency: config.file_check_frequency.std(),
+        static_pod_url: some(&config.static_pod_url),
+        static_pod_url_headers: headers
+            .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
+            .collect(),
+        http_check_frequency: config.http_check_frequency.std(),
+        // What lies beside the pods may be referred to.
+        prevent_api_references: loaded.gates.enabled("PreventStaticPodAPIReferences") && !has_objects,
+    }
+}
+
+/// Images.
+pub fn images(loaded: &Loaded) -> ImagesConfig {
+    let config = &loaded.config;
+    let whole = |number: i32| u32::try_from(number).unwrap_or(0);
+    ImagesConfig {
+        root: root(loaded),
+        max_pods: whole(config.max_pods),
+        registry_qps: whole(config.registry_pull_qps),
+        registry_burst: whole(config.registry_burst),
+        parallelism: parallelism(config),
+        verification: verification(loaded),
+        handler_in_calls: loaded.gates.enabled("RuntimeClassInImageCriApi"),
+        docker: DockerFolders {
+            root: root(loaded),
+            working: std::env::current_dir().ok(),
+            home: std::env::var_os("HOME").map(PathBuf::from),
+        },
+        plugins: plugins(loaded),
+        gc: images::GcPolicy {
+            high_percent: whole(config.image_gc_high_threshold_percent),
+            low_percent: whole(config.image_gc_low_threshold_percent),
+            minimum_age: config.image_minimum_gc_age.std(),
+            maximum_age: config.image_maximum_gc_age.std(),
+        },
+    }
+}
+
+/// Either flag switches the plugins on; that the other one is missing is told when they are loaded.
+fn plugins(loaded: &Loaded) -> Option<PluginFlags> {
+    let (config, bin_dir) =
+        (&loaded.flags.image_credential_provider_config, &loaded.flags.image_credential_provider_bin_dir);
+    let is_asked_for = !config.is_empty() || !bin_dir.is_empty();
+    is_asked_for.then(|| PluginFlags { config: PathBuf::from(config), bin_dir: PathBuf::from(bin_dir) })
+}
+
+fn parallelism(config: &KubeletConfiguration) -> Parallelism {
+    if config.serialize_image_pulls {
+        return Parallelism::Serial;
+    }
+    let limit = config.max_parallel_image_pulls.and_then(|n| u32::try_from(n).ok()).and_then(NonZeroU32::new);
+    limit.map_or(Parallelism::Unlimited, Parallelism::Limited)
+}
+
+fn verification(loaded: &Loaded) -> Option<VerificationPolicy> {
+    let config = &loaded.config;
+    loaded.gates.enabled("KubeletEnsureSecretPulledImages").then(|| {
+        match config.image_pull_credentials_verification_policy.as_str() {
+            "NeverVerify" => VerificationPolicy::Never,
+            "NeverVerifyAllowlistedImages" => {
+                VerificationPolicy::Allowlist(config.preloaded_images_verification_allowlist.clone())
+            }
+            "AlwaysVerify" => VerificationPolicy::Always,
+            _ => VerificationPolicy::PulledImages,
+        }
+    })
+}
+
+/// Logs; a size that is no whole quantity was refused by validation.
+pub fn logs(loaded: &Loaded) -> LogsConfig {
+    let config = &loaded.config;
+    let size = Amount::parse(&config.container_log_max_size).ok().map(Amount::value);
+    LogsConfig {
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        max_size: size.and_then(|size| u64::try_from(size).ok()),
+        max_files: usize::try_from(config.container_log_max_files).unwrap_or(2),
+        max_workers: usize::try_from(config.container_log_max_workers).unwrap_or(1),
+        monitor_interval: config.container_log_monitor_interval.std(),
+        ..LogsConfig::default()
+    }
+}
+
+/// The runtime manager.
+pub fn runtime(loaded: &Loaded, name: &str) -> RuntimeConfig {
+    let config = &loaded.config;
+    let flags = &loaded.flags;
+    let longest = config.crash_loop_back_off.max_container_restart_period.map(|period| period.std());
+    let min_age = SignedDuration::try_from(flags.minimum_container_ttl_duration.std()).unwrap_or_default();
+    RuntimeConfig {
+        request_timeout: config.runtime_request_timeout.std(),
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        backoff: Limits::new(
+            loaded.gates.enabled("ReduceDefaultCrashLoopBackOffDecay"),
+            backoff_limit(loaded, longest),
+        ),
+        gc: crate::runtime::gc_rank::GcPolicy {
+            min_age,
+            max_per_container: flags.maximum_dead_containers_per_container,
+            max_total: flags.maximum_dead_containers,
+        },
+        gates: crate::runtime::actions::Gates {
+            resize_init: loaded.gates.enabled("InPlacePodVerticalScalingInitContainers"),
+            resize_pod_level: loaded.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+        },
+        ..RuntimeConfig::new(name)
+    }
+}
+
+/// The configured maximum wins over the reducing gate only where it was set: 5 min is the default.
+fn backoff_limit(loaded: &Loaded, longest: Option<Duration>) -> Option<Duration> {
+    let reduced = loaded.gates.enabled("ReduceDefaultCrashLoopBackOffDecay");
+    longest.filter(|longest| !reduced || *longest != Duration::from_secs(300))
+}
+
+/// The request side of the runtime.
+pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kernel: Kernel) -> PreparerConfig {
+    let config = &loaded.config;
+    let resolv_conf = (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf));
+    PreparerConfig {
+        root_dir: root(loaded),
+        pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
+        resolv_conf,
+        node_hosts_file: "/etc/hosts".into(),
+        // As the pod's resolver reads them; what is no address was warned of at the start.
+        cluster_dns: config
+            .cluster_dns
+            .iter()
+            .filter_map(|ip| berth_config::sloppy_ip(ip))
+            .map(|ip| ip.to_string())
+            .collect(),
+        cluster_domain: config.cluster_domain.clone(),
+        node_name: node_name.to_owned(),
+        seccomp_default: loaded.seccomp_default(),
+        stop_signals: loaded.gates.enabled("ContainerStopSignals"),
+        selinux: kernel.selinux,
+        machine_masked: kernel.masked,
+        machine: Machine {
+            cpu_cfs_quota: config.cpu_cfs_quota,
+            cpu_period_us: cpu_period_us(config),
+            memory_bytes: machine.memory,
+            hugepage_sizes: kernel.hugepage_sizes,
+            cgroup_v2: kernel.cgroup_v2,
+            single_process_oom_kill: config.single_process_oom_kill.unwrap_or(!kernel.cgroup_v2),
+            swap: NodeSwap {
+                controllable: kernel.swap_controllable,
+                behavior: match config.memory_swap.swap_behavior.as_str() {
+                    "LimitedSwap" => SwapBehavior::LimitedSwap,
+                    _ => SwapBehavior::NoSwap,
+                },
+                bytes: machine.swap,
+            },
+        },
+    }
+}
+
+/// Eviction.
+///
+/// # Errors
+/// Thresholds that cannot be used.
+pub fn eviction(loaded: &Loaded) -> Result<EvictionConfig, BuildError> {
+    let config = &loaded.config;
+    Ok(EvictionConfig {
+        thresholds: berth_config::eviction::thresholds(config).map_err(BuildError)?,
+        transition: config.eviction_pressure_transition_period.std(),
+        max_pod_grace: i64::from(config.eviction_max_pod_grace_period),
+        local_storage: config.local_storage_capacity_isolation,
+    })
+}
+
+/// Pod cgroups.
+///
+/// # Errors
+/// Reservations that cannot be read or that the machine does not have.
+pub fn resources(
+    loaded: &Loaded,
+    machine: &node::Machine,
+    driver: resources::Driver,
+) -> Result<ManagerConfig, BuildError> {
+    let config = &loaded.config;
+    let node = node(loaded);
+    let capacity = node::capacity(&node, machine);
+    let wrong = |error: node::reserved::ReservedError| BuildError(error.to_string());
+    let reserved = Reserved::new(&node.reserved, &machine.cpus, &capacity).map_err(wrong)?;
+    let enforces = |what: &str| config.enforce_node_allocatable.iter().any(|value| value == what);
+    let enforcement = |who: &str| match (enforces(who), enforces(&format!("{who}-compressible"))) {
+        (true, _) => Enforcement::Full,
+        (false, true) => Enforcement::Compressible,
+        (false, false) => Enforcement::None,
+    };
+    Ok(ManagerConfig {
+        cgroup_root: config.cgroup_root.clone(),
+        cgroups_per_qos: config.cgroups_per_qos,
+        rules: PodRules {
+            cpu_cfs_quota: config.cpu_cfs_quota,
+            cpu_period_us: cpu_period_us(config),
+            pids_limit: config.pod_pids_limit,
+            hugepage_sizes: machine.hugepages.keys().copied().collect(),
+            driver,
+        },
+        capacity: kept(&capacity),
+        reservations: vec![
+            Reservation {
+                for_whom: ReservedFor::System,
+                amounts: kept(&reserved.system),
+                cgroup: config.system_reserved_cgroup.clone(),
+                enforcement: enforcement("system-reserved"),
+            },
+            Reservation {
+                for_whom: ReservedFor::Kube,
+                amounts: kept(&reserved.kube),
+                cgroup: config.kube_reserved_cgroup.clone(),
+                enforcement: enforcement("kube-reserved"),
+            },
+        ],
+        enforce_pods: enforces("pods"),
+        online_cpus: None,
+    })
+}
+
+/// The amounts cgroups know of.
+fn kept(amounts: &BTreeMap<String, Amount>) -> resources::Amounts {
+    let hugepages = amounts.iter().filter_map(|(name, amount)| {
+        let size = Amount::parse(name.strip_prefix("hugepages-")?).ok()?.value();
+        Some((u64::try_from(size).ok()?, u64::try_from(amount.value()).ok()?))
+    });
+    resources::Amounts {
+        cpu_milli: amounts.get("cpu").map(|amount| amount.milli()),
+        memory_bytes: amounts.get("memory").map(|amount| amount.value()),
+        pids: amounts.get("pid").map(|amount| amount.value()),
+        hugepages: hugepages.collect(),
+    }
+}
+
+fn cpu_period_us(config: &KubeletConfiguration) -> u64 {
+    u64::try_from(config.cpu_cfs_quota_period.std().as_micros()).unwrap_or(100_000)
+}
+
+/// What was read of the kernel.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Whether SELinux is on.
+    pub selinux: bool,
+    /// Paths to mask besides the fixed ones.
+    pub masked: Vec<String>,
+    /// Huge page sizes, in bytes.
+    pub hugepage_sizes: Vec<u64>,
+    /// Whether the unified hierarchy is the only one.
+    pub cgroup_v2: bool,
+    /// Whether swap can be limited per cgroup.
+    pub swap_controllable: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_config::{HostFacts, Personality, Request, load};
+
+    fn loaded(args: &[&str]) -> Loaded {
+        let args: Vec<_> = args.iter().map(std::ffi::OsString::from).collect();
+        match load(Personality::Kubelet, &args, &HostFacts::default()).outcome {
+            Ok(Request::Run(loaded)) => *loaded,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn protected_kernel_settings_are_never_written() {
+        use OnDifference::{Refuse, TryToWrite, Write};
+        let (protect, gate) = ("--protect-kernel-defaults", "--feature-gates=KubeletInUserNamespace=true");
+        for (args, namespaced, expected) in [
+            (&[][..], false, Write),
+            (&[], true, Write),
+            (&[gate], false, Write),
+            (&[gate], true, TryToWrite),
+            (&[protect], false, Refuse),
+            (&[protect, gate], true, Refuse),
+        ] {
+            assert_eq!(kernel_flags(&loaded(args), namespaced), expected, "{args:?} {namespaced}");
+        }
+    }
+}

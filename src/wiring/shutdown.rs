@@ -1,0 +1,168 @@
+//! Puts the end of the node together with the engine.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+
+use super::{
+    build::{Base, BuildError},
+    settings,
+    state_file::DiskStateFile,
+};
+use crate::{
+    engine::{
+        Command, EngineHandle, FatesView, kill_and_wait,
+        lifecycle::{StatusOverride, StopCause},
+    },
+    shutdown::{Door, Drain, DrainDeps, Given, Keeper, Override, Plan, Pods},
+};
+use berth_config::Loaded;
+use berth_metrics::ShutdownMetrics;
+use berth_ports::{Event, EventSink, NodeFacts};
+use berth_status::StatusManager;
+use berth_sys::logind::Logind;
+use berth_types::{Pod, PodUid};
+
+/// What the status of a pod says that went with its node.
+const REASON: &str = "Terminated";
+const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+const CONDITION: &str = "TerminationByKubelet";
+/// How often it is looked whether final statuses are out.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Section `shutdown` of the agent's own settings (`/etc/berth/config.yaml`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ShutdownSettings {
+    /// Whoever ends the agent by a signal ends its pods, too; off, as in the reference.
+    on_termination: bool,
+}
+
+/// What is needed of the rest.
+pub(super) struct ShutdownParts<'a> {
+    pub(super) engine: &'a EngineHandle,
+    pub(super) status: Arc<StatusManager>,
+    pub(super) node: watch::Sender<Arc<NodeFacts>>,
+    /// Whether there is an API server that hears of statuses.
+    pub(super) is_told: bool,
+}
+
+/// Waits for the end of the machine, where pods shall be waited for then; where that is asked for a signal is such an
+/// end, too.
+///
+/// # Errors
+/// The settings cannot be read.
+pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>) -> Result<(), BuildError> {
+    let section =
+        berth_runtime::settings::section("shutdown").map_err(BuildError)?.unwrap_or_else(|| serde_json::json!({}));
+    let own: ShutdownSettings =
+        serde_json::from_value(section).map_err(|error| BuildError(format!("shutdown: {error}")))?;
+    let metrics = ShutdownMetrics::new(&base.registry);
+    let plan = Plan::of(&loaded.config).filter(|_| loaded.gates.enabled("GracefulNodeShutdown"));
+    let Some(plan) = plan else {
+        if own.on_termination {
+            return Err(BuildError(
+                "shutdown.onTermination needs shutdownGracePeriod or shutdownGracePeriodByPodPriority".to_owned(),
+            ));
+        }
+        base.tasks.spawn(Override::default().remove());
+        return Ok(());
+    };
+    let pods = EnginePods {
+        pods: parts.engine.pods.clone(),
+        fates: parts.engine.fates.clone(),
+        commands: parts.engine.commands.clone(),
+        status: parts.status,
+        events: base.events.clone(),
+        node: parts.node,
+        is_told: parts.is_told,
+    };
+    let deps = DrainDeps {
+        pods: Arc::new(pods),
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        file: Arc::new(DiskStateFile::shown(settings::root(loaded).join("graceful_node_shutdown_state"))),
+        metrics,
+    };
+    let drain = Arc::new(Drain::open(plan, deps).await);
+    let keeper = Keeper::new(Box::new(Logind::of_this_machine()), drain.clone(), Override::default());
+    base.tasks.spawn(keeper.run(base.stop.child_token()));
+    let door = Door::new(settings::root(loaded).join(Door::NAME), drain.clone());
+    base.tasks.spawn(door.run(base.stop.child_token()));
+    if own.on_termination {
+        let _ = base.drain.set(drain); // set nowhere else
+    }
+    Ok(())
+}
+
+struct EnginePods {
+    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    fates: FatesView,
+    commands: mpsc::Sender<Command>,
+    status: Arc<StatusManager>,
+    events: Arc<dyn EventSink>,
+    node: watch::Sender<Arc<NodeFacts>>,
+    is_told: bool,
+}
+
+#[async_trait]
+impl Pods for EnginePods {
+    async fn known(&self) {
+        // The sync loop takes nothing in before it has looked at the runtime.
+        self.fates.sources_told().await;
+    }
+
+    fn active(&self) -> Vec<Arc<Pod>> {
+        self.pods.borrow().iter().filter(|pod| self.fates.is_active(pod.uid())).cloned().collect()
+    }
+
+    async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String> {
+        let disruption = Some((CONDITION.to_owned(), MESSAGE.to_owned()));
+        let status = StatusOverride {
+            reason: REASON.to_owned(),
+            message: MESSAGE.to_owned(),
+            disruption,
+            keeps_success: true,
+            // Nobody shall send it anything while it ends.
+            is_unready: true,
+            words: given.words,
+        };
+        let killed = kill_and_wait(&self.commands, pod, StopCause::NodeShutdown, Some(given.grace), Some(status)).await;
+        if killed.is_err() && !self.commands.is_closed() {
+            self.late(pod);
+        }
+        killed?;
+        self.fates.finished(pod.uid()).await;
+        Ok(())
+    }
+
+    fn late(&self, pod: &Pod) {
+        // One whose containers have gone waits for its volumes.
+        if self.fates.is_active(pod.uid()) {
+            let text = "Container runtime did not kill the pod within specified grace period.";
+            self.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
+        }
+    }
+
+    async fn told(&self, pods: &[PodUid]) {
+        let is_unsent = |uid: &PodUid| self.status.kept_of(uid).is_some_and(|kept| kept.unsent_since.is_some());
+        while self.is_told && pods.iter().any(is_unsent) {
+            sleep(LOOK).await;
+        }
+    }
+
+    fn set_shutting_down(&self, is: bool) {
+        self.node.send_if_modified(|facts| {
+            let news = facts.shutting_down != is;
+            if news {
+                Arc::make_mut(facts).shutting_down = is;
+            }
+            news
+        });
+    }
+}

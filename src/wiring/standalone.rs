@@ -1,0 +1,94 @@
+//! Players for roles that have nothing to play without an API server.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use tokio::sync::watch;
+
+use berth_ports::{
+    Attached, MirrorFate, MirrorPods, ObjectError, ObjectSource, PullSecret, StorageError, StorageObjects,
+};
+use berth_types::{Pod, PodFullName, api};
+
+/// There is no API server: references fail with the reference's words, no service exists.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoObjects;
+
+#[async_trait]
+impl ObjectSource for NoObjects {
+    async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, String>>, ObjectError> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Err(ObjectError::NoClient { kind: "configMap", namespace, name })
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Err(ObjectError::NoClient { kind: "secret", namespace, name })
+    }
+
+    fn services(&self, _namespace: &str) -> Option<Vec<Arc<api::Service>>> {
+        Some(Vec::new())
+    }
+
+    async fn runtime_handler(&self, _class: Option<&str>) -> Result<String, ObjectError> {
+        Ok(String::new())
+    }
+
+    async fn pull_secrets(&self, pod: &Pod) -> (Vec<PullSecret>, Vec<String>) {
+        let named = pod.spec().image_pull_secrets.iter().flatten().map(|s| s.name.clone());
+        (Vec::new(), named.filter(|name| !name.is_empty()).collect())
+    }
+}
+
+/// There is no API server: nobody has claims, and nothing is attached.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoStorage;
+
+#[async_trait]
+impl StorageObjects for NoStorage {
+    async fn claim(&self, _: &str, _: &str) -> Result<Arc<api::PersistentVolumeClaim>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn volume(&self, _: &str) -> Result<Arc<api::PersistentVolume>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn attachment(&self, _: &str) -> Result<Arc<VolumeAttachment>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn secret(&self, _: &str, _: &str) -> Result<BTreeMap<String, Vec<u8>>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn driver(&self, _: &str) -> Result<Option<Arc<CSIDriver>>, StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    async fn patch_claim(&self, _: &str, _: &str, _: String) -> Result<(), StorageError> {
+        Err(StorageError::NoClient)
+    }
+
+    fn attached(&self) -> watch::Receiver<Attached> {
+        watch::channel(Some(Arc::default())).1
+    }
+
+    fn moved(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
+}
+
+/// There is no API server: static pods have no mirrors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoMirrors;
+
+impl MirrorPods for NoMirrors {
+    fn want(&self, _pod: &Arc<Pod>) {}
+
+    fn keep(&self, _names: HashMap<PodFullName, MirrorFate>) {}
+}

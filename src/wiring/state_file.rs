@@ -1,0 +1,158 @@
+//! A state file on this machine's disk: the real player of [`StateFile`].
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{task::JoinHandle, time::timeout};
+
+use berth_ports::StateFile;
+use berth_sys::atomic_file;
+
+/// State files hold nothing that others need to read.
+const MODE: u32 = 0o600;
+
+/// But for those that others do read.
+const SHOWN: u32 = 0o644;
+
+/// One file, replaced atomically.
+#[derive(Clone, Debug)]
+pub struct DiskStateFile {
+    path: PathBuf,
+    mode: u32,
+}
+
+impl DiskStateFile {
+    /// The file at that path; its directory must exist when it is written.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), mode: MODE }
+    }
+
+    /// The same for a file that everybody may read.
+    pub fn shown(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), mode: SHOWN }
+    }
+}
+
+#[async_trait]
+impl StateFile for DiskStateFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        let path = self.path.clone();
+        tokio::task::spawn_blocking(move || atomic_file::read(&path)).await.map_err(io::Error::other)?
+    }
+
+    async fn replace(&self, content: Vec<u8>) -> io::Result<()> {
+        let (path, mode) = (self.path.clone(), self.mode);
+        tokio::task::spawn_blocking(move || atomic_file::replace(&path, &content, mode))
+            .await
+            .map_err(io::Error::other)?
+    }
+}
+
+/// Writes a file as often as it is told to, and never twice at once: a disk that hangs keeps one write.
+pub struct OneWrite {
+    file: Arc<dyn StateFile>,
+    limit: Duration,
+    /// It has not ended in its time.
+    hung: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl OneWrite {
+    /// Nothing is written yet; each write may take so long.
+    pub fn new(file: Arc<dyn StateFile>, limit: Duration) -> Self {
+        Self { file, limit, hung: None }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &dyn StateFile {
+        &*self.file
+    }
+
+    /// Writes, where no earlier write is under way.
+    ///
+    /// # Errors
+    /// What was told of the write; that it, or one before, has not ended in its time.
+    pub async fn replace(&mut self, content: Vec<u8>) -> io::Result<()> {
+        if self.hung.as_ref().is_some_and(|hung| !hung.is_finished()) {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "an earlier write has not ended"));
+        }
+        let file = self.file.clone();
+        let write = self.hung.insert(tokio::spawn(async move { file.replace(content).await }));
+        let ended = timeout(self.limit, write).await;
+        match ended {
+            Ok(written) => {
+                self.hung = None;
+                written.map_err(io::Error::other)?
+            }
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the disk takes too long")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::engine::allocation::Checkpoint;
+
+    #[tokio::test]
+    async fn a_checkpoint_lives_on_disk_and_names_itself_when_damaged() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("allocated_pods_state");
+        let file = || Arc::new(DiskStateFile::new(&path));
+        let (mut checkpoint, entries) = Checkpoint::load(file()).await.expect("missing means empty");
+        let entries = entries.into_iter().chain([("u".into(), Default::default())]).collect();
+        checkpoint.store(&entries).await.expect("writable");
+        assert_eq!(Checkpoint::load(file()).await.expect("sound").1, entries);
+        // AC-02a-21
+        std::fs::write(&path, "{").expect("writable");
+        let error = Checkpoint::load(file()).await.map(|_| ()).expect_err("damaged").to_string();
+        assert!(error.contains(&format!("{path:?}")) && error.contains("please drain this node"), "{error}");
+    }
+
+    /// Ends a write for each permit.
+    struct Slow(AtomicUsize, Semaphore);
+
+    #[async_trait]
+    impl StateFile for Slow {
+        fn path(&self) -> &Path {
+            Path::new("/slow")
+        }
+        async fn read(&self) -> io::Result<Option<Vec<u8>>> {
+            Ok(None)
+        }
+        async fn replace(&self, _content: Vec<u8>) -> io::Result<()> {
+            self.0.fetch_add(1, Ordering::AcqRel);
+            self.1.acquire().await.map_err(io::Error::other)?.forget();
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_keeps_one_write() {
+        let slow = Arc::new(Slow(AtomicUsize::new(0), Semaphore::new(0)));
+        let mut writes = OneWrite::new(slow.clone(), Duration::from_secs(10));
+        for _ in 0..5 {
+            assert!(writes.replace(Vec::new()).await.is_err());
+        }
+        assert_eq!(slow.0.load(Ordering::Acquire), 1);
+        slow.1.add_permits(2);
+        while slow.1.available_permits() == 2 {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        writes.replace(Vec::new()).await.expect("it ends again");
+        assert_eq!(slow.0.load(Ordering::Acquire), 2);
+    }
+}

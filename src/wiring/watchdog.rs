@@ -1,0 +1,292 @@
+//! What the service manager hears from us: that we are up, and again and again that we are alive
+//! (spec 01 §8.2).
+//!
+//! The first beat comes before anything else is done. Until the checks are installed there is
+//! nothing to check, so that a start that takes long is no reason to be killed. Beats are made on
+//! the runtime that everything else runs on: if that is stuck there are none, which is the point.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use rand::Rng;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+
+use berth_server::ports::Health;
+
+/// Pause before a message is sent the second and last time, up to a tenth longer.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The checks that must pass for a beat; none until they are set.
+pub type Checks = Arc<OnceLock<Arc<dyn Health>>>;
+
+/// Takes messages about our state. Never blocks.
+pub trait Listener: Send + Sync + 'static {
+    /// Tells it.
+    ///
+    /// # Errors
+    /// It does not hear, for now or for ever.
+    fn tell(&self, state: &str) -> io::Result<()>;
+}
+
+/// systemd, or who plays it.
+#[derive(Debug)]
+pub struct ServiceManager(UnixDatagram);
+
+impl ServiceManager {
+    /// The one that started us, where `NOTIFY_SOCKET` names it.
+    ///
+    /// # Errors
+    /// The name is none of a socket that is there.
+    pub fn of_environment() -> io::Result<Option<Self>> {
+        let name = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty());
+        name.map(|name| Self::at(&name)).transpose()
+    }
+
+    /// The one that listens at that path; a leading `@` stands for the abstract name space.
+    fn at(name: &OsStr) -> io::Result<Self> {
+        let address = match name.as_bytes().strip_prefix(b"@") {
+            Some(name) => SocketAddr::from_abstract_name(name)?,
+            None => SocketAddr::from_pathname(name)?,
+        };
+        let socket = UnixDatagram::unbound()?;
+        socket.connect_addr(&address)?;
+        socket.set_nonblocking(true)?;
+        Ok(Self(socket))
+    }
+}
+
+impl Listener for ServiceManager {
+    fn tell(&self, state: &str) -> io::Result<()> {
+        self.0.send(state.as_bytes()).map(drop)
+    }
+}
+
+/// Tells that we are alive every half of `timeout`, as long as all checks pass, until `stop`.
+pub async fn beat(listener: Arc<dyn Listener>, timeout: Duration, checks: Checks, stop: CancellationToken) {
+    let mut ticks = interval(timeout / 2);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        match failing(&checks) {
+            None => tell_twice(&*listener, "WATCHDOG=1").await,
+            Some((check, reason)) => {
+                error!(check, reason, "Do not notify watchdog this iteration as the kubelet is reportedly not healthy")
+            }
+        }
+    }
+}
+
+/// The first check that fails, and why.
+fn failing(checks: &Checks) -> Option<(&'static str, String)> {
+    let checks = checks.get()?;
+    checks.names().iter().find_map(|name| Some((*name, checks.check(name)?)))
+}
+
+/// Tells once, and once more where that failed.
+pub async fn tell_twice(listener: &dyn Listener, state: &str) {
+    let Err(error) = listener.tell(state) else { return };
+    warn!(err = %error, state, "Failed to notify the service manager, trying once more");
+    let pause = AGAIN.mul_f64(1.0 + rand::rng().random_range(0.0..0.1));
+    sleep(pause).await;
+    if let Err(error) = listener.tell(state) {
+        error!(err = %error, state, "Failed to notify the service manager");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::{sync::watch, time::Instant};
+
+    use super::*;
+    use crate::{
+        engine::Heartbeat,
+        wiring::{
+            logging::{self, Streams},
+            pages::{AgentHealth, HealthDeps},
+            pulses::Pulses,
+        },
+    };
+    use berth_config::defaults::defaults;
+    use berth_metrics::SliMetrics;
+
+    #[derive(Default)]
+    struct Ear {
+        heard: Mutex<Vec<Duration>>,
+        deaf: Mutex<u32>,
+        start: OnceLock<Instant>,
+    }
+
+    impl Listener for Ear {
+        fn tell(&self, state: &str) -> io::Result<()> {
+            assert_eq!(state, "WATCHDOG=1");
+            let mut deaf = self.deaf.lock().expect("lock");
+            if *deaf > 0 {
+                *deaf -= 1;
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let since = self.start.get_or_init(Instant::now).elapsed();
+            self.heard.lock().expect("lock").push(since);
+            Ok(())
+        }
+    }
+
+    impl Ear {
+        fn seconds(&self) -> Vec<u64> {
+            self.heard.lock().expect("lock").iter().map(Duration::as_secs).collect()
+        }
+    }
+
+    struct Sick(Mutex<bool>);
+
+    impl Health for Sick {
+        fn names(&self) -> &[&'static str] {
+            &["log", "syncloop"]
+        }
+        fn check(&self, name: &str) -> Option<String> {
+            (name == "syncloop" && *self.0.lock().expect("lock")).then(|| "too long".to_owned())
+        }
+    }
+
+    /// Beats for a time, and what was heard of it.
+    async fn heard(ear: Arc<Ear>, checks: Checks, time: Duration) -> Vec<u64> {
+        let stop = CancellationToken::new();
+        let beating = tokio::spawn(beat(ear.clone(), Duration::from_secs(20), checks, stop.clone()));
+        sleep(time).await;
+        stop.cancel();
+        beating.await.expect("ends");
+        ear.seconds()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn beats_come_twice_per_timeout_from_the_start() {
+        // AC-01-29
+        let heard = heard(Arc::default(), Checks::default(), Duration::from_secs(35)).await;
+        assert_eq!(heard, [0, 10, 20, 30]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_told_while_a_check_fails() {
+        let (checks, sick) = (Checks::default(), Arc::new(Sick(Mutex::new(true))));
+        assert!(checks.set(sick.clone()).is_ok());
+        assert!(heard(Arc::default(), checks.clone(), Duration::from_secs(35)).await.is_empty());
+        *sick.0.lock().expect("lock") = false;
+        assert_eq!(heard(Arc::default(), checks, Duration::from_secs(15)).await, [0, 10]);
+    }
+
+    /// A loop that is held up: `/healthz` says so, and no beat is made until it turns again (spec 05 §11).
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_is_held_up_is_told_by_healthz_and_by_silence() {
+        let heartbeat = Heartbeat::new();
+        let (hold, mut held) = watch::channel(false);
+        let turning = heartbeat.clone();
+        tokio::spawn(async move {
+            while held.wait_for(|is_held| !is_held).await.is_ok() {
+                turning.beat();
+                sleep(Duration::from_secs(2)).await;
+            }
+        });
+        let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
+        let health: Arc<dyn Health> = Arc::new(AgentHealth::new(HealthDeps {
+            heartbeat,
+            sync_frequency: Duration::from_secs(60),
+            log,
+            pulses: Pulses::default(),
+            slis: SliMetrics::new(0.0),
+        }));
+        let checks = Checks::default();
+        assert!(checks.set(health.clone()).is_ok());
+        let (ear, stop) = (Arc::<Ear>::default(), CancellationToken::new());
+        tokio::spawn(beat(ear.clone(), Duration::from_secs(20), checks, stop.child_token()));
+        let minute = Duration::from_secs(60);
+        let beats = async |minutes: u32| {
+            ear.heard.lock().expect("lock").clear();
+            sleep(minute * minutes).await;
+            (ear.heard.lock().expect("lock").len(), health.check("syncloop"))
+        };
+        let stuck = Some("sync Loop took longer than expected".to_owned());
+        assert_eq!(beats(2).await.1, None);
+        hold.send_replace(true);
+        let (count, failed) = beats(4).await;
+        assert!(count > 20 && failed.is_none(), "a long turn is no end: {count} {failed:?}");
+        assert_eq!(beats(2).await.1, stuck);
+        assert_eq!(beats(2).await, (0, stuck), "the service manager hears nothing and ends us");
+        hold.send_replace(false);
+        let (count, failed) = beats(1).await;
+        assert!(count > 3 && failed.is_none(), "{count} {failed:?}");
+        drop(stop);
+    }
+
+    /// Any task that lasts and hangs is named, and is a reason to be started anew (spec 05 §11).
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_hangs_is_named_and_told_by_silence() {
+        let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));
+        let pulses = Pulses::default();
+        let (probes, lease) = (pulses.of("probes"), pulses.of("lease"));
+        let slis = SliMetrics::new(0.0);
+        let (heartbeat, sync_frequency) = (Heartbeat::new(), Duration::from_secs(3600));
+        let health = Arc::new(AgentHealth::new(HealthDeps { heartbeat, sync_frequency, log, pulses, slis }));
+        assert_eq!(health.names(), ["log", "syncloop", "probes", "lease"]);
+        let checks = Checks::default();
+        assert!(checks.set(health.clone()).is_ok());
+        lease.works();
+        probes.works();
+        probes.rests();
+        sleep(Duration::from_secs(290)).await;
+        assert_eq!(failing(&checks), None);
+        sleep(Duration::from_secs(20)).await;
+        let (name, why) = failing(&checks).expect("the lease hangs");
+        assert_eq!((name, why.as_str()), ("lease", "no sign of life for 310 s"));
+        assert_eq!((health.check("probes"), health.check("nobody")), (None, None));
+        lease.works();
+        assert_eq!(failing(&checks), None, "it goes on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_beat_that_is_not_heard_is_repeated_once() {
+        let once = Arc::new(Ear { deaf: Mutex::new(1), ..Ear::default() });
+        let begin = Instant::now();
+        assert!(once.start.set(begin).is_ok());
+        assert_eq!(heard(once, Checks::default(), Duration::from_secs(5)).await, [1]);
+        let twice = Arc::new(Ear { deaf: Mutex::new(2), ..Ear::default() });
+        assert!(twice.start.set(Instant::now()).is_ok());
+        assert_eq!(heard(twice, Checks::default(), Duration::from_secs(15)).await, [10]);
+    }
+
+    #[test]
+    fn a_service_manager_is_found_by_path_and_by_abstract_name() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("notify");
+        let named = format!("berth-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&named).expect("a name");
+        let ears = [
+            (UnixDatagram::bind(&path).expect("a socket"), path.into_os_string()),
+            (UnixDatagram::bind_addr(&address).expect("a socket"), format!("@{named}").into()),
+        ];
+        for (ear, name) in ears {
+            ServiceManager::at(&name).expect("there").tell("READY=1").expect("heard");
+            let mut heard = [0; 16];
+            let length = ear.recv(&mut heard).expect("a datagram");
+            assert_eq!(heard.get(..length), Some(b"READY=1".as_slice()));
+        }
+        ServiceManager::at(OsStr::new("/nowhere/at/all")).expect_err("nobody there");
+    }
+}

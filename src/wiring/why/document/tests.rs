@@ -1,0 +1,202 @@
+//! What the document says of pods in trouble, as tables.
+
+use serde_json::json;
+
+use super::*;
+use crate::{engine::lifecycle::Lifecycle, probes::Run};
+use berth_ports::{OpenStage, Stage};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).expect("a time")
+}
+
+fn id() -> PodRef {
+    PodRef { uid: "u".into(), name: "web".into(), namespace: "n".into() }
+}
+
+#[test]
+fn what_is_known_is_told() {
+    let steady = Instant::now() + Duration::from_secs(1000);
+    let ago = |seconds: u64| steady - Duration::from_secs(seconds);
+    let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None, line: None };
+    let status: api::PodStatus = serde_json::from_value(json!({
+        "phase": "Pending",
+        "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "m"},
+                       {"type": "PodScheduled", "status": "True"}],
+        "containerStatuses": [{
+            "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 3,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
+            "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+        }],
+    }))
+    .expect("a status");
+    let run = Run { outcome: "failure", text: "404".into(), times: 7, first: at(-60), last: at(-1) };
+    let known = Known {
+        pod: None,
+        status: Some(&status),
+        standing: Some(&standing),
+        stage: Some(StageView {
+            name: "back-off".into(),
+            since: ago(30),
+            until: Some(steady + Duration::from_secs(10)),
+        }),
+        errors: vec![StageError { text: "no".into(), times: 2, first: ago(20), last: ago(10) }],
+        passed: vec![PassedStage {
+            name: "volumes".into(),
+            times: 2,
+            first: Duration::from_micros(1_234_567),
+            last: Duration::ZERO,
+            longest: Duration::from_secs(2),
+        }],
+        probes: vec![Probed {
+            container: "main".into(),
+            instance: Instance::Previous,
+            history: History { kind: "Readiness", runs: vec![run] },
+        }],
+    };
+    let why = document(&id(), &known, Now { wall: at(0), steady });
+    let told = serde_json::to_value(&why).expect("JSON");
+    assert_eq!(
+        told,
+        json!({
+            "namespace": "n", "name": "web", "uid": "u", "source": "", "phase": "Pending", "reason": "", "message": "",
+            "life": "sync",
+            "waits": {"stage": "back-off", "reason": "back_off", "since": "2027-01-15T07:59:30Z", "seconds": 30.0,
+                      "until": "2027-01-15T08:00:10Z"},
+            "errors": [{"text": "no", "times": 2, "first": "2027-01-15T07:59:40Z", "last": "2027-01-15T07:59:50Z"}],
+            "containers": [{"name": "main", "state": "waiting", "reason": "CrashLoopBackOff",
+                "message": "back-off 40s", "ready": false, "restarts": 3,
+                "lastExit": {"code": 137, "reason": "OOMKilled", "at": null}}],
+            "probes": [{"container": "main", "previous": true, "kind": "Readiness", "runs": [{"outcome": "failure", "text": "404",
+                "times": 7, "first": "2027-01-15T07:59:00Z", "last": "2027-01-15T07:59:59Z"}]}],
+            "unmet": [{"type": "Ready", "reason": "ContainersNotReady", "message": "m"}],
+            "stages": [{"stage": "volumes", "times": 2, "firstSeconds": 1.235, "lastSeconds": 0.0,
+                "longestSeconds": 2.0}],
+        })
+    );
+    assert_eq!(serde_json::from_value::<Why>(told).expect("read back"), why);
+}
+
+#[test]
+fn who_waits_for_nothing_says_so() {
+    let now = Now { wall: at(0), steady: Instant::now() };
+    let idle = StageView { name: "idle".into(), since: now.steady, until: None };
+    let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None, line: None };
+    let idles = Known { standing: Some(&standing), stage: Some(idle), ..Known::default() };
+    assert_eq!(document(&id(), &idles, now).waits, None);
+    let refused = document(&id(), &Known::default(), now);
+    assert_eq!((refused.life.as_str(), refused.waits), ("refused", None));
+}
+
+/// What a worker says about its pod in trouble: what is waited for, as what it counts, whether its end is known, and why.
+#[tokio::test(start_paused = true)]
+async fn troubles_have_their_words() {
+    let minute = Duration::from_secs(60);
+    let soon = || Some(Instant::now() + minute * 2);
+    type Act<'a> = &'a dyn Fn(&Stage) -> Vec<OpenStage>;
+    let fails = |stage: &Stage, name: &'static str, text: &str, rest: &'static str| {
+        stage.set(name);
+        stage.failed(text);
+        stage.rest(rest, soon());
+        Vec::new()
+    };
+    let volumes = "unmounted volumes=[c]: configmap \"c\" not found";
+    let rows: [(Act<'_>, &str, &str, bool, &str); 9] = [
+        (&|stage| vec![stage.open("image a:1"), stage.open("image b:1")], "image a:1", "image", false, ""),
+        (
+            &|stage| {
+                stage.open("image a:1").stuck();
+                stage.note("ErrImagePull");
+                stage.rest("back-off", soon());
+                Vec::new()
+            },
+            "back-off of image a:1",
+            "back_off",
+            true,
+            "ErrImagePull",
+        ),
+        (&|stage| fails(stage, "volumes", volumes, "next try"), "next try of volumes", "retry", true, volumes),
+        (&|stage| vec![stage.open("RunPodSandbox")], "RunPodSandbox", "sandbox", false, ""),
+        (
+            &|stage| {
+                let stops = stage.open("preStop hook of main");
+                stops.set_until("StopContainer main", soon());
+                vec![stops]
+            },
+            "StopContainer main",
+            "stop",
+            true,
+            "",
+        ),
+        (&|stage| fails(stage, "runtime", "it hangs", "runtime"), "runtime", "runtime", true, "it hangs"),
+        (&|stage| fails(stage, "network", "no CNI", "network"), "network", "network", true, "no CNI"),
+        (
+            &|stage| fails(stage, "runtime status", "no look", "next try"),
+            "next try of runtime status",
+            "retry",
+            true,
+            "no look",
+        ),
+        (
+            &|stage| {
+                stage.frame("containers");
+                Vec::new()
+            },
+            "containers",
+            "other",
+            false,
+            "",
+        ),
+    ];
+    for (act, expected, reason, ends, why) in rows {
+        let stage = Stage::new();
+        let _open = act(&stage);
+        tokio::time::advance(minute).await;
+        let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: Some(stage.clone()), line: None };
+        let known =
+            Known { standing: Some(&standing), stage: standing.view(), errors: stage.errors(), ..Known::default() };
+        let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+        let waits = told.waits.expect("it waits");
+        let seen = (waits.stage.as_str(), waits.reason.as_str(), waits.seconds, waits.until.is_some());
+        assert_eq!(seen, (expected, reason, 60.0, ends));
+        assert_eq!(told.errors.last().map(|error| error.text.as_str()).unwrap_or_default(), why, "{expected}");
+    }
+}
+
+/// Whom nobody works on yet.
+#[tokio::test(start_paused = true)]
+async fn who_stands_in_line_is_told_behind_what() {
+    let begun = Instant::now();
+    tokio::time::advance(Duration::from_secs(7)).await;
+    for (line, life, stage, reason) in [
+        (Line::Name, "sync", "turn behind another pod of its name", "turn"),
+        (Line::Runtime, "sync", "runtime to show what it holds", "runtime"),
+        (Line::Removal, "sync", "removal of what is left of it", "removal"),
+        (Line::Preemption, "preempting", "preemption of other pods", "preemption"),
+        (Line::NodeLabels, "admission", "labels of the node", "node_labels"),
+    ] {
+        let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None, line: Some((line, begun)) };
+        let known = Known { standing: Some(&standing), stage: standing.view(), ..Known::default() };
+        let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+        let waits = told.waits.expect("it waits");
+        assert_eq!((told.life.as_str(), waits.stage.as_str(), waits.reason.as_str()), (life, stage, reason));
+        assert_eq!((waits.seconds, waits.since), (7.0, Some(at(-7))));
+    }
+}
+
+#[test]
+fn what_a_container_left_behind_is_told_whole() {
+    let text = "panic: x\n\tat main.rs:1\n".repeat(50);
+    let status: api::PodStatus = serde_json::from_value(json!({
+        "phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory.",
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [{"name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": 2, "reason": "Error", "message": text}}}],
+    }))
+    .expect("a status");
+    let known = Known { status: Some(&status), ..Known::default() };
+    let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
+    assert_eq!((told.life.as_str(), told.reason.as_str(), told.waits), ("refused", "Evicted", None));
+    assert_eq!(told.containers[0].message, text);
+    assert!(told.unmet.is_empty(), "a pod that has ended need not be ready");
+}

@@ -1,0 +1,101 @@
+//! Tells why a pod is as it is, and how long pods wait for what (`/debug/why/{namespace}/{pod}`,
+//! `berth_pod_waiting_seconds`). Reads snapshots only, so that it answers when nothing else does.
+
+mod document;
+mod waiting;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{sync::watch, time::Instant};
+
+pub use document::{Condition, Container, Exit, Failed, Passed, Probe, ProbeRun, Waits, Why};
+use document::{Instance, Known, Now, Probed, document};
+use waiting::waits;
+
+use crate::{
+    engine::{EngineHandle, Standing, Standings, waits::Wait},
+    probes,
+};
+use berth_metrics::{PodWaits, Registry};
+use berth_ports::Clock;
+use berth_server::ports::Explains;
+use berth_status::{StatusManager, lookup::last_exit};
+use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
+
+/// The snapshots that are read.
+pub(super) struct PodStories {
+    pub(super) pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pub(super) standings: Standings,
+    pub(super) status: Arc<StatusManager>,
+    pub(super) probes: Arc<probes::Manager>,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+impl Explains for PodStories {
+    fn why(&self, namespace: &str, name: &str) -> Option<Bytes> {
+        let is_it = |id: &PodRef| &*id.namespace == namespace && &*id.name == name;
+        let pod = self.pods.borrow().iter().find(|pod| is_it(pod.id())).cloned();
+        let standings = self.standings.borrow().clone();
+        // Whom somebody wants comes first, then whoever is still on its way out.
+        let wanted = |standing: &&Standing| pod.as_ref().is_some_and(|pod| *pod.uid() == standing.id.uid);
+        let leaving = || standings.iter().filter(|standing| is_it(&standing.id)).min_by_key(|s| s.life.is_finished());
+        let standing = standings.iter().find(wanted).or_else(|| if pod.is_none() { leaving() } else { None });
+        let id = standing.map(|standing| &standing.id).or_else(|| pod.as_ref().map(|pod| pod.id()))?;
+        let status = self.status.status(&id.uid);
+        let stage = standing.and_then(|standing| standing.stage.as_ref());
+        let known = Known {
+            pod: pod.as_deref(),
+            status: status.as_deref(),
+            standing,
+            stage: standing.and_then(Standing::view),
+            errors: stage.map(|stage| stage.errors()).unwrap_or_default(),
+            passed: stage.map(|stage| stage.passed()).unwrap_or_default(),
+            probes: status.as_deref().map(|status| self.histories(status)).unwrap_or_default(),
+        };
+        let now = Now { wall: self.clock.now(), steady: Instant::now() };
+        let mut body = serde_json::to_vec(&document(id, &known, now)).ok()?;
+        body.push(b'\n');
+        Some(body.into())
+    }
+}
+
+impl PodStories {
+    fn histories(&self, status: &api::PodStatus) -> Vec<Probed> {
+        let lists = [&status.init_container_statuses, &status.container_statuses];
+        let all = lists.into_iter().flatten().flatten().flat_map(|container| {
+            let before = last_exit(container).and_then(|exit| exit.container_id.as_deref());
+            let of = |id: Option<&str>, instance| {
+                let id = id.map(|id| id.split_once("://").map_or(id, |(_, id)| id)).unwrap_or_default();
+                let told = self.probes.history(&ContainerId::from(id)).into_iter();
+                told.map(move |history| Probed { container: container.name.clone(), instance, history })
+            };
+            let current = container.container_id.as_deref();
+            // One that has ended and has no successor may be told of twice.
+            let before = before.filter(|before| current != Some(before));
+            of(current, Instance::Current).chain(of(before, Instance::Previous))
+        });
+        all.collect()
+    }
+}
+
+/// Scrapes tell for how long some pod has been waiting for what: of each what its document says.
+pub(super) fn count_waits(
+    registry: &Registry,
+    engine: &EngineHandle,
+    status: Arc<StatusManager>,
+    clock: Arc<dyn Clock>,
+) {
+    let (pods, standings) = (engine.pods.clone(), engine.standings.clone());
+    PodWaits::register(registry, move || {
+        let (pods, standings) = (pods.borrow().clone(), standings.borrow().clone());
+        let now = Now { wall: clock.now(), steady: Instant::now() };
+        let pods: HashMap<&PodUid, &Arc<Pod>> = pods.iter().map(|pod| (pod.uid(), pod)).collect();
+        let of = |standing: &Standing| {
+            let pod = pods.get(&standing.id.uid).map(|pod| &***pod);
+            let waits = waits(standing.view().as_ref(), pod, status.status(&standing.id.uid).as_deref(), now)?;
+            Some((Wait::of(&waits.stage)?.label(), Duration::try_from_secs_f64(waits.seconds).unwrap_or_default()))
+        };
+        standings.iter().filter_map(of).collect()
+    });
+}

@@ -1,0 +1,87 @@
+//! References to `docs/spec` in sources and tests: the document, the section, and the acceptance case exist.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use regex_lite::Regex;
+
+/// The root of the workspace.
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+/// Where references are looked for.
+const PLACES: &[&str] = &["src", "crates", "tests", "benches", "docs"];
+
+/// Sections and acceptance cases of one document.
+#[derive(Default)]
+struct Document {
+    sections: BTreeSet<String>,
+    cases: BTreeSet<String>,
+}
+
+fn files(folder: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            files(&path, out);
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "md") {
+            out.push(path);
+        }
+    }
+}
+
+/// Documents by their number: `04b`.
+fn documents() -> BTreeMap<String, Document> {
+    let heading = Regex::new(r"(?m)^#{1,6}\s+(?:Part )?(\d+[a-z]?(?:\.\d+[a-z]?)*|[IVA-C]+)\.?\s").expect("a pattern");
+    let second = Regex::new(r"(?m)^#{2,6}.*\band (\d+\.\d+)\b").expect("a pattern");
+    let case = Regex::new(r"(?m)^\|\s*\**(AC-\d\d[a-z]?-[A-Z]?\d+[a-z]?)\**\s*\|").expect("a pattern");
+    let mut all = BTreeMap::new();
+    let mut paths = Vec::new();
+    files(&Path::new(ROOT).join("docs/spec"), &mut paths);
+    for path in paths {
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        let Some((number, _)) = name.split_once('-') else { continue };
+        let text = fs::read_to_string(&path).expect("text");
+        let found = |pattern: &Regex| pattern.captures_iter(&text).map(|c| c[1].to_owned()).collect::<BTreeSet<_>>();
+        let sections = found(&heading).union(&found(&second)).cloned().collect();
+        all.insert(number.to_owned(), Document { sections, cases: found(&case) });
+    }
+    all
+}
+
+/// References of a text that lead nowhere.
+fn broken(text: &str, documents: &BTreeMap<String, Document>) -> Vec<String> {
+    let reference = Regex::new(r"\b[Ss]pec (\d\d[a-z]?)\b(?: §(\d+[a-z]?(?:\.\d+[a-z]?)*))?").expect("a pattern");
+    let case = Regex::new(r"\bAC-(\d\d[a-z]?)-[A-Z]?\d+[a-z]?\b").expect("a pattern");
+    let of_sections = reference.captures_iter(text).filter(|c| {
+        let Some(document) = documents.get(&c[1]) else { return true };
+        c.get(2).is_some_and(|section| !document.sections.contains(section.as_str()))
+    });
+    let of_cases = case.captures_iter(text).filter(|c| !documents.get(&c[1]).is_some_and(|d| d.cases.contains(&c[0])));
+    of_sections.chain(of_cases).map(|c| c[0].to_owned()).collect()
+}
+
+#[test]
+fn references_to_the_specifications_lead_somewhere() {
+    let documents = documents();
+    assert!(documents.len() > 15, "only {} documents", documents.len());
+    let mut paths = Vec::new();
+    PLACES.iter().for_each(|place| files(&Path::new(ROOT).join(place), &mut paths));
+    let mut wrong = Vec::new();
+    for path in paths.iter().filter(|path| !path.ends_with(file!())) {
+        let text = fs::read_to_string(path).expect("text");
+        wrong.extend(broken(&text, &documents).into_iter().map(|what| format!("{}: {what}", path.display())));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn broken_references_are_found() {
+    let mut documents = BTreeMap::new();
+    let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    documents.insert("04b".to_owned(), Document { sections: of(&["2.1"]), cases: of(&["AC-04b-S8"]) });
+    assert_eq!(broken("spec 04b §2.1 and AC-04b-S8, spec 04b", &documents), Vec::<String>::new());
+    let text = "Spec 04b §2.2, spec 11, AC-04b-S9, AC-11-1";
+    assert_eq!(broken(text, &documents), ["Spec 04b §2.2", "spec 11", "AC-04b-S9", "AC-11-1"]);
+}
