@@ -6,8 +6,8 @@
 
 mod api_server;
 mod bombs;
-mod cluster_objects;
 mod citations;
+mod cluster_objects;
 mod config;
 mod cri;
 mod csi;

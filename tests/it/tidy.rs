@@ -209,7 +209,7 @@ fn every_file_says_what_it_is_for() {
     }
 }
 
-/// Files that are compiled for tests only: `#[cfg(test)] mod name;`.
+/// Files that are compiled for tests only: `#[cfg(test)] mod name;`, also where tests of other crates use them.
 fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for (path, text) in all {
@@ -220,7 +220,8 @@ fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
             stem => folder.join(stem),
         };
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
-        for pair in lines.windows(2).filter(|pair| pair[0] == "#[cfg(test)]") {
+        let is_for_tests = |line: &str| line == "#[cfg(test)]" || line.starts_with("#[cfg(any(test, ");
+        for pair in lines.windows(2).filter(|pair| is_for_tests(pair[0])) {
             if let Some((_, name)) = pair[1].strip_suffix(';').and_then(|line| line.split_once("mod ")) {
                 found.extend([folder.join(format!("{name}.rs")), folder.join(name).join("mod.rs")]);
             }

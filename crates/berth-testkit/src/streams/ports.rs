@@ -19,7 +19,7 @@ pub struct Ports {
     pub line: u16,
     /// Answers with how much it was asked, once all of the question was asked.
     pub whole: u16,
-    /// Answers five bytes with [`PAGE`] bytes, and ends.
+    /// Answers five bytes with 40,000 bytes, and ends.
     pub page: u16,
     /// Nobody listens.
     pub closed: u16,
