@@ -34,7 +34,6 @@ pub const CONSULTED: &[&str] = &[
     "KubeletServiceAccountTokenForCredentialProviders",
     "LoggingAlphaOptions",
     "LoggingBetaOptions",
-    "MemoryQoS",
     "NodeDeclaredFeatures",
     "PodAndContainerStatsFromCRI",
     "PodCertificateRequest",
@@ -134,6 +133,7 @@ mod tests {
         let gates = [("NativeHistograms", true), ("MemoryQoS", true), ("CRIListStreaming", true), ("AllAlpha", true)];
         config.feature_gates = gates.map(|(name, value)| (name.to_owned(), value)).into();
         let told: Vec<_> = not_yet_effective(&config, &flags).into_iter().map(|n| n.setting).collect();
-        assert_eq!(told, ["cpuManagerPolicy", "--boot-id-file", "featureGates.NativeHistograms"]);
+        let gates = ["featureGates.MemoryQoS", "featureGates.NativeHistograms"];
+        assert_eq!(told, [&["cpuManagerPolicy", "--boot-id-file"], &gates[..]].concat());
     }
 }
