@@ -1,6 +1,7 @@
 //! Requests to one place: TLS, deadlines, redirects, tokens, repetition.
 //!
-//! What is secret leaves with a redirect to another host only where it is asked for there; nothing goes from TLS to plain HTTP.
+//! Credentials and configured headers are for one host: a redirect to another one drops them, and a challenge of another
+//! one is not answered. Nothing goes from TLS to plain HTTP.
 //! Behaviour: spec 09b §4.2, §4.3.
 
 use std::time::{Duration, Instant};
@@ -122,11 +123,12 @@ impl Place {
         }
     }
 
-    /// Asks, and once more with what a challenge wants.
+    /// Sends a request, and once more with the authorization that the registry's challenge asks for. A challenge of a host
+    /// that it redirected to is no challenge of the registry: its realm would get the registry's credentials.
     async fn authorized(&self, method: &Method, url: &str, headers: &HeaderMap) -> Result<Response<Incoming>, Refusal> {
         let known = self.authorization.lock().await.clone();
-        let answer = self.follow(method, url, headers, known.as_deref()).await?;
-        if answer.status() != StatusCode::UNAUTHORIZED {
+        let (answer, is_registry) = self.follow(method, url, headers, known.as_deref()).await?;
+        if answer.status() != StatusCode::UNAUTHORIZED || !is_registry {
             return Ok(answer);
         }
         let challenges =
@@ -141,7 +143,7 @@ impl Place {
             }
         };
         *self.authorization.lock().await = Some(authorization.clone());
-        self.follow(method, url, headers, Some(&authorization)).await
+        Ok(self.follow(method, url, headers, Some(&authorization)).await?.0)
     }
 
     async fn token(&self, realm: &str, service: &str, scope: &str) -> Result<String, Refusal> {
@@ -187,15 +189,15 @@ impl Place {
         Ok((Method::GET, format!("{realm}{separator}{}", query.finish()), headers, String::new()))
     }
 
-    /// Follows redirects; what is secret stays with the host it is for.
+    /// Follows redirects. Returns the last answer, and whether no other host than the first was asked.
     async fn follow(
         &self,
         method: &Method,
         url: &str,
         headers: &HeaderMap,
         authorization: Option<&str>,
-    ) -> Result<Response<Incoming>, Refusal> {
-        let mut url = url.to_owned();
+    ) -> Result<(Response<Incoming>, bool), Refusal> {
+        let (mut url, mut is_registry) = (url.to_owned(), true);
         let mut headers = headers.clone();
         for (name, value) in &self.endpoint.headers {
             let name = http::HeaderName::try_from(name.as_str());
@@ -210,10 +212,11 @@ impl Place {
             let answer = self.send(method, &url, &headers, Bytes::new()).await?;
             let is_redirect = matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308);
             let location = answer.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
-            let Some(location) = location.filter(|_| is_redirect) else { return Ok(answer) };
+            let Some(location) = location.filter(|_| is_redirect) else { return Ok((answer, is_registry)) };
             let next = redirect(&url, location).map_err(|text| Refusal::Other(ImageError::bad_content(text)))?;
             let host = |url: &str| url.parse::<Uri>().ok().and_then(|uri| uri.authority().map(ToString::to_string));
             if host(&next) != host(&url) {
+                is_registry = false;
                 headers.remove(header::AUTHORIZATION);
                 for (name, _) in &self.endpoint.headers {
                     headers.remove(name.as_str());
@@ -309,7 +312,88 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        sync::mpsc,
+    };
+
     use super::*;
+
+    /// Answers each connection with the head that `answer` makes of the request; returns the address and the requests.
+    async fn server(
+        answer: impl Fn(&str) -> String + Send + 'static,
+    ) -> (std::net::SocketAddr, mpsc::UnboundedReceiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (sender, requests) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") && stream.read_buf(&mut head).await.is_ok_and(|read| read > 0) {}
+                let head = String::from_utf8_lossy(&head).into_owned();
+                let reply = format!("HTTP/1.1 {}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", answer(&head));
+                let _ = stream.write_all(reply.as_bytes()).await; // the client may be gone
+                let _ = sender.send(head);
+            }
+        });
+        (address, requests)
+    }
+
+    fn place(address: std::net::SocketAddr) -> Place {
+        let endpoint = Endpoint {
+            scheme: "http".to_owned(),
+            authority: address.to_string(),
+            prefix: "/v2".to_owned(),
+            resolves: true,
+            authorities: Vec::new(),
+            pairs: Vec::new(),
+            dial_timeout: None,
+            skips_verification: false,
+            headers: vec![("X-Secret".to_owned(), "hush".to_owned())],
+            falls_back: false,
+        };
+        let identity = Identity::Basic("user".to_owned(), "password".to_owned());
+        Place::new(endpoint, identity, "a").expect("a client")
+    }
+
+    /// As CVE-2020-15157 did with layers that lie elsewhere.
+    #[tokio::test]
+    async fn credentials_do_not_go_where_a_redirect_leads() {
+        for challenge in ["Basic realm=\"x\"", "Bearer realm=\"http://REALM/token\",service=\"s\""] {
+            let (thief, mut stolen) = server(move |head| {
+                let host = head.lines().find_map(|line| line.to_lowercase().strip_prefix("host: ").map(str::to_owned));
+                let challenge = challenge.replace("REALM", &host.unwrap_or_default());
+                format!("401 Unauthorized\r\nWWW-Authenticate: {challenge}")
+            })
+            .await;
+            let (registry, mut asked) =
+                server(move |_| format!("307 Temporary Redirect\r\nLocation: http://{thief}/blob")).await;
+            let refused = place(registry).ask(Method::GET, "/a/blobs/sha256:0", HeaderMap::new()).await;
+            assert!(matches!(refused, Err(Refusal::Denied(_))), "{challenge}");
+            assert!(asked.recv().await.expect("asked").to_lowercase().contains("x-secret: hush"));
+            while let Ok(head) = stolen.try_recv() {
+                let head = head.to_lowercase();
+                assert!(head.starts_with("get /blob ") && !head.contains("authorization"), "{challenge}: {head}");
+                assert!(!head.contains("x-secret"), "{challenge}: {head}");
+            }
+            assert!(asked.try_recv().is_err(), "{challenge}: asked once");
+        }
+    }
+
+    /// The challenge of the registry itself is answered, and what it redirects to gets none of it.
+    #[tokio::test]
+    async fn the_registrys_own_challenge_is_answered() {
+        let (store, mut stored) = server(|_| "200 OK".to_owned()).await;
+        let (registry, _asked) = server(move |head| match head.to_lowercase().contains("authorization: basic ") {
+            true => format!("307 Temporary Redirect\r\nLocation: http://{store}/blob"),
+            false => "401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"x\"".to_owned(),
+        })
+        .await;
+        let answer = place(registry).ask(Method::GET, "/a/blobs/sha256:0", HeaderMap::new()).await;
+        assert!(answer.is_ok_and(|answer| answer.status() == StatusCode::OK));
+        assert!(!stored.recv().await.expect("asked").to_lowercase().contains("authorization"));
+    }
 
     #[test]
     fn redirects_lead_nowhere_unsafe() {
