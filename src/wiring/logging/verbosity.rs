@@ -59,9 +59,15 @@ pub(super) fn implied(metadata: &Metadata<'_>) -> Option<u32> {
     Some(if is_ours(metadata) { ours } else { ours + FOREIGN })
 }
 
-/// Whether the record or span comes from this crate.
+/// Whether the record or span comes from a crate of this workspace.
 pub(super) fn is_ours(metadata: &Metadata<'_>) -> bool {
-    metadata.target().split("::").next().is_some_and(|root| root == "berth")
+    is_of_workspace(metadata.target())
+}
+
+/// Whether a target, which is a path of modules, begins with a crate of this workspace: `berth` or `berth_*`.
+fn is_of_workspace(target: &str) -> bool {
+    let root = target.split("::").next().unwrap_or_default();
+    root == "berth" || root.starts_with("berth_")
 }
 
 /// `*`, `?` and letters; what vmodule patterns are made of.
@@ -97,6 +103,19 @@ fn glob(pattern: &str, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn crates_of_the_workspace_are_ours() {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+        let names = std::fs::read_dir(crates).expect("the crates").map(|entry| entry.expect("an entry").file_name());
+        let names: Vec<String> = names.map(|name| name.to_string_lossy().replace('-', "_")).collect();
+        assert!(names.len() > 10, "{names:?}");
+        for name in names {
+            assert!(is_of_workspace(&name) && is_of_workspace(&format!("{name}::part")), "{name} is foreign");
+        }
+        assert!(is_of_workspace("berth") && is_of_workspace("berth::engine::worker"));
+        assert!(["h2::codec", "berthold::a", "a::berth", ""].iter().all(|target| !is_of_workspace(target)));
+    }
 
     #[test]
     fn patterns_match_file_names() {
