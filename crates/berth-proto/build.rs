@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use protox::prost::Message;
 
-/// What the library speaks today; a contract joins the list with the room that uses it.
+/// What the library speaks today; a contract joins the list with the code that uses it.
 const PROTOS: &[&str] = &[
     "cri-v1",
     "containerd-events-v1",

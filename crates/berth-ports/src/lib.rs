@@ -1,7 +1,7 @@
-//! The roles the engine needs played, a trait each; every one has a real player and a fake.
+//! Role traits between subsystems, each with a real implementation and a fake.
 //!
-//! Rooms of one layer never import each other: what one needs of another is a role here, and
-//! `wiring/build.rs` hands the player in.
+//! Subsystems of one layer do not import each other: what one needs of another is a trait here, and
+//! `wiring/build.rs` passes the implementation in.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

@@ -1,4 +1,4 @@
-//! The kernel: the only room with `unsafe`.
+//! Kernel interfaces; the only crate that ships with `unsafe`.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
