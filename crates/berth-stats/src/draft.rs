@@ -27,7 +27,7 @@ pub struct Draft {
     failures: u64,
     kernel: u64,
     pressure: Pressures,
-    processes: Option<(u32, Option<u32>)>,
+    processes: Option<(u32, Option<(u32, u32)>)>,
     threads: Option<u64>,
     devices: Vec<parse::DeviceIo>,
     blkio_bytes: Vec<u8>,
@@ -84,10 +84,12 @@ impl Draft {
             Content::MemoryPressure => self.pressure.memory = parse::pressure(text),
             Content::IoPressure => self.pressure.io = parse::pressure(text),
             Content::Processes => {
-                let mut members = parse::processes(text);
-                let first = members.next();
-                let others = u32::try_from(members.count()).unwrap_or(u32::MAX);
-                self.processes = Some((others.saturating_add(u32::from(first.is_some())), first));
+                let (mut count, mut outer) = (0_u32, None);
+                for pid in parse::processes(text) {
+                    count = count.saturating_add(1);
+                    outer = Some((outer.map_or(pid, |(first, _)| first), pid));
+                }
+                self.processes = Some((count, outer));
             }
             Content::Threads => self.threads = number(),
             Content::ThreadsMax => {
@@ -167,7 +169,7 @@ impl Draft {
             pressure: self.pressure,
             devices: self.devices,
             processes: self.processes.map(|(count, _)| count),
-            first_process: self.processes.and_then(|(_, first)| first),
+            outer_processes: self.processes.and_then(|(_, outer)| outer),
             threads: self.threads.map(|threads| (threads, self.settings.threads_max)),
         }
     }

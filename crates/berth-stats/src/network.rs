@@ -3,7 +3,11 @@
 //! A namespace's counters are read through a process in it. The file is never kept open: an open
 //! one would keep the namespace alive after its pod.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 /// The longest table of interfaces that is read.
 const MAX_TABLE: u64 = 1 << 20;
@@ -56,19 +60,23 @@ pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
     Some(Network { interfaces, primary })
 }
 
-/// The network of a pod as a process of it sees it; `None` where the process is gone, or in the machine's own network. Looked
-/// at before and after: a shim enters its pod's network for a moment, to make it, and goes back. Blocking.
-pub fn of_pods_process(proc: &Path, pid: u32) -> Option<Network> {
-    let network = if is_the_machines(proc, pid) { None } else { of_process(proc, pid) };
-    network.filter(|_| !is_the_machines(proc, pid))
-}
+/// A network namespace as the kernel names it, `net:[4026531992]`.
+pub type Namespace = PathBuf;
 
-/// Whether a process is in the machine's own network namespace; where the kernel does not tell, it is not. Blocking.
-fn is_the_machines(proc: &Path, pid: u32) -> bool {
-    let of = |pid: &str| std::fs::read_link(proc.join(pid).join("ns/net")).ok();
+/// The network of a pod as a process of it sees it, and the namespace, where the kernel tells it; `None` where the
+/// process is gone, or in the machine's own network. The namespace is read before and after: a shim enters its pod's
+/// network for a moment, to make it, and goes back. Blocking.
+pub fn of_pods_process(proc: &Path, pid: u32) -> Option<(Network, Option<Namespace>)> {
+    let namespace_of = |pid: &str| std::fs::read_link(proc.join(pid).join("ns/net")).ok();
     // Who lacks one of process 1's capabilities is not told its namespaces (in a container, say); our own are the same.
-    let machine = || of("1").or_else(|| of("self"));
-    of(&pid.to_string()).is_some_and(|of_process| Some(of_process) == machine())
+    let machine = namespace_of("1").or_else(|| namespace_of("self"));
+    let of_process = || namespace_of(&pid.to_string());
+    let namespace = of_process();
+    if namespace.is_some() && namespace == machine {
+        return None;
+    }
+    let network = self::of_process(proc, pid)?;
+    (of_process() == namespace).then_some((network, namespace))
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -127,7 +135,8 @@ mod tests {
         };
         is_in(1, "net:[1]");
         is_in(7, "net:[2]");
-        assert!(of_pods_process(proc, 7).is_some());
+        let (_, namespace) = of_pods_process(proc, 7).expect("in its pod's");
+        assert_eq!(namespace.as_deref(), Some(Path::new("net:[2]")));
         is_in(7, "net:[1]");
         assert!(of_pods_process(proc, 7).is_none() && of_process(proc, 7).is_some());
         assert!(of_pods_process(proc, 8).is_none(), "it is gone");

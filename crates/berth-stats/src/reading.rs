@@ -113,8 +113,8 @@ pub struct Reading {
     pub devices: Vec<DeviceIo>,
     /// Processes in the group itself; not in a core look.
     pub processes: Option<u32>,
-    /// The first of them.
-    pub first_process: Option<u32>,
+    /// The first and the last of them: where the numbers of processes began anew, the first may live for a moment only.
+    pub outer_processes: Option<(u32, u32)>,
     /// Threads, and the most there may be (0: no limit); only in a full look.
     pub threads: Option<(u64, u64)>,
 }

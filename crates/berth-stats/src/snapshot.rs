@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 use super::{
     host::{self, Processes},
-    network::{self, Network},
+    network::{self, Namespace, Network},
     pods::ShownPod,
     reader::{GroupKey, MachineMemory, PodGroups, Reader, Seen, Wanted, YOUNG_NS},
     reading::{Depth, WallNs},
@@ -70,6 +70,13 @@ pub struct PodSeen {
     pub network: Option<Network>,
 }
 
+/// A process in the network of a sandbox. It stands for the pod while it is in that namespace, whatever became of its
+/// group: where its number went to another process meanwhile, that one is in the same network.
+struct Member {
+    pid: u32,
+    namespace: Namespace,
+}
+
 /// Takes readings. Every call blocks.
 pub struct Sampler {
     reader: Reader,
@@ -77,7 +84,7 @@ pub struct Sampler {
     clock: Arc<dyn Clock>,
     root: PathBuf,
     max_pids: u64,
-    pids: HashMap<SandboxId, u32>,
+    members: HashMap<SandboxId, Member>,
     /// Networks of the last reading that was not a full one, and when it began.
     last: Option<(WallNs, HashMap<SandboxId, Network>)>,
     has_pressure: bool,
@@ -87,7 +94,7 @@ impl Sampler {
     /// `root` is `/`; `max_pids` is the most processes there may be, 0 where that is not known.
     pub fn new(reader: Reader, names: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: u64) -> Self {
         let has_pressure = reader.has_pressure();
-        Self { reader, names, clock, root, max_pids, pids: HashMap::new(), last: None, has_pressure }
+        Self { reader, names, clock, root, max_pids, members: HashMap::new(), last: None, has_pressure }
     }
 
     /// Reads everything once.
@@ -98,8 +105,8 @@ impl Sampler {
         let is_young = |at: &WallNs| (0..=YOUNG_NS).contains(&began.saturating_sub(*at));
         let young = self.last.take().filter(|(at, _)| depth == Depth::Full && is_young(at));
         let mut early = young.map(|(_, networks)| networks).unwrap_or_default();
-        let mut known = if depth == Depth::Core { Vec::new() } else { self.known_processes(&pods) };
-        known.retain(|(sandbox, _)| !early.contains_key(sandbox));
+        let mut known = if depth == Depth::Core { Vec::new() } else { self.known_members(&pods) };
+        known.retain(|sandbox| !early.contains_key(sandbox));
         let (seen, networks) = self.pass(&wanted, machine, &known);
         early.extend(networks);
         let mut seen = seen.into_iter();
@@ -156,7 +163,7 @@ impl Sampler {
             let uid = &pod.id.uid;
             // Beside the full page only its process is needed, and that once.
             let needs_process =
-                pod.is_ready && pod.network == NetworkMode::Pod && !self.pids.contains_key(&pod.sandbox);
+                pod.is_ready && pod.network == NetworkMode::Pod && !self.members.contains_key(&pod.sandbox);
             let sandbox = full.or_else(|| (depth == Depth::Summary && needs_process).then_some(depth));
             wanted.push(Wanted { key: GroupKey::Pod(uid.clone()), depth: Some(depth) });
             let key = GroupKey::Container(uid.clone(), pod.sandbox.as_str().into());
@@ -169,10 +176,10 @@ impl Sampler {
         (wanted, above.len())
     }
 
-    /// Sandboxes with a network of their own whose process is known.
-    fn known_processes(&self, pods: &[ShownPod]) -> Vec<(SandboxId, u32)> {
+    /// Sandboxes with a network of their own of which a process is known.
+    fn known_members(&self, pods: &[ShownPod]) -> Vec<SandboxId> {
         let own = pods.iter().filter(|pod| pod.is_ready && pod.network == NetworkMode::Pod);
-        own.filter_map(|pod| Some((pod.sandbox.clone(), *self.pids.get(&pod.sandbox)?))).collect()
+        own.map(|pod| &pod.sandbox).filter(|sandbox| self.members.contains_key(*sandbox)).cloned().collect()
     }
 
     /// Looks at all groups, and at the networks of these processes at the same time.
@@ -180,16 +187,19 @@ impl Sampler {
         &mut self,
         wanted: &[Wanted],
         machine: MachineMemory,
-        known: &[(SandboxId, u32)],
+        known: &[SandboxId],
     ) -> (Vec<Option<Seen>>, HashMap<SandboxId, Network>) {
-        let (reader, clock) = (&mut self.reader, self.clock.clone());
+        let (reader, members, clock) = (&mut self.reader, &self.members, self.clock.clone());
         let now = move || wall(clock.now());
         if known.is_empty() {
             return (reader.pass(wanted, machine, &now), HashMap::new());
         }
         let proc = self.root.join("proc");
-        let network =
-            |(sandbox, pid): &(SandboxId, u32)| Some((sandbox.clone(), network::of_pods_process(&proc, *pid)?));
+        let network = |sandbox: &SandboxId| {
+            let member = members.get(sandbox)?;
+            let (network, namespace) = network::of_pods_process(&proc, member.pid)?;
+            (namespace.as_ref() == Some(&member.namespace)).then(|| (sandbox.clone(), network))
+        };
         thread::scope(|scope| {
             let networks = scope.spawn(|| known.iter().filter_map(network).collect());
             let seen = reader.pass(wanted, machine, &now);
@@ -202,7 +212,6 @@ impl Sampler {
         let proc = self.root.join("proc");
         let host = network::of_process(&proc, 1);
         for seen in pods.iter_mut() {
-            let process = |group: Option<&Seen>| group.and_then(|group| group.reading.first_process);
             if seen.pod.network == NetworkMode::Node {
                 seen.network.clone_from(&host);
                 continue;
@@ -210,25 +219,25 @@ impl Sampler {
             if !seen.pod.is_ready {
                 continue;
             }
+            let sandbox = &seen.pod.sandbox;
+            seen.network = early.remove(sandbox);
+            if seen.network.is_some() {
+                continue;
+            }
+            self.members.remove(sandbox);
             // A sandbox need not have a process of its own, and that of our own runtime is outside of the pod's network.
-            let of_containers = seen.containers.iter().filter_map(|container| process(container.as_ref()));
-            let all: Vec<u32> = process(seen.sandbox.as_ref()).into_iter().chain(of_containers).collect();
-            let known = self.pids.get(&seen.pod.sandbox).copied().filter(|pid| all.contains(pid));
-            let early = early.remove(&seen.pod.sandbox).zip(known);
-            let candidates = known.into_iter().chain(all.into_iter().filter(|pid| known != Some(*pid)));
-            let mut looked = candidates.filter_map(|pid| Some((network::of_pods_process(&proc, pid)?, pid)));
-            match early.or_else(|| looked.next()) {
-                Some((network, pid)) => {
-                    seen.network = Some(network);
-                    if known != Some(pid) {
-                        self.pids.insert(seen.pod.sandbox.clone(), pid);
-                    }
-                }
-                None => drop(self.pids.remove(&seen.pod.sandbox)),
+            let groups = seen.sandbox.iter().chain(seen.containers.iter().flatten());
+            let mut candidates = groups.filter_map(|group| group.reading.outer_processes).flat_map(|(a, b)| [a, b]);
+            let found = candidates.find_map(|pid| Some((pid, network::of_pods_process(&proc, pid)?)));
+            if let Some((pid, (network, namespace))) = found {
+                seen.network = Some(network);
+                // Where the kernel tells no namespace, each reading looks for a process anew.
+                let member = namespace.map(|namespace| Member { pid, namespace });
+                self.members.extend(member.map(|member| (sandbox.clone(), member)));
             }
         }
         let known: HashSet<&SandboxId> = pods.iter().map(|seen| &seen.pod.sandbox).collect();
-        self.pids.retain(|sandbox, _| known.contains(sandbox));
+        self.members.retain(|sandbox, _| known.contains(sandbox));
         host
     }
 }
@@ -236,4 +245,77 @@ impl Sampler {
 /// Nanoseconds since the epoch.
 pub fn wall(at: Timestamp) -> WallNs {
     i64::try_from(at.as_nanosecond()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::{mounts::Mounts, testing::shown_pod};
+    use berth_types::PodUid;
+
+    struct Kubepods;
+
+    impl PodGroups for Kubepods {
+        fn above(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn of_pod(&self, pod: &PodUid) -> Vec<String> {
+            vec![format!("/kubepods/pod{pod}")]
+        }
+    }
+
+    struct Noon;
+
+    impl Clock for Noon {
+        fn now(&self) -> Timestamp {
+            Timestamp::from_second(1_620_000_000).expect("in range")
+        }
+    }
+
+    /// A process that sees `eth0` in that namespace.
+    fn process_in(proc: &Path, pid: u32, namespace: &str) {
+        let of = proc.join(pid.to_string());
+        fs::create_dir_all(of.join("ns")).expect("made");
+        fs::create_dir_all(of.join("net")).expect("made");
+        fs::write(of.join("net/dev"), "  eth0: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n").expect("written");
+        let _ = fs::remove_file(of.join("ns/net")); // it may be the first time
+        std::os::unix::fs::symlink(namespace, of.join("ns/net")).expect("linked");
+    }
+
+    /// Numbers of processes begin anew at 32,768: a container's shell may have a greater one than the commands it runs.
+    #[test]
+    fn the_network_of_a_pod_is_found_while_its_first_processes_come_and_go() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (proc, groups) = (dir.path().join("proc"), dir.path().join("groups"));
+        let container = groups.join("kubepods/poduid-a/id-a");
+        fs::create_dir_all(&container).expect("made");
+        let runs = |processes: &str| fs::write(container.join("cgroup.procs"), processes).expect("written");
+        for group in [&*groups, &groups.join("kubepods/poduid-a"), &container] {
+            fs::write(group.join("cpu.stat"), "usage_usec 7\n").expect("written");
+        }
+        process_in(&proc, 1, "net:[1]");
+        let reader = Reader::new(Mounts::Unified(groups.clone()), Arc::new(Kubepods), 100);
+        let mut sampler = Sampler::new(reader, Arc::new(Kubepods), Arc::new(Noon), dir.path().to_owned(), 0);
+        let mut has_network = || {
+            let snapshot = sampler.sample(vec![shown_pod("a", &["a"])], Vec::new(), Depth::Summary);
+            snapshot.pods[0].network.is_some()
+        };
+
+        runs("17\n20\n");
+        assert!(!has_network(), "both were gone before they were looked at");
+        runs("18\n90\n");
+        process_in(&proc, 90, "net:[2]");
+        assert!(has_network(), "the last one is there");
+        runs("19\n21\n");
+        assert!(has_network(), "the one of before still is in that network");
+        process_in(&proc, 90, "net:[3]");
+        assert!(!has_network(), "its number went to a process of another pod");
+        process_in(&proc, 19, "net:[2]");
+        assert!(has_network(), "found anew");
+        process_in(&proc, 19, "net:[1]");
+        assert!(!has_network(), "the machine's network is no pod's");
+    }
 }

@@ -42,7 +42,7 @@ pub fn seen(path: &str, cpu_ns: u64, memory: u64) -> Seen {
             ..Memory::default()
         }),
         processes: Some(2),
-        first_process: Some(1),
+        outer_processes: Some((1, 2)),
         ..Reading::default()
     };
     Seen { path: path.into(), reading }

@@ -75,7 +75,7 @@ fn a_group_of_the_unified_hierarchy() {
     let memory = reading.memory.expect("read");
     assert_eq!((memory.working_set(), memory.available(), memory.swap_available()), (90, None, Some(5)));
     assert_eq!(reading.share, Some(CpuShare { shares: 998, quota: Some(50_000), period: 100_000 }));
-    assert_eq!((reading.processes, reading.first_process, reading.threads), (Some(2), Some(17), Some((4, 0))));
+    assert_eq!((reading.processes, reading.outer_processes, reading.threads), (Some(2), Some((17, 18)), Some((4, 0))));
     assert!(reading.pressure.cpu.is_none() && reading.pressure.memory.is_some() && reading.made_at > 0);
     assert_eq!(&*seen[1].as_ref().expect("there").path, "/kubepods/podu/c1");
     assert_eq!(seen[2], None);
