@@ -1,4 +1,4 @@
-//! The API server of the tests, to be talked to by kubectl and by an agent:
+//! The test API server as a standalone process, for kubectl and for an agent.
 //!
 //! ```text
 //! cargo run --example apiserver -- --folder /tmp/cluster --node n1 --scheduler n1
@@ -6,7 +6,8 @@
 //! berth --kubeconfig /tmp/cluster/n1.kubeconfig --hostname-override n1
 //! ```
 //!
-//! Keys lie in the folder, and with `--keep` the objects too, so that a server started again there is the same one.
+//! The folder contains the keys, and with `--keep` the objects too, so that a restarted server has the same identity
+//! and content.
 
 use std::{
     fs,
@@ -91,7 +92,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Writes what nobody else may read.
+/// Writes a file that only its owner may read.
 fn private(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o600))?)

@@ -1,5 +1,7 @@
-//! A kubelet-compatible binary as a process, reached through kubelet's interface only: command
-//! line, configuration file, folder of static pods, healthz and read-only port.
+//! Runs a kubelet-compatible binary as a child process and drives it through kubelet's interface.
+//!
+//! That interface is the command line, the configuration file, the static pod directory, healthz, and the read-only
+//! port.
 
 use std::{
     fs,
@@ -18,18 +20,18 @@ use tokio::{
 
 use crate::manifest::NODE;
 
-/// A binary to measure.
+/// The binary to benchmark.
 #[derive(Debug, Clone)]
 pub struct Target {
-    /// How it is called in texts.
+    /// Label in progress output and errors.
     pub label: &'static str,
-    /// Where it is.
+    /// Path of the binary.
     pub binary: PathBuf,
-    /// Where its folders are made.
+    /// Directory in which the agent's temporary directories are created.
     pub home: PathBuf,
 }
 
-/// A running agent; stopped when dropped.
+/// A running agent process; terminated when dropped.
 pub struct Agent {
     child: Child,
     command: Command,
@@ -38,26 +40,25 @@ pub struct Agent {
     cgroup: String,
     read_only: u16,
     secure: u16,
-    /// From the start of the process to the first good answer of healthz.
+    /// Time from the start of the process to the first successful healthz response.
     pub ready_after: Duration,
 }
 
-/// How the control groups of agents begin.
+/// Name prefix of the agents' cgroups.
 const GROUP: &str = "bench-";
-/// Patience with a start.
+/// Timeout of a start.
 const START: Duration = Duration::from_secs(60);
 
 impl Agent {
-    /// Starts it on a runtime's socket, with nothing on disk from before, and waits until it is
-    /// healthy.
+    /// Starts an agent on a CRI socket with an empty root directory, and waits until it is healthy.
     ///
     /// # Errors
-    /// It does not start, or does not become healthy; the end of its log is in the text.
+    /// It does not start, or does not become healthy; the error contains the end of its log.
     pub async fn start(target: &Target, socket: &Path) -> Result<Self> {
         Self::start_with(target, socket, &json!({})).await
     }
 
-    /// The same with these fields of its configuration set.
+    /// Like [`Self::start`], with these fields of the kubelet configuration set.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -68,7 +69,7 @@ impl Agent {
         .await
     }
 
-    /// Starts it on the runtime it has within, with the settings of that file.
+    /// Starts an agent on its embedded runtime, with that Berth settings file.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -79,8 +80,8 @@ impl Agent {
         .await
     }
 
-    /// Starts it as a node of the cluster that a kubeconfig says how to reach, with these fields of its configuration
-    /// set, and with the settings of that file.
+    /// Starts an agent as a node of the cluster of that kubeconfig, with these fields of the kubelet configuration set,
+    /// and with that Berth settings file.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -91,7 +92,7 @@ impl Agent {
         fields: &Value,
         settings: Option<&Path>,
     ) -> Result<Self> {
-        // A node without it tells each pod and itself that it has none.
+        // Without clusterDNS the kubelet records a warning event for each pod and for the node.
         let mut all = json!({"clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local", "maxPods": 600});
         for (key, value) in fields.as_object().into_iter().flatten() {
             all[key] = value.clone();
@@ -106,10 +107,10 @@ impl Agent {
         .await
     }
 
-    /// It is asked to end. Returns when it had ended.
+    /// Sends SIGTERM and waits for the exit. Returns the time of the exit.
     ///
     /// # Errors
-    /// It does not end in time.
+    /// It does not exit before the limit.
     pub async fn end(&mut self, limit: Duration) -> Result<Instant> {
         let began = Instant::now();
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id())?);
@@ -121,7 +122,7 @@ impl Agent {
         Ok(Instant::now())
     }
 
-    /// It is killed, without a chance to tell anybody.
+    /// Sends SIGKILL and reaps the process.
     ///
     /// # Errors
     /// It cannot be killed.
@@ -131,7 +132,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts what was killed, as it was started at first, and waits until it is healthy. Returns when it began.
+    /// Starts a killed agent again with the same command, and waits until it is healthy. Returns the time of the start.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -157,7 +158,7 @@ impl Agent {
             config[key] = value.clone();
         }
         fs::write(dir.join("config.yaml"), serde_json::to_vec_pretty(&config)?)?;
-        // Called by kubelet's name, an agent that is more than a kubelet knows what is meant.
+        // Invoked under the name `kubelet`, a multi-call binary runs as the kubelet.
         let program = dir.join("kubelet");
         std::os::unix::fs::symlink(&target.binary, &program)?;
         let log = fs::File::create(dir.join("log"))?;
@@ -191,22 +192,22 @@ impl Agent {
         Ok(())
     }
 
-    /// Its process.
+    /// Process id of the agent.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its read-only port.
+    /// Read-only port.
     pub fn read_only(&self) -> u16 {
         self.read_only
     }
 
-    /// Its main port.
+    /// Main (HTTPS) port.
     pub fn secure(&self) -> u16 {
         self.secure
     }
 
-    /// Writes a pod's manifest: complete at once, by renaming. Returns when that was.
+    /// Writes a pod's static manifest atomically, by rename. Returns the time of the rename.
     pub fn put(&self, name: &str, manifest: &Value) -> Result<Instant> {
         let draft = self.dir.join("draft");
         fs::write(&draft, serde_json::to_vec(manifest)?)?;
@@ -215,7 +216,7 @@ impl Agent {
         Ok(at)
     }
 
-    /// Removes a pod's manifest. Returns when that was.
+    /// Removes a pod's static manifest. Returns the time of the removal.
     pub fn remove(&self, name: &str) -> Result<Instant> {
         let at = Instant::now();
         fs::remove_file(self.manifest(name))?;
@@ -226,13 +227,13 @@ impl Agent {
         self.dir.join("pods").join(format!("{name}.json"))
     }
 
-    /// Makes a group of that name in that of a pod, in every hierarchy, and puts a process there.
+    /// Creates a cgroup of that name below the pod's in every hierarchy and moves a process into it.
     pub fn enter(&self, pod: &str, name: &str, process: u32) {
         cgroups(&self.cgroup, |root| {
             let Some(pod) = find(&root, pod) else { return Ok(()) };
             let group = pod.join(name);
             fs::create_dir(&group)?;
-            // In a cpuset nothing runs before it has processors.
+            // A cpuset accepts no process until its CPUs and memory nodes are set.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 if let Ok(value) = fs::read(pod.join(file)) {
                     fs::write(group.join(file), value)?;
@@ -242,12 +243,12 @@ impl Agent {
         });
     }
 
-    /// How many pods it says are Running.
+    /// Number of pods in phase Running on the agent's `/pods` page.
     pub async fn running(&self) -> usize {
         get(self.read_only, "/pods").await.map_or(0, |page| page.matches(r#""phase":"Running""#).count())
     }
 
-    /// Waits until it says that so many pods are Running.
+    /// Waits until the agent reports that many Running pods.
     pub async fn until_running(&self, count: usize, limit: Duration) -> Result<Instant> {
         let deadline = Instant::now() + limit;
         loop {
@@ -261,22 +262,22 @@ impl Agent {
         }
     }
 
-    /// Its root directory.
+    /// The agent's root directory.
     pub fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
 
-    /// A page of its read-only port, head included; `None` where nobody answers.
+    /// A page of the read-only port, response head included; `None` if nobody responds.
     pub async fn page(&self, path: &str) -> Option<String> {
         get(self.read_only, path).await
     }
 
-    /// How many lines it wrote.
+    /// Number of log lines written so far.
     pub fn log_lines(&self) -> usize {
         fs::read(self.dir.join("log")).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count()
     }
 
-    /// The last lines it wrote.
+    /// The last 15 log lines.
     pub fn log_end(&self) -> String {
         let log = fs::read(self.dir.join("log")).unwrap_or_default();
         let text = String::from_utf8_lossy(&log).into_owned();
@@ -288,7 +289,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).unwrap_or(i32::MAX));
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM); // it may have ended by itself
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM); // it may have exited by itself
         let deadline = Instant::now() + Duration::from_secs(5);
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -300,13 +301,13 @@ impl Drop for Agent {
     }
 }
 
-/// Takes away what is mounted below a folder (tokens of pods that live on), so that it can be removed.
+/// Unmounts everything below a directory (token volumes of pods that outlive the agent), so that it can be removed.
 fn unmount(folder: &Path) {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let places = mounts.lines().filter_map(|line| line.split(' ').nth(4));
     let below: Vec<&str> = places.filter(|at| Path::new(at).starts_with(folder)).collect();
     for place in below.into_iter().rev() {
-        let _ = nix::mount::umount2(place, nix::mount::MntFlags::MNT_DETACH); // it may be gone with another
+        let _ = nix::mount::umount2(place, nix::mount::MntFlags::MNT_DETACH); // it may have been unmounted with another
     }
 }
 
@@ -327,14 +328,14 @@ fn configuration(dir: &Path, cgroup: &str, [healthz, read_only, secure]: [u16; 3
         "cgroupRoot": format!("/{cgroup}"),
         "enforceNodeAllocatable": ["none"],
         "maxPods": 250,
-        // A full disk of the machine that measures is not what is measured.
+        // Disk pressure on the measuring machine must not affect the figures.
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
     })
 }
 
 fn free_ports<const N: usize>() -> Result<[u16; N]> {
     let mut ports = [0; N];
-    // All at once, so that they differ.
+    // All listeners are bound at once, so that the ports differ.
     let held: Vec<TcpListener> =
         (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, std::io::Error>>()?;
     for (port, listener) in ports.iter_mut().zip(&held) {
@@ -343,29 +344,29 @@ fn free_ports<const N: usize>() -> Result<[u16; N]> {
     Ok(ports)
 }
 
-/// The answer to a GET, status line included; `None` where nobody answers.
+/// The response to a GET, status line included; `None` if nobody responds.
 async fn get(port: u16, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
-    // HTTP 1.0: one answer, without chunks, until the end of the stream.
+    // HTTP/1.0: one response without chunked encoding, until the end of the stream.
     stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await.ok()?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.ok()?;
     Some(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Does something with a cgroup of that name in every hierarchy there is; a hierarchy that
-/// refuses is none the agent could use either.
+/// Calls a function with the path of that cgroup in every mounted hierarchy; errors are ignored, because the agent
+/// cannot use such a hierarchy either.
 fn cgroups<T>(name: &str, act: impl Fn(PathBuf) -> std::io::Result<T>) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     for line in mounts.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
         if let [_, target, "cgroup" | "cgroup2", ..] = fields.as_slice() {
-            let _ = act(Path::new(target).join(name)); // without root there are none, and none are needed
+            let _ = act(Path::new(target).join(name)); // without root there are no cgroups, and none are needed
         }
     }
 }
 
-/// The folder of that name below another.
+/// Finds the directory of that name below another.
 fn find(below: &Path, name: &str) -> Option<PathBuf> {
     let folders = fs::read_dir(below).ok()?.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
@@ -376,8 +377,8 @@ fn find(below: &Path, name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Removes the groups of agents that are gone: those in which containers outlived their agent are empty only now. Every
-/// group of the machine is on an agent's pages, so what is left of one measurement would weigh on the next.
+/// Removes cgroups of agents that have exited. Groups whose containers outlived their agent are empty only now. The
+/// agent reports every cgroup of the machine on its pages, so leftovers of one measurement would distort the next.
 pub fn sweep() {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let hierarchies =
@@ -387,7 +388,7 @@ pub fn sweep() {
         });
     for entry in hierarchies.flat_map(|root| fs::read_dir(root).into_iter().flatten().flatten()) {
         if entry.file_name().to_string_lossy().starts_with(GROUP) {
-            let _ = remove_tree(entry.path()); // who is still in one keeps it
+            let _ = remove_tree(entry.path()); // a cgroup with processes cannot be removed
         }
     }
 }

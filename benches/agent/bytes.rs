@@ -1,10 +1,9 @@
-//! How many bytes a second go through an agent: forwarded ports and logs.
+//! Throughput benchmark: bytes per second of port-forward and container logs through an agent.
 //!
-//! Client, agent and runtime share the machine, so each rate comes with the agent's own processor
-//! time per 10^9 bytes: below a second, a core of its own would carry more than 1 GB/s. The
-//! runtime's side is a socket that writes (or takes) as fast as it can; what it sends is never
-//! looked at by a proxy that passes SPDY on. `raw` is the same client at that socket, without an
-//! agent and without TLS: what the machine itself gives.
+//! Client, agent, and runtime share the machine, so each rate comes with the agent's own CPU time per 10^9 bytes: below
+//! one second, a dedicated core would carry more than 1 GB/s. The runtime's side is a socket that writes (or reads) as
+//! fast as it can; a proxy that forwards SPDY does not inspect the content. `raw` is the same client on that socket,
+//! without an agent and without TLS: the limit of the machine itself.
 
 use std::{
     io::Write,
@@ -60,13 +59,13 @@ const LOGS: &[Figure] = &[
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: portforward.k8s.io";
 const TUNNEL: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
      Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: SPDY/3.1+portforward.k8s.io";
-/// Bytes written or read at once by the ends.
+/// Bytes per read or write of the two ends.
 const BLOCK: usize = 128 << 10;
-/// Size of the log, and of each line's content in it.
+/// Size of the log, and of the content of each line, in bytes.
 const LOG: usize = 256 << 20;
 const LINE: usize = 160;
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![
         Measurement {
@@ -88,7 +87,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-/// A runtime's streaming server that gives or takes bytes, whatever it is asked for.
+/// Streaming server of a runtime that only sends or only receives bytes, whatever the request is.
 struct Pipe {
     url: String,
     taken: Arc<AtomicU64>,
@@ -116,7 +115,7 @@ impl Pipe {
     }
 }
 
-/// Answers one upgrade; ends with its connection.
+/// Responds to one upgrade request; ends with its connection.
 async fn serve(mut tcp: TcpStream, gives: bool, taken: Arc<AtomicU64>) -> Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -135,7 +134,7 @@ async fn serve(mut tcp: TcpStream, gives: bool, taken: Arc<AtomicU64>) -> Result
     }
 }
 
-/// Reads for a while; how many bytes.
+/// Reads for a time span; returns the number of bytes.
 async fn drain(mut io: impl AsyncRead + Unpin, span: Duration) -> Result<u64> {
     let (mut block, until, mut total) = (vec![0; BLOCK], Instant::now() + span, 0);
     while Instant::now() < until {
@@ -146,7 +145,7 @@ async fn drain(mut io: impl AsyncRead + Unpin, span: Duration) -> Result<u64> {
     Ok(total)
 }
 
-/// Writes for a while.
+/// Writes for a time span.
 async fn fill(mut io: impl AsyncWrite + Unpin, span: Duration) -> Result<()> {
     let (block, until) = (vec![0; BLOCK], Instant::now() + span);
     while Instant::now() < until {
@@ -155,7 +154,7 @@ async fn fill(mut io: impl AsyncWrite + Unpin, span: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Without an agent: what the machine gives.
+/// Baseline without an agent: the limit of the machine.
 async fn raw(ground: &Ground<'_>) -> Result<Samples> {
     let mut samples = Samples::default();
     for (key, gives) in [("down", true), ("up", false)] {
@@ -166,7 +165,7 @@ async fn raw(ground: &Ground<'_>) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Through the proxy alone.
+/// Through the streaming proxy alone, without TLS.
 async fn plainly(ground: &Ground<'_>, samples: &mut Samples) -> Result<()> {
     for (key, gives) in [("plain-down", true), ("plain-up", false)] {
         let pipe = Pipe::start(gives).await?;
@@ -176,7 +175,7 @@ async fn plainly(ground: &Ground<'_>, samples: &mut Samples) -> Result<()> {
     Ok(())
 }
 
-/// 10^9 bytes a second between a client and a pipe, met at an address.
+/// Throughput in 10^9 bytes per second between a client and a pipe behind that address.
 async fn over_tcp(address: SocketAddr, pipe: &Pipe, gives: bool, span: Duration) -> Result<f64> {
     let mut tcp = TcpStream::connect(address).await?;
     secure::ask(&mut tcp, &format!("POST /portForward/default/web HTTP/1.1\r\n{UPGRADE}"), 101).await?;
@@ -194,13 +193,13 @@ fn span(ground: &Ground<'_>) -> Duration {
     ground.options.amount(Duration::from_secs(4), Duration::from_secs(1))
 }
 
-/// 10^9 bytes a second.
+/// Throughput in 10^9 bytes per second.
 #[allow(clippy::cast_precision_loss, reason = "a rate")]
 fn rate(bytes: u64, span: Duration) -> f64 {
     bytes as f64 / 1e9 / span.as_secs_f64()
 }
 
-/// An agent with one pod.
+/// Starts an agent with one running pod.
 async fn one_pod(runtime: &Runtime, secure: &Secure, target: &Target) -> Result<Agent> {
     let agent = runtime.secured_agent(target, secure).await?;
     agent.put("p", &manifest::scripted("p", 1))?;
@@ -240,7 +239,7 @@ async fn forward(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Reads binary messages for a while; how many bytes were in them.
+/// Reads binary WebSocket messages for a time span; returns the number of payload bytes.
 async fn messages(io: impl AsyncRead + AsyncWrite + Unpin, first: Vec<u8>, span: Duration) -> Result<u64> {
     let mut socket = WebSocketStream::from_partially_read(io, first, protocol::Role::Client, None).await;
     let (until, mut total) = (Instant::now() + span, 0);
@@ -264,7 +263,7 @@ async fn logs(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     for _ in 0..pieces {
         file.write_all(piece.as_bytes())?;
     }
-    file.sync_all()?; // nobody else shall be busy with it
+    file.sync_all()?; // the kernel must not write it back during the measurement
     let expected = pieces * (piece.len() / line.len()) * LINE;
     let client = secure.client(false)?;
     let path = format!("/containerLogs/default/{}/c0", manifest::full_name("p"));
@@ -295,7 +294,7 @@ async fn logs(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Takes a log.
+/// A sink that discards a log.
 fn nowhere() -> impl Sink<Vec<u8>, Error = std::io::Error> + Unpin + Send {
     futures::sink::drain().sink_map_err(|never| match never {})
 }

@@ -1,4 +1,6 @@
-//! Ten thousand pods that come and go, a hundred at a time: what does the agent keep of them?
+//! Resource leak benchmark: RSS, threads, and descriptors of an agent over 10,000 short-lived pods.
+//!
+//! The pods are created and deleted in batches of 100.
 
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ const CHURN: &[Figure] = &[
 ];
 const BATCH: usize = 100;
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![Measurement {
         name: "churn",
@@ -33,7 +35,7 @@ pub fn measurements() -> Vec<Measurement> {
     }]
 }
 
-/// Process state between batches, when all is quiet.
+/// Process resources between batches, once the agent is idle.
 struct Held {
     rss: f64,
     threads: usize,
@@ -41,7 +43,7 @@ struct Held {
 }
 
 async fn held(agent: &Agent) -> Result<Held> {
-    // Pooled threads and connections end by themselves when nobody needs them.
+    // Idle pooled threads and connections time out.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let pid = agent.pid();
     Ok(Held { rss: process::resident(pid)?, threads: process::threads(pid)?, fds: process::descriptors(pid)? })
@@ -78,7 +80,7 @@ async fn batch(runtime: &Runtime, agent: &Agent, number: usize) -> Result<()> {
     for name in &names {
         agent.remove(name)?;
     }
-    // What has ended counts as gone: other agents leave its remains to garbage collection.
+    // A terminated pod counts as gone: other agents leave its dead containers to garbage collection.
     let gone = |cri: &berth_testkit::scripted::ScriptedCri| {
         cri.running("", "c0").is_empty() && cri.sandboxes().iter().all(|s| s.state != 0)
     };

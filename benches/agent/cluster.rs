@@ -1,5 +1,6 @@
-//! A cluster of one node: the test API server, which remembers when which request began, a scripted runtime, and
-//! an agent between them. Users act on the server directly, without a request.
+//! One-node cluster fixture: test API server, scripted runtime, and an agent between them.
+//!
+//! The API server logs when each request began. Users change objects on the server directly, without a request.
 
 use std::{
     collections::BTreeMap,
@@ -21,26 +22,26 @@ use berth_testkit::{
     scripted::Fact,
 };
 
-/// As the test API server names them.
+/// Resource key of leases in the test API server.
 pub const LEASES: &str = "leases.coordination.k8s.io";
 const NAMESPACE: &str = "default";
 
-/// The control plane and the runtime.
+/// Control plane and runtime.
 pub struct Cluster {
-    /// Remembers all requests.
+    /// API server; logs all requests.
     pub api: ApiServer,
-    /// Remembers all calls.
+    /// Scripted runtime; logs all calls.
     pub runtime: Runtime,
 }
 
 impl Cluster {
-    /// With an agent whose node is Ready and renews its lease; the runtime does at most `parallel` changing calls
-    /// at once.
+    /// Starts a cluster and an agent whose node is Ready and renews its lease; the runtime runs at most `parallel`
+    /// mutating calls at once.
     pub async fn joined(target: &Target, parallel: usize) -> Result<(Self, Agent)> {
         Self::joined_with(target, parallel, &json!({}), None).await
     }
 
-    /// The same with an agent whose configuration has these fields, and that has the settings of that file.
+    /// Like [`Self::joined`], with these fields of the kubelet configuration, and that Berth settings file.
     pub async fn joined_with(
         target: &Target,
         parallel: usize,
@@ -51,7 +52,7 @@ impl Cluster {
         let agent = runtime.agent_in_cluster_with(target, &api.node_kubeconfig(NODE), fields, settings).await?;
         let cluster = Self { api, runtime };
         cluster.until("the node is Ready and has a lease", &agent, Self::is_joined).await?;
-        // Other agents watch pods and services when they are Ready, not before.
+        // Other agents start to watch pods and services only once the node is Ready.
         cluster.quiet().await;
         Ok((cluster, agent))
     }
@@ -61,7 +62,7 @@ impl Cluster {
         is_ready && self.api.get(LEASES, "kube-node-lease", NODE).is_some()
     }
 
-    /// Creates a pod that nobody has assigned yet.
+    /// Creates an unassigned pod.
     pub fn create(&self, name: &str, fields: Value) {
         let mut pod = manifest::scripted(name, 1);
         for (key, value) in fields.as_object().into_iter().flatten() {
@@ -70,14 +71,15 @@ impl Cluster {
         self.api.create(pod);
     }
 
-    /// Assigns it to the node. Returns when that was.
+    /// Binds a pod to the node. Returns the time of the binding.
     pub fn bind(&self, name: &str) -> Instant {
         let at = Instant::now();
         self.api.bind(NAMESPACE, name, NODE);
         at
     }
 
-    /// So many pods, `<prefix>0`, …, each with these fields of the specification; all are Ready.
+    /// Creates and binds `count` pods `<prefix>0`, …, each with these fields of the pod spec; returns once all are
+    /// Ready.
     pub async fn run_pods(&self, agent: &Agent, prefix: &str, count: usize, fields: &Value) -> Result<Vec<String>> {
         let names: Vec<String> = (0..count).map(|i| format!("{prefix}{i}")).collect();
         for name in &names {
@@ -88,22 +90,22 @@ impl Cluster {
         Ok(names)
     }
 
-    /// Deletes a pod as users do.
+    /// Deletes a pod as a user does, with its default grace period.
     pub fn delete(&self, name: &str) {
         self.api.delete("pods", NAMESPACE, name, None);
     }
 
-    /// Whether it is Running and Ready, for all that the server knows.
+    /// Whether the server's copy of the pod is Running and Ready.
     pub fn is_ready(&self, name: &str) -> bool {
         self.pod(name).is_some_and(|pod| pod["status"]["phase"] == "Running" && has_condition(&pod, "Ready"))
     }
 
-    /// As the server has it.
+    /// The server's copy of the pod.
     pub fn pod(&self, name: &str) -> Option<Arc<Value>> {
         self.api.get("pods", NAMESPACE, name)
     }
 
-    /// Its only container.
+    /// Id of the pod's only container.
     ///
     /// # Errors
     /// It does not run.
@@ -111,48 +113,48 @@ impl Cluster {
         self.runtime.cri.running(name, "c0").pop().with_context(|| format!("{name} does not run"))
     }
 
-    /// When a container ended.
+    /// Time at which a container exited.
     pub fn exit_of(&self, container: &str) -> Option<Instant> {
         let moments = self.runtime.cri.history().0;
         let found = moments.iter().rev().find(|m| matches!(&m.fact, Fact::Exited(id, _) if id == container));
         found.map(|moment| moment.at.into_std())
     }
 
-    /// Requests of the node since that one.
+    /// Requests of the node after that request number.
     pub fn asked(&self, since: u64) -> Requests {
         self.api.log().since(since).by(&format!("system:node:{NODE}"))
     }
 
-    /// The first request about the status of a pod that began then or later.
+    /// Start of the first status update of a pod at or after `from`.
     pub fn told(&self, since: u64, name: &str, from: Instant) -> Option<Instant> {
         let writes = self.asked(since).at("pods", NAMESPACE, name).sub("status");
         begun(&writes, |logged| is_write(logged) && logged.begun.into_std() >= from)
     }
 
-    /// The first deletion of a pod.
+    /// Start of the first deletion of a pod by the node.
     pub fn deleted(&self, since: u64, name: &str) -> Option<Instant> {
         begun(&self.asked(since).at("pods", NAMESPACE, name), |logged| logged.verb == "delete")
     }
 
-    /// Good renewals of the lease, as they ended.
+    /// End times of the successful lease renewals.
     pub fn renewals(&self, since: u64) -> Vec<Instant> {
         let asked = self.asked(since).at(LEASES, "kube-node-lease", NODE);
         let good = asked.filter(|logged| is_write(logged) && logged.code == Some(200));
         good.iter().filter_map(|logged| logged.ended).map(|at| at.into_std()).collect()
     }
 
-    /// Waits until something holds; tells what the agent logged where it does not.
+    /// Waits until a condition is met.
     ///
     /// # Errors
-    /// It does not within [`PATIENCE`].
+    /// It is not met within [`PATIENCE`]; the error contains the end of the agent's log.
     pub async fn until(&self, what: &str, agent: &Agent, holds: impl Fn(&Self) -> bool) -> Result<Instant> {
         self.until_within(PATIENCE, what, agent, holds).await
     }
 
-    /// The same with other patience.
+    /// Like [`Self::until`], with another timeout.
     ///
     /// # Errors
-    /// It does not in time.
+    /// It is not met in time.
     pub async fn until_within(
         &self,
         limit: Duration,
@@ -168,7 +170,7 @@ impl Cluster {
         Ok(Instant::now())
     }
 
-    /// Waits until nothing was asked for a second, or ten have passed.
+    /// Waits until there was no request for a second, for ten seconds at most.
     pub async fn quiet(&self) {
         let mut last = self.api.last();
         for _ in 0..10 {
@@ -182,7 +184,7 @@ impl Cluster {
     }
 }
 
-/// How many requests there were of each kind, as lines.
+/// Number of requests by verb, resource, and status code, one per line.
 pub fn kinds(requests: &Requests) -> String {
     let mut kinds = BTreeMap::<String, usize>::new();
     for logged in requests.iter() {
@@ -193,22 +195,22 @@ pub fn kinds(requests: &Requests) -> String {
     kinds.iter().map(|(kind, count)| format!("{count:>6} {kind}\n")).collect()
 }
 
-/// Whether it changes something: agents patch, or put.
+/// Whether the request changes an object; agents use PATCH or PUT.
 pub fn is_write(logged: &Logged) -> bool {
     ["patch", "update"].contains(&logged.verb)
 }
 
-/// When the first such request began.
+/// Start of the first matching request.
 pub fn begun(requests: &Requests, is_it: impl Fn(&Logged) -> bool) -> Option<Instant> {
     requests.iter().find(|logged| is_it(logged)).map(|logged| logged.begun.into_std())
 }
 
-/// A pod whose end is its end.
+/// Spec fields of a pod that runs to completion: restart policy Never.
 pub fn once() -> Value {
     json!({"restartPolicy": "Never"})
 }
 
-/// Whether an object says that of itself.
+/// Whether an object has that condition with status True.
 pub fn has_condition(object: &Value, kind: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     conditions.is_some_and(|all| all.iter().any(|c| c["type"] == kind && c["status"] == "True"))

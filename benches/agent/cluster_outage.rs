@@ -1,4 +1,4 @@
-//! An API server that is not reached, an agent that was not there, and what a node costs with and without them.
+//! Benchmarks: API server outage, agent restart, and the cost of a node with and without pods.
 
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ const MANY: &[Figure] = &[
     median("cpu", "… CPU while nothing happens, of one core", Unit::Percent, Bar::Open),
 ];
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     let base =
         |name, figures, rounds, agent| Measurement { name, group: Group::Cluster, figures, rounds, agent, raw: None };
@@ -65,10 +65,11 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-/// Longer than what any agent needs to find out that a connection is dead.
+/// Longer than any agent needs to detect a dead connection.
 const DEAD: Duration = Duration::from_secs(120);
 
-/// All connections turn black at once, soon after a renewal, between two and right before the next; new ones are fine.
+/// All connections stop delivering packets at once: soon after a lease renewal, between two, and right before the next.
+/// New connections work.
 async fn black(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let mut samples = Samples::default();
@@ -88,20 +89,20 @@ async fn black(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Waits for the first good renewal after a request.
+/// Waits for the first successful lease renewal after a request.
 async fn renewal(cluster: &Cluster, agent: &Agent, since: u64) -> Result<Instant> {
     let is_there = |c: &Cluster| !c.renewals(since).is_empty();
     cluster.until_within(DEAD, "the lease is renewed", agent, is_there).await?;
     cluster.renewals(since).first().copied().context("just seen")
 }
 
-/// The last good renewal; that one if there was none since.
+/// Time of the last successful lease renewal; `known` if there was none since.
 fn last_renewal(cluster: &Cluster, known: Instant) -> Instant {
     cluster.renewals(0).into_iter().fold(known, Instant::max)
 }
 
-/// The agent is killed and started; meanwhile one pod more is assigned, which shows when it is at work again: what
-/// was running is known by then, and every source was heard.
+/// The agent is killed and restarted. Meanwhile one more pod is bound, which shows when the agent works again: by then
+/// it knows the running pods and has synced every pod source.
 async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (cluster, mut agent) = Cluster::joined(target, 10_000).await?;
     let names = cluster.run_pods(&agent, "old", 110, &json!({})).await?;
@@ -113,7 +114,7 @@ async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let before = cluster.api.last();
     let began = agent.start_again().await?;
     cluster.until("the new pod is Ready", &agent, |c| c.is_ready("new")).await?;
-    // What else there is to tell comes now.
+    // Status updates that are still pending arrive now.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let calls = cluster.runtime.cri.calls();
     let sandbox = first(&calls, "run_podsandbox", "new").context("it has a sandbox")?.at.into_std();
@@ -164,7 +165,7 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// What a node remembers of 500 pods and the 2,000 objects they refer to.
+/// Memory of a node with 500 pods and the 2,000 objects that they reference.
 async fn many(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     const PODS: usize = 500;
     const LIMIT: Duration = Duration::from_secs(300);
@@ -202,7 +203,7 @@ async fn many(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Its RSS ten times in each second of that time: code comes and goes within milliseconds.
+/// RSS ten times per second over the window: code pages come and go within milliseconds.
 async fn resident(agent: &Agent, window: Duration) -> Result<Vec<f64>> {
     let (began, mut seen) = (Instant::now(), Vec::new());
     while began.elapsed() < window {
@@ -212,7 +213,7 @@ async fn resident(agent: &Agent, window: Duration) -> Result<Vec<f64>> {
     Ok(seen)
 }
 
-/// Its share of a core in that time, in percent.
+/// CPU usage in that window, percent of a core.
 async fn busy(agent: &Agent, window: Duration) -> Result<f64> {
     let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
     tokio::time::sleep(window).await;

@@ -1,4 +1,4 @@
-//! What the API server sees of a pod's life, and how soon.
+//! Benchmarks of pod status in the API server: requests per pod and latency of status updates.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ const BURST: &[Figure] = &[
     median("requests", "requests until then", Unit::Count, Bar::Open),
 ];
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     let base =
         |name, figures, rounds, agent| Measurement { name, group: Group::Cluster, figures, rounds, agent, raw: None };
@@ -53,7 +53,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-/// Which figure a request counts for; none for those that nodes make without pods.
+/// The figure a request counts for; `None` for requests that a node makes without pods.
 fn figure_of(logged: &Logged) -> Option<&'static str> {
     let key = match (logged.verb, logged.resource.as_str(), logged.subresource.as_str()) {
         (_, "nodes" | LEASES, _) => return None,
@@ -68,7 +68,7 @@ fn figure_of(logged: &Logged) -> Option<&'static str> {
     Some(key)
 }
 
-/// One pod after the other, so that none has anything of another's.
+/// One pod after the other, so that no pod reuses cached objects of another.
 async fn life(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let mut samples = Samples::default();
@@ -95,7 +95,7 @@ async fn life(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Containers end one after the other, of pods that are over then, and of pods that are not.
+/// Containers exit one after the other, in pods that are complete then and in pods that restart them.
 async fn report(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     let count = ground.options.amount(100, 30);
@@ -167,7 +167,7 @@ fn tells_running(body: &Value) -> bool {
     body["status"]["phase"] == "Running"
 }
 
-/// Lets what follows (restarts, events) come to its end before the next begins.
+/// Waits until the follow-up work of a step (restarts, events) is done, before the next one begins.
 async fn breathe() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

@@ -1,4 +1,4 @@
-//! What an agent and its containerd cost while pods run there.
+//! Benchmark of memory and CPU time of an agent and its containerd with running pods.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ const COST: &[Figure] = &[
 ];
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What is measured here. `raw` is containerd without any agent.
+/// Measurements of this module. `raw` is containerd without any agent.
 pub fn measurements() -> Vec<Measurement> {
     vec![Measurement {
         name: "real-cost",
@@ -75,7 +75,7 @@ async fn alone(ground: &Ground<'_>) -> Result<Samples> {
     Ok(samples)
 }
 
-/// The processor time a process spends in the window, scaled to a minute.
+/// CPU seconds that a process spends per minute, extrapolated from the window.
 async fn per_minute(ground: &Ground<'_>, pid: u32) -> Result<f64> {
     let (began, before) = (Instant::now(), process::cpu_seconds(pid)?);
     tokio::time::sleep(window(ground)).await;

@@ -1,5 +1,6 @@
-//! Pod start, restart and removal on a real containerd, beside the same work done by a plain CRI
-//! client. A container counts as running when containerd says that its task started.
+//! Benchmark of pod start, restart, and removal on a real containerd, beside a plain CRI client.
+//!
+//! A container counts as running when containerd publishes its task start event.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ const MANY: &[Figure] = &[
 ];
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     let base = |name, figures, rounds, agent| Measurement {
         name,
@@ -61,7 +62,7 @@ async fn cold(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// What both sides work with: the stopwatch, the plain client, and an empty runtime.
+/// Tools of both sides: event stream, plain CRI client, and an empty runtime.
 async fn tools(ground: &Ground<'_>) -> Result<(Events, Raw)> {
     let socket = ground.containerd()?.socket();
     let raw = Raw::new(&socket)?;
@@ -151,8 +152,8 @@ async fn raw_many(ground: &Ground<'_>, count: usize) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Containers and sandboxes are gone. Lists are read only when the events say that they may be
-/// empty: reading them all the time would be work for the runtime.
+/// Waits until containers and sandboxes are gone. Reads the lists only when the events suggest that they may be empty:
+/// polling them would load the runtime.
 async fn gone(events: &Events, raw: &Raw, count: usize) -> Result<()> {
     let last = events.until("/containers/delete", 2 * count, LIMIT).await;
     if last.is_err() {

@@ -1,5 +1,7 @@
-//! A big image into the store, unpacked, beside containerd; and what an importer has to do in any case on this machine: to
-//! decompress the layer and to digest what comes out, for that is what it is known by, and to have its files on the disk.
+//! Benchmark of importing a large image into the embedded runtime's store, beside containerd.
+//!
+//! The baseline is the work that no importer avoids on this machine: decompressing the layer, digesting the result (its
+//! diff ID), and writing its files to disk.
 
 use std::{
     fs::{self, File},
@@ -29,14 +31,14 @@ const FIGURES: &[Figure] = &[
     median("disk", "the disk alone: the same files written and synchronised", Unit::Seconds, Bar::Open),
     median("share", "the slower of the last two / the import", Unit::Times, Bar::AtLeast(0.9)),
 ];
-/// Files of a layer, and the size of each: libraries and programs are about so big.
+/// Number of files in the layer, and the size of each: typical of libraries and programs.
 const FILES: usize = 500;
 const SIZE: usize = 1_000_000;
-/// Bytes that are decompressed at once.
+/// Bytes decompressed per read.
 const PIECE: usize = 256 << 10;
 const NAME: &str = "docker.io/library/big:1";
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![Measurement {
         name: "image",
@@ -91,7 +93,8 @@ async fn containerd(ground: &Ground<'_>) -> Result<Samples> {
     Ok(samples)
 }
 
-/// How long it takes one thread to decompress a layer, in pieces as large as ours, and to do something with them.
+/// Seconds in which one thread decompresses a layer, in pieces as large as the importer's, and passes them to a
+/// function.
 fn decompressed(layer: &[u8], mut with: impl FnMut(&[u8])) -> Result<f64> {
     let (mut decoder, mut buffer, mut length) = (GzDecoder::new(layer), vec![0; PIECE], 0);
     let begun = Instant::now();
@@ -107,12 +110,12 @@ fn decompressed(layer: &[u8], mut with: impl FnMut(&[u8])) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// What was written before is not what the next figure waits for.
+/// Syncs the disks, so that earlier writes do not delay the next measurement.
 fn settle() {
     nix::unistd::sync();
 }
 
-/// How long it takes to write a layer's files and to have them on the disk.
+/// Seconds to write a layer's files and sync them to disk.
 fn disk(below: &Path) -> Result<f64> {
     let folder = tempfile::tempdir_in(below)?;
     let files: Vec<Vec<u8>> = (0..8).map(content).collect();
@@ -125,7 +128,7 @@ fn disk(below: &Path) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// Half as big when compressed, as programs are: each byte of noise is followed by one that repeats.
+/// Content that compresses to half its size, as programs do: noise alternates with repeated bytes.
 fn content(seed: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed as u64 + 1);
     let mut bytes = Vec::with_capacity(SIZE);
@@ -154,7 +157,7 @@ fn layer() -> Result<Vec<u8>> {
     Ok(archive.into_inner()?.finish()?)
 }
 
-/// An OCI archive of one image with that layer.
+/// Writes an OCI archive of one image with that layer.
 fn archive(layer: &[u8], folder: &Path) -> Result<PathBuf> {
     let config = json!({
         "architecture": image::architecture(), "os": "linux", "config": {"Cmd": ["sh"]},
@@ -181,7 +184,7 @@ fn archive(layer: &[u8], folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Of the layer before it was compressed, as the configuration of its image names it.
+/// Diff ID: digest of the uncompressed layer, as the image configuration lists it.
 fn unpacked_digest(layer: &[u8]) -> Result<String> {
     let mut unpacked = Vec::new();
     GzDecoder::new(layer).read_to_end(&mut unpacked)?;

@@ -1,5 +1,7 @@
-//! Our own runtime beside containerd and runc, by the same calls of the same plain CRI client: what is measured are runtimes,
-//! without an agent. Pods use the machine's network on both sides, so that neither waits for plugins.
+//! Benchmark of the embedded runtime beside containerd and runc, by the same CRI calls.
+//!
+//! It measures runtimes through a plain CRI client, without an agent. Pods use the host network on both sides, so that
+//! neither waits for CNI plugins.
 
 use std::{
     fs,
@@ -36,11 +38,11 @@ const WITH_AGENT: &[Figure] = &[
     median("rss", "RSS of that agent, 110 pods", Unit::Megabytes, Bar::AtMost(30.0)),
     median("cpu", "CPU of that agent per minute, 110 idle pods", Unit::Seconds, Bar::Open),
 ];
-/// The kernel counts processor time in hundredths of a second.
+/// Execs per measurement of CPU time, which the kernel counts in hundredths of a second.
 const EXECS: u32 = 20;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![
         Measurement {
@@ -62,7 +64,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-/// The agent with its runtime within, as `make run` has it.
+/// The agent with its embedded runtime, as `make run` starts it.
 async fn with_agent(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let place = Embedded::new();
     let agent = Agent::start_embedded(target, &place.settings()).await?;
@@ -71,7 +73,7 @@ async fn with_agent(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         let name = format!("p{i}");
         let begun = Instant::now();
         agent.put(&name, &manifest::real(&name))?;
-        // The first ones by themselves; then as fast as they come.
+        // The first ones one by one; the others as fast as possible.
         if i < 10 {
             agent.until_running(i + 1, LIMIT).await?;
             samples.add("first", ms(begun));
@@ -87,12 +89,12 @@ async fn with_agent(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// `berth cri`; ended when dropped.
+/// A `berth cri` process; killed when dropped.
 struct Daemon(Child);
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // it may have ended
+        let _ = self.0.kill(); // it may have exited
         let _ = self.0.wait();
     }
 }

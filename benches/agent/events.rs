@@ -1,4 +1,4 @@
-//! containerd's own events, with the time of their arrival: the bench's stopwatch.
+//! containerd's event stream with arrival times: the clock of the benchmarks on containerd.
 
 use std::{
     collections::HashSet,
@@ -16,26 +16,26 @@ use tokio::{net::UnixStream, sync::Notify};
 use tokio_util::{sync::CancellationToken, sync::DropGuard};
 use tonic::{Request, transport::Endpoint};
 
-/// One event.
+/// One containerd event.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// When it arrived.
+    /// Arrival time.
     pub at: Instant,
-    /// `/tasks/start`, …
+    /// Topic: `/tasks/start`, …
     pub topic: String,
-    /// The container's or sandbox's id.
+    /// Id of the container or sandbox.
     pub id: String,
-    /// Of `/tasks/start`: the process.
+    /// Process id; only of `/tasks/start`.
     pub pid: u32,
 }
 
-/// The events since the last [`Events::clear`].
+/// Events since the last [`Events::clear`].
 pub struct Events {
     seen: Arc<(Mutex<Vec<Seen>>, Notify)>,
     _follower: DropGuard,
 }
 
-/// The fields of the events that are read: `TaskStart` has both, the others the first.
+/// Fields that are read from events: `TaskStart` has both, other events only the first.
 #[derive(Clone, PartialEq, Message)]
 struct Body {
     #[prost(string, tag = "1")]
@@ -52,7 +52,7 @@ struct TaskStart {
 
 const TOPICS: [&str; 2] = ["/tasks/start", "/containers/delete"];
 
-/// A connection to a unix socket.
+/// Opens a gRPC channel to a Unix socket.
 pub async fn connect(socket: &Path) -> Result<tonic::transport::Channel> {
     let path: PathBuf = socket.to_owned();
     let connector = tower::service_fn(move |_| {
@@ -63,7 +63,7 @@ pub async fn connect(socket: &Path) -> Result<tonic::transport::Channel> {
 }
 
 impl Events {
-    /// Follows the events of a containerd until dropped.
+    /// Subscribes to the events of a containerd until dropped.
     pub async fn follow(socket: &Path) -> Result<Self> {
         let filters = TOPICS.iter().map(|topic| format!("namespace==k8s.io,topic==\"{topic}\"")).collect();
         let mut client = EventsClient::new(connect(socket).await?);
@@ -71,7 +71,7 @@ impl Events {
         let seen: Arc<(Mutex<Vec<Seen>>, Notify)> = Arc::default();
         let (kept, stopped) = (seen.clone(), stop.clone());
         tokio::spawn(stopped.run_until_cancelled_owned(async move {
-            // The answer's head comes with the first event only.
+            // The response head arrives with the first event only.
             let Ok(reply) = client.subscribe(Request::new(SubscribeRequest { filters })).await else { return };
             let mut stream = reply.into_inner();
             while let Some(Ok(envelope)) = stream.next().await {
@@ -86,22 +86,22 @@ impl Events {
                 kept.1.notify_waiters();
             }
         }));
-        // Nothing tells when a subscription stands.
+        // containerd does not confirm when a subscription is active.
         tokio::time::sleep(Duration::from_millis(200)).await;
         Ok(Self { seen, _follower: stop.drop_guard() })
     }
 
-    /// Forgets the events so far.
+    /// Discards the events so far.
     pub fn clear(&self) {
         self.seen.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// The events so far.
+    /// Events so far.
     pub fn all(&self) -> Vec<Seen> {
         self.seen.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for events of a topic about so many different objects; the last one of them.
+    /// Waits for events of a topic for that many distinct objects; returns the last of them.
     pub async fn until(&self, topic: &str, objects: usize, limit: Duration) -> Result<Seen> {
         let wait = async {
             loop {

@@ -1,5 +1,4 @@
-//! Figures and samples: what is measured, in which unit, how many samples become one number,
-//! and which bar stands. Pure.
+//! Benchmark figures and samples: unit, reduction of samples to one number, and bar. Pure.
 
 use std::collections::HashMap;
 
@@ -12,18 +11,18 @@ pub enum Unit {
     Milliseconds,
     /// Seconds.
     Seconds,
-    /// Hundredths.
+    /// Percent.
     Percent,
-    /// A ratio.
+    /// Ratio.
     Times,
-    /// Things.
+    /// Number of items.
     Count,
-    /// 10^9 bytes a second.
+    /// 10^9 bytes per second.
     Throughput,
 }
 
 impl Unit {
-    /// A value with its unit.
+    /// Formats a value with its unit.
     pub fn show(self, value: f64) -> String {
         match self {
             Self::Megabytes => format!("{value:.1} MB"),
@@ -37,40 +36,40 @@ impl Unit {
     }
 }
 
-/// How samples become one number.
+/// How samples are reduced to one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
-    /// The middle one.
+    /// Median.
     Median,
-    /// The 99th of a hundred.
+    /// 99th percentile.
     P99,
 }
 
-/// What a figure must not exceed, or must reach.
+/// The bar that a figure must meet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bar {
-    /// That value.
+    /// Upper limit.
     AtMost(f64),
-    /// What a figure must reach.
+    /// Lower limit.
     AtLeast(f64),
-    /// So many times what the plain CRI client took in the same run.
+    /// Upper limit as a multiple of the plain CRI client's figure in the same run.
     TimesRaw(f64),
-    /// None: told, not judged.
+    /// No limit: the figure is reported only.
     Open,
 }
 
-/// One row of the table.
+/// One row of the results table.
 #[derive(Debug, Clone, Copy)]
 pub struct Figure {
-    /// How samples name it.
+    /// Key of the samples.
     pub key: &'static str,
-    /// How people read it.
+    /// Title in the table.
     pub title: &'static str,
-    /// Unit.
+    /// Unit of the samples.
     pub unit: Unit,
-    /// Reduction.
+    /// Reduction to one number.
     pub reduce: Reduce,
-    /// Bar.
+    /// Bar to meet.
     pub bar: Bar,
 }
 
@@ -89,25 +88,25 @@ pub const fn p99(key: &'static str, title: &'static str, unit: Unit, bar: Bar) -
 pub struct Samples(HashMap<&'static str, Vec<f64>>);
 
 impl Samples {
-    /// One more sample.
+    /// Adds one sample.
     pub fn add(&mut self, key: &'static str, value: f64) {
         self.0.entry(key).or_default().push(value);
     }
 
-    /// All of another's.
+    /// Adds all samples of another set.
     pub fn extend(&mut self, other: Self) {
         for (key, values) in other.0 {
             self.0.entry(key).or_default().extend(values);
         }
     }
 
-    /// The number for a figure; `None` without samples.
+    /// The reduced number of a figure; `None` without samples.
     pub fn reduced(&self, figure: &Figure) -> Option<f64> {
         reduce(self.0.get(figure.key)?, figure.reduce)
     }
 }
 
-/// Reduces samples to one number; `None` where there are none.
+/// Reduces samples to one number; `None` if there are none.
 pub fn reduce(samples: &[f64], how: Reduce) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

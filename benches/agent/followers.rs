@@ -1,4 +1,4 @@
-//! What two hundred people who follow logs cost, and how soon they hear.
+//! Benchmark of 200 clients that follow container logs: memory, descriptors, and latency of a line.
 
 use std::{
     io::Write,
@@ -33,10 +33,10 @@ const FIGURES: &[Figure] = &[
 ];
 const PODS: usize = 20;
 const FOLLOWERS: usize = 200;
-/// Longer than the agent takes to give back what it does not need.
+/// Longer than the agent keeps idle resources.
 const SETTLED: Duration = Duration::from_secs(16);
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![Measurement {
         name: "followers",
@@ -60,7 +60,7 @@ async fn followers(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     for log in &logs {
         write(log, "the first line")?;
     }
-    // One and away: what is only needed once is not the followers'.
+    // A first follower connects and disconnects: one-time costs do not count toward the followers.
     drop(follow(&agent, &secure, 0).await?);
     tokio::time::sleep(SETTLED).await;
     let (rss, descriptors) = (process::resident(agent.pid())?, process::descriptors(agent.pid())?);
@@ -112,7 +112,7 @@ async fn until(mut stream: TlsStream<TcpStream>, text: &str) -> Result<TlsStream
     Ok(stream)
 }
 
-/// The logs of all containers, where the runtime says they are.
+/// Log paths of all containers, as the runtime reports them.
 pub async fn logs(runtime: &Runtime) -> Result<Vec<PathBuf>> {
     let client = runtime.client()?;
     let mut logs = Vec::new();

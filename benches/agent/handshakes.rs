@@ -1,5 +1,6 @@
-//! What a TLS handshake costs an agent: so many a second a core, by the processor time it spent,
-//! because the clients share its core.
+//! Benchmark of TLS handshakes per second and core on the agent's main port.
+//!
+//! The rate is computed from the agent's CPU time, because the clients share its core.
 
 use std::{sync::Arc, time::Instant};
 
@@ -24,7 +25,7 @@ const FIGURES: &[Figure] = &[
 ];
 const CLIENTS: usize = 4;
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![Measurement {
         name: "handshakes",
@@ -44,7 +45,7 @@ async fn handshakes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     for (key, resumes) in [("resumed", true), ("full", false)] {
         let clients: Vec<_> = (0..CLIENTS).map(|_| secure.client(resumes)).collect::<Result<_>>()?;
         for client in &clients {
-            one(agent.secure(), client).await?; // there is something to resume
+            one(agent.secure(), client).await?; // creates a session to resume
             let resumed = one(agent.secure(), client).await? == Some(HandshakeKind::Resumed);
             ensure!(resumed == resumes, "sessions are resumed: {resumed}");
         }
@@ -68,11 +69,11 @@ async fn many(port: u16, client: &Arc<ClientConfig>, count: usize) -> Result<()>
     Ok(())
 }
 
-/// A handshake and nothing else; the tickets for the next one come with the end.
+/// One handshake and nothing else; the session tickets arrive before the connection is closed.
 async fn one(port: u16, client: &Arc<ClientConfig>) -> Result<Option<HandshakeKind>> {
     let mut stream = secure::connect(port, client).await?;
     let kind = stream.get_ref().1.handshake_kind();
     stream.shutdown().await?;
-    let _ = stream.read(&mut [0; 1]).await; // an end without goodbye is one, too
+    let _ = stream.read(&mut [0; 1]).await; // an end without close_notify counts as well
     Ok(kind)
 }

@@ -1,4 +1,4 @@
-//! What probes cost and how punctual they are, how soon a shortage is seen, and how soon it is said why a pod waits.
+//! Benchmarks of probe cost and jitter, latency of node pressure conditions, and of `berth why`.
 
 use std::{
     collections::HashMap,
@@ -52,12 +52,12 @@ const WHY: &[Figure] = &[
 ];
 const PODS: usize = 110;
 const PERIOD: Duration = Duration::from_secs(10);
-/// Longer than an agent takes to give back what it does not need.
+/// Longer than an agent keeps idle resources.
 const SETTLED: Duration = Duration::from_secs(20);
-/// More than the machine's memory moves by itself while that is measured.
+/// More bytes than the machine's free memory varies during the measurement.
 const MARGIN: u64 = 96 << 20;
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     let base =
         |name, figures, agent| Measurement { name, group: Group::Health, figures, rounds: (1, 1), agent, raw: None };
@@ -71,7 +71,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-/// Answers probes and remembers when which came.
+/// Probe target that records the arrival time of each probe.
 struct Probed {
     http: u16,
     tcp: u16,
@@ -96,12 +96,12 @@ impl Probed {
         Ok(Self { http, tcp, came, serving })
     }
 
-    /// Forgets what came so far.
+    /// Discards the arrivals so far.
     fn begin(&self) {
         self.came.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// How far starts were from a period behind the one before.
+    /// Deviation of each probe from one period after the previous one, in milliseconds.
     fn jitter(&self) -> Vec<f64> {
         let came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
         let off = |pair: &[Instant]| match pair {
@@ -130,7 +130,7 @@ async fn answer(mut stream: TcpStream, at: Instant, came: Arc<Mutex<HashMap<Stri
     let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").await; // it may be gone
 }
 
-/// A pod of two containers with these probes: http, tcp, exec.
+/// A pod of two containers with HTTP, TCP, and exec probes.
 fn probed(name: &str, ports: Option<(u16, u16)>) -> Value {
     let mut pod = manifest::scripted(name, 2);
     let Some((http, tcp)) = ports else { return pod };
@@ -147,11 +147,11 @@ fn probed(name: &str, ports: Option<(u16, u16)>) -> Value {
     pod
 }
 
-/// What [`PODS`] such pods take.
+/// Cost of an agent with [`PODS`] such pods.
 struct Cost {
-    /// Processor time, percent of a core.
+    /// CPU usage, percent of a core.
     cpu: f64,
-    /// Memory, megabytes: the median of a look a second, for code comes and goes.
+    /// RSS in megabytes: median of one sample per second, because code pages come and go.
     rss: f64,
 }
 
@@ -163,7 +163,7 @@ impl Cost {
     }
 }
 
-/// That of an agent of its own, once it has settled.
+/// Cost of a dedicated agent, once it has settled.
 async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> Result<Cost> {
     let runtime = Runtime::start(10_000).await?;
     let agent = runtime.agent(target).await?;
@@ -187,7 +187,7 @@ async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> 
     Ok(Cost { cpu, rss: resident[resident.len() / 2] })
 }
 
-/// Without, with, with, without: a machine that gets slower or faster meanwhile does so for both.
+/// In the order without, with, with, without probes: a drift of the machine's speed affects both sides.
 async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (probed, mut samples) = (Probed::start().await?, Samples::default());
     let (mut bare, mut with) = (Vec::new(), Vec::new());
@@ -209,8 +209,8 @@ async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// What the kernel takes for the connections of these probes on this machine: the same number of them in a period, and of
-/// requests, made by one system call after the other. Commands are not among them.
+/// Kernel cost of the probes' connections on this machine: the same number of connections and requests per period, made
+/// by consecutive system calls. Exec probes are not included.
 async fn connections(ground: &Ground<'_>) -> Result<Samples> {
     let probed = Probed::start().await?;
     let (http, tcp, seconds) = (probed.http, probed.tcp, ground.options.amount(60, 10));
@@ -219,7 +219,7 @@ async fn connections(ground: &Ground<'_>) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Percent of a core, of this thread.
+/// CPU usage of this thread, percent of a core.
 fn connect_for(seconds: usize, http: u16, tcp: u16) -> Result<f64> {
     let spent = || -> Result<f64> {
         let text = fs::read_to_string("/proc/thread-self/schedstat").context("the kernel counts no time of threads")?;
@@ -238,7 +238,7 @@ fn connect_for(seconds: usize, http: u16, tcp: u16) -> Result<f64> {
     Ok((spent()? - before) / began.elapsed().as_secs_f64() * 100.0)
 }
 
-/// A file system in memory; gone when dropped.
+/// A tmpfs; unmounted when dropped.
 struct Memory(tempfile::TempDir);
 
 impl Memory {
@@ -255,7 +255,7 @@ impl Memory {
         self.0.path()
     }
 
-    /// Takes so much; given back when the file is removed.
+    /// Allocates that many bytes; removing the file releases them.
     fn take(&self, bytes: u64) -> Result<()> {
         Ok(fallocate(&File::create(self.ballast())?, FallocateFlags::empty(), 0, bytes)?)
     }
@@ -271,15 +271,15 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _ = nix::mount::umount2(self.path(), MntFlags::MNT_DETACH); // nobody is waiting for it
+        let _ = nix::mount::umount2(self.path(), MntFlags::MNT_DETACH); // nothing depends on it
     }
 }
 
-/// How long the node has had nothing new to say before it gets short: the agent writes its status twice a second at most,
-/// and what a round before has brought up would be measured, too.
+/// Idle time of the node status before a shortage begins: the agent writes the status twice a second at most, and
+/// updates pending from a previous round would distort the measurement.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Short of something, and what the node says of it: when that was told after `began`.
+/// Waits until the node has a condition with that value; returns the time.
 async fn told(cluster: &Cluster, agent: &Agent, condition: &str, is: bool) -> Result<Instant> {
     let says = |cluster: &Cluster| {
         let node = cluster.api.get("nodes", "", NODE);
@@ -303,7 +303,7 @@ async fn pressure(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// The clock begins before the room is taken: what taking it takes is counted, too.
+/// The clock starts before the space is allocated: the time of the allocation counts.
 async fn disk_short(target: &Target, rounds: usize, samples: &mut Samples) -> Result<()> {
     let disk = Memory::mount(256)?;
     let target = Target { home: disk.path().to_owned(), ..target.clone() };
@@ -322,13 +322,13 @@ async fn disk_short(target: &Target, rounds: usize, samples: &mut Samples) -> Re
     Ok(())
 }
 
-/// Bytes, as metrics write them.
+/// Bytes of a metric value.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of a machine")]
 fn whole(bytes: f64) -> u64 {
     bytes as u64
 }
 
-/// What the agent says is left of the machine's memory, bytes.
+/// Available memory of the machine in bytes, by the agent's eviction metric.
 async fn memory_left(agent: &Agent) -> Result<u64> {
     let page = agent.page("/metrics").await.context("no metrics")?;
     let line = page
@@ -354,7 +354,7 @@ async fn memory_short(target: &Target, rounds: usize, samples: &mut Samples) -> 
         cluster.until(&format!("{name} is Ready"), &agent, |cluster| cluster.is_ready(&name)).await?;
         cluster.runtime.cri.clear_calls();
         tokio::time::sleep(QUIET).await;
-        // Others of the machine may have taken some since the threshold was set, or given it back.
+        // Other processes may have allocated or released memory since the threshold was set.
         let spare = memory_left(&agent).await?.saturating_sub(below);
         let began = Instant::now();
         taken.take(spare + MARGIN)?;
@@ -401,7 +401,7 @@ async fn why(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         command.arg("--cert").arg(&admin.certificate).arg("--key").arg(&admin.key);
         let ended = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output()?;
         if !ended.status.success() {
-            // Other binaries have no such command; ours says what is wrong.
+            // Other binaries do not have this command; Berth prints the cause.
             eprintln!("why: {}", String::from_utf8_lossy(&ended.stderr).trim());
             break;
         }

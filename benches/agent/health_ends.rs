@@ -1,4 +1,4 @@
-//! Logs that are written faster than anybody rotates, and how pods go with their node.
+//! Benchmarks of log rotation under fast writers, and of graceful node shutdown.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -47,14 +47,14 @@ const SHUTDOWN: &[Figure] = &[
     ),
     median("over", "… all in all, beyond what is configured", Unit::Seconds, Bar::AtMost(1.0)),
 ];
-/// Longer than the interval in which all logs are looked at.
+/// Longer than the interval in which the agent checks the size of all logs.
 const ROUND: Duration = Duration::from_secs(11);
 const MB: u64 = 1_000_000;
 const PODS: usize = 110;
 const CRITICAL: usize = 10;
 const PERIODS: [Duration; 2] = [Duration::from_secs(8), Duration::from_secs(4)];
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     let base =
         |name, figures, agent| Measurement { name, group: Group::Health, figures, rounds: (1, 1), agent, raw: None };
@@ -64,7 +64,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-/// A container that writes so much a second; as a runtime does, it goes on in the old file until it is told to open anew.
+/// Writes at a constant rate; like a runtime, it keeps writing to the renamed file until ReopenContainerLog.
 struct Writer {
     log: PathBuf,
     rate: u64,
@@ -92,7 +92,7 @@ impl Writer {
     }
 }
 
-/// The sizes of rotated files, while they are there: they are compressed, or removed.
+/// Largest observed sizes of rotated files, by polling: they are compressed or deleted afterwards.
 async fn watch(log: &Path, limit: Duration) -> Vec<u64> {
     let name = log.file_name().map(|name| format!("{}.", name.to_string_lossy())).unwrap_or_default();
     let (began, mut seen) = (Instant::now(), std::collections::HashMap::<String, u64>::new());
@@ -110,7 +110,7 @@ async fn watch(log: &Path, limit: Duration) -> Vec<u64> {
     seen.into_values().collect()
 }
 
-/// By how much rotated files are beyond their size, in bytes.
+/// Bytes by which rotated files exceed the configured size.
 async fn overshoot(target: &Target, rate: u64, max: u64, limit: Duration) -> Result<Vec<u64>> {
     let runtime = Runtime::start(10_000).await?;
     let fields = json!({"containerLogMaxSize": max.to_string(), "containerLogMaxFiles": 3});
@@ -119,7 +119,8 @@ async fn overshoot(target: &Target, rate: u64, max: u64, limit: Duration) -> Res
     agent.until_running(1, PATIENCE).await?;
     let log = logs(&runtime).await?.pop().context("it has a log")?;
     File::create(&log)?;
-    // No runtime starts a container without its log; this one did, and a round later nobody knows.
+    // A real runtime creates the log before it starts a container; the scripted one does not. After one round the
+    // missing log has no effect on the agent any more.
     tokio::time::sleep(ROUND).await;
     let stop = Arc::new(AtomicBool::new(false));
     let writer = Writer { log: log.clone(), rate, stop: stop.clone() };
@@ -146,7 +147,7 @@ async fn rotation(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// A pod that may take its time.
+/// Spec fields of a pod with a long grace period.
 fn fields(is_critical: bool) -> Value {
     let mut fields = json!({"terminationGracePeriodSeconds": 600});
     if is_critical {

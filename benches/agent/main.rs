@@ -1,11 +1,10 @@
-//! What an agent costs and how fast it is: drives any kubelet-compatible binary through
-//! kubelet's own interface and prints a table of figures with their bars.
+//! Benchmark of kubelet-compatible binaries: resource cost and latency, as a table with bars.
 //!
-//! Three grounds: the scripted CRI of the test kit (in this process, on a unix socket, real
-//! clock), where whatever time passes is the agent's own; and a private containerd, where the
-//! same work done by a plain CRI client in the same run (the column `raw`) says what the
-//! runtime itself takes; and the scripted CRI beside the test API server, which remembers when
-//! which request came. With `--against` both binaries take turns within one run.
+//! Drives the binary through kubelet's own interface on one of three environments: the scripted CRI of the test kit (in
+//! this process, on a Unix socket, with the real clock), where all elapsed time is the agent's own; a private
+//! containerd, where a plain CRI client does the same work in the same run (column `raw`) to show the runtime's share;
+//! and the scripted CRI beside the test API server, which logs when each request arrived. With `--against`, two
+//! binaries alternate within one run.
 //!
 //! `make bench`, or `cargo bench --bench agent -- --help`.
 

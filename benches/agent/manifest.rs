@@ -1,8 +1,8 @@
-//! Manifests of the pods that are measured.
+//! Pod manifests of the benchmarks.
 
 use serde_json::{Value, json};
 
-/// `hostnameOverride` of every agent here; static pods get it as a suffix.
+/// `hostnameOverride` of every agent in the benchmarks; the suffix of static pod names.
 pub const NODE: &str = "bench";
 
 /// A pod for the scripted runtime with that many containers, `c0`, `c1`, …
@@ -11,22 +11,21 @@ pub fn scripted(name: &str, containers: usize) -> Value {
     pod(name, json!({"containers": containers}))
 }
 
-/// A pod with so many init containers, `i0`, `i1`, …, before its only container `c0`.
+/// A pod with that many init containers, `i0`, `i1`, …, before its only container `c0`.
 pub fn with_init(name: &str, init: usize) -> Value {
     let init: Vec<Value> = (0..init).map(|i| container(&format!("i{i}"), &[])).collect();
     pod(name, json!({"initContainers": init, "containers": [container("c0", &[])]}))
 }
 
-/// A pod for a real runtime: busybox on the host's network that waits for ever and ends at once
-/// when told so.
+/// A pod for a real runtime: busybox on the host network that sleeps until it receives SIGTERM.
 pub fn real(name: &str) -> Value {
     pod(name, json!({"hostNetwork": true, "containers": [container("c0", &COMMAND)]}))
 }
 
-/// Ends with SIGTERM, as the first process of a container does only where it asks for it.
+/// Exits on SIGTERM; process 1 of a PID namespace ignores the signal unless it installs a handler.
 pub const COMMAND: [&str; 3] = ["sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait"];
 
-/// The pod's name in the runtime.
+/// Full name of a static pod: name and node name.
 pub fn full_name(name: &str) -> String {
     format!("{name}-{NODE}")
 }

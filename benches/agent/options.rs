@@ -1,4 +1,4 @@
-//! The bench's command line.
+//! Command line of the agent benchmark.
 
 use std::path::PathBuf;
 
@@ -17,31 +17,31 @@ Measures a kubelet-compatible binary.
 
 Root is needed for everything on containerd; without it, that part is left out by name.";
 
-/// What was asked for.
+/// Result of parsing the arguments.
 pub enum Asked {
-    /// A table.
+    /// Run measurements and print the table.
     Measure(Options),
-    /// A text.
+    /// Print a text: the help or the list of measurements.
     Help(String),
 }
 
-/// What to measure, and how much of it.
+/// Which measurements to run, on which binaries, and how extensively.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The binary.
+    /// Binary to benchmark.
     pub agent: PathBuf,
-    /// The other binary.
+    /// Second binary to compare with.
     pub against: Option<PathBuf>,
-    /// Groups or measurements; empty for all.
+    /// Selected groups or measurements; empty selects all.
     pub only: Vec<String>,
-    /// Less of everything.
+    /// Reduced amounts and rounds.
     pub quick: bool,
-    /// Whether the logs stay.
+    /// Keep the logs.
     pub keep: bool,
 }
 
 impl Options {
-    /// Reads the arguments (without the program's name).
+    /// Parses the arguments (without the program's name).
     ///
     /// # Errors
     /// Unknown arguments and missing values.
@@ -52,7 +52,7 @@ impl Options {
         while let Some(arg) = args.next() {
             let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
             match arg.as_str() {
-                // What cargo says when it is to measure; `cargo test --all-targets` does not.
+                // cargo passes this for `cargo bench`, but not for `cargo test --all-targets`.
                 "--bench" => is_bench = true,
                 "--agent" => options.agent = value()?.into(),
                 "--against" => options.against = Some(value()?.into()),

@@ -1,4 +1,4 @@
-//! How many pages a second an agent serves, eight clients at a time on connections they keep.
+//! Benchmark of pages per second that an agent serves to eight clients on keep-alive connections.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use crate::{
 };
 use berth_testkit::scripted::ScriptedCri;
 
-/// Pages, and how many a second the reference serves on a machine of this kind times what is asked of us.
+/// Pages, and the required rate per second: the reference's rate on a machine of this kind times the required factor.
 const PAGES: &[(&str, &str, f64)] = &[
     ("pods", "/pods", 1_126.0 * 20.0),
     ("metrics", "/metrics", 13.6 * 100.0),
@@ -47,10 +47,10 @@ const SCRAPED: &[Figure] = &[
     median("size", "size of /metrics/cadvisor", Unit::Megabytes, Bar::Open),
 ];
 const CLIENTS: usize = 8;
-/// The statistics pages.
+/// Statistics pages.
 const STATISTICS: &[&str] = &["/metrics/resource", "/stats/summary", "/metrics/cadvisor"];
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![
         Measurement {
@@ -106,7 +106,7 @@ async fn client(port: u16, path: &str, until: Instant) -> Result<usize> {
     Ok(answers)
 }
 
-/// A kept connection of a client that does as little as it can.
+/// A keep-alive connection of a minimal client.
 struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -117,7 +117,7 @@ impl Connection {
         Ok(Self { stream: TcpStream::connect(("127.0.0.1", port)).await?, buffer: vec![0; 1 << 20] })
     }
 
-    /// Asks for a page and reads all of it; the size of its body.
+    /// Requests a page and reads all of it; returns the size of its body.
     async fn get(&mut self, path: &str) -> Result<usize> {
         self.stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await?;
         let mut filled = 0;
@@ -146,7 +146,7 @@ impl Connection {
         Ok(length)
     }
 
-    /// Reads until the empty chunk; a page of text never holds its bytes.
+    /// Reads until the last chunk; the bytes of its marker do not occur in a page of text.
     async fn until_last_chunk(&mut self, mut size: usize, head: usize) -> Result<usize> {
         let mut tail: Vec<u8> = self.buffer[head..head + size].to_vec();
         loop {
@@ -164,8 +164,8 @@ impl Connection {
     }
 }
 
-/// Prometheus' habit: three pages every 15 s; then each page alone, older than any memo. There are
-/// control groups with a process in each, as a runtime would have made them.
+/// Scrapes three pages every 15 s as Prometheus does; then each page alone, after any cached copy has expired. The
+/// cgroups have a process each, as on a real runtime.
 #[allow(clippy::cast_precision_loss, reason = "pages are smaller than 2^52 bytes")]
 async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
@@ -177,7 +177,8 @@ async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     agent.until_running(110, PATIENCE).await?;
     let _populated = Population::new(&agent, &runtime.cri)?;
     let pause = Duration::from_secs(15);
-    // All pods came at once, and so do their first turns without cause, a minute later: not with a scrape, nor beside.
+    // All pods started at once, and so do their first periodic syncs a minute later; those must not overlap with a
+    // scrape.
     tokio::time::sleep(ground.options.amount(pause * 8, pause)).await;
     let rounds = ground.options.amount(4_u32, 2);
     let mut samples = Samples::default();
@@ -216,14 +217,14 @@ async fn all(connection: &mut Connection) -> Result<()> {
     Ok(())
 }
 
-/// Processor time of the agent while something goes on, in hundredths of a core.
+/// CPU usage of the agent while a future runs, percent of a core.
 async fn share(agent: &Agent, goes_on: impl Future<Output = Result<()>>) -> Result<f64> {
     let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
     goes_on.await?;
     Ok(100.0 * (process::cpu_seconds(agent.pid())? - before) / begun.elapsed().as_secs_f64())
 }
 
-/// A process in a group of its own for each sandbox and container of a scripted runtime; ended when dropped.
+/// A process in its own cgroup for each sandbox and container of a scripted runtime; killed when dropped.
 struct Population(Vec<Child>);
 
 impl Population {
@@ -245,7 +246,7 @@ impl Population {
 impl Drop for Population {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            let _ = child.kill(); // it may have ended by itself
+            let _ = child.kill(); // it may have exited by itself
             let _ = child.wait();
         }
     }

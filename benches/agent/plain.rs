@@ -1,5 +1,6 @@
-//! A forwarded port without TLS, in this process: what the proxy itself carries while client,
-//! proxy and runtime share two threads. No listener of an agent serves streams like that.
+//! Port-forward proxy without TLS, in this process: the throughput of the streaming proxy alone.
+//!
+//! Client, proxy, and runtime share two threads. No listener of an agent serves streams without TLS.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use berth_testkit::pods;
 
-/// One pod, whose ports are at a URL.
+/// A stream backend with one pod whose port-forward URL is fixed.
 struct One {
     pod: Arc<Pod>,
     url: String,
@@ -55,9 +56,9 @@ impl Streams for One {
     }
 }
 
-/// The endpoint, listening; ends when dropped.
+/// The listening streaming endpoint; stopped when dropped.
 pub struct Proxy {
-    /// Where.
+    /// Listen address.
     pub address: SocketAddr,
     task: AbortHandle,
 }
@@ -69,7 +70,7 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Before a runtime whose streams are met at `url`.
+    /// Starts the proxy in front of a streaming server at `url`.
     pub async fn start(url: &str) -> Result<Self> {
         let pod = pods::pod("web", json!({"containers": [{"name": "c"}]}));
         let streams = Arc::new(One { pod, url: format!("{url}/") });

@@ -1,15 +1,15 @@
-//! What the kernel says of a process.
+//! Process statistics from /proc: memory, CPU time, threads, and descriptors.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 
-/// Resident memory in megabytes (10^6 bytes), shared pages included.
+/// Resident memory (RSS) in megabytes (10^6 bytes), shared pages included.
 pub fn resident(pid: u32) -> Result<f64> {
     of_all_mappings(pid, "Rss:")
 }
 
-/// Resident memory in megabytes (10^6 bytes), of shared pages a share only.
+/// Proportional memory (PSS) in megabytes (10^6 bytes): shared pages count by share.
 pub fn proportional(pid: u32) -> Result<f64> {
     of_all_mappings(pid, "Pss:")
 }
@@ -21,10 +21,10 @@ fn of_all_mappings(pid: u32, field: &str) -> Result<f64> {
     Ok(kib * 1024.0 / 1e6)
 }
 
-/// Processor time so far, in seconds, of user and system together.
+/// User and system CPU time so far, in seconds.
 pub fn cpu_seconds(pid: u32) -> Result<f64> {
     let text = read(pid, "stat")?;
-    // The name may hold blanks; what follows its closing bracket does not.
+    // The process name may contain blanks; the fields after its closing parenthesis do not.
     let fields: Vec<&str> = text.rsplit_once(") ").context("no name in stat")?.1.split(' ').collect();
     let ticks = |at: usize| -> Result<f64> { Ok(fields.get(at).context("stat is short")?.parse()?) };
     Ok((ticks(11)? + ticks(12)?) / per_second()?)
@@ -35,23 +35,23 @@ fn per_second() -> Result<f64> {
     Ok(f64::from(u32::try_from(ticks)?))
 }
 
-/// Processor time of everything on this machine so far, in seconds: what belongs to a thing that many processes do,
-/// where nothing else runs.
+/// Busy CPU time of the whole machine so far, in seconds: attributes work that is spread over many processes, on an
+/// otherwise idle machine.
 pub fn busy_seconds() -> Result<f64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text.lines().next().context("/proc/stat is empty")?;
     let ticks: Vec<f64> = line.split_whitespace().skip(1).map(str::parse).collect::<Result<_, _>>()?;
-    // user, nice, system, then idle and waiting, then interrupts.
+    // user, nice, system, then (skipping idle and iowait) irq and softirq.
     let busy = [0, 1, 2, 5, 6].iter().filter_map(|&at| ticks.get(at)).sum::<f64>();
     Ok(busy / per_second()?)
 }
 
-/// Live threads.
+/// Number of threads.
 pub fn threads(pid: u32) -> Result<usize> {
     entries(pid, "task")
 }
 
-/// Open file descriptors.
+/// Number of open file descriptors.
 pub fn descriptors(pid: u32) -> Result<usize> {
     entries(pid, "fd")
 }

@@ -1,7 +1,7 @@
-//! A plain CRI client that does what an agent must do and nothing else: what the runtime itself
-//! takes, in the same run. What it asks for costs the runtime what a pod of an agent does: a
-//! cgroup parent, resources, a sandbox under seccomp, masked paths, the files that every
-//! container gets mounted.
+//! Plain CRI client that does only what an agent must do: the runtime's own share of the time.
+//!
+//! Its requests cost the runtime as much as those of an agent: a cgroup parent, resources, a sandbox under seccomp,
+//! masked paths, and the files that every container gets mounted.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 
 use crate::manifest;
 
-/// Pods in the making at once, where there are many.
+/// Concurrent pod starts.
 const AT_ONCE: usize = 4;
 
-/// The client.
+/// Plain CRI client.
 #[derive(Clone)]
 pub struct Raw {
     runtime: Arc<RuntimeClient>,
@@ -24,7 +24,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Connects, when first used.
+    /// Creates a client that connects on first use.
     pub fn new(socket: &Path) -> Result<Self> {
         let config = CriConfig {
             endpoint: format!("unix://{}", socket.display()),
@@ -49,13 +49,13 @@ impl Raw {
         Ok(self.runtime.start_container(&container).await?)
     }
 
-    /// Starts many.
+    /// Starts many pods concurrently.
     pub async fn start_all(&self, names: &[String]) -> Result<()> {
         let starts = names.iter().map(|name| self.start(name));
         stream::iter(starts).buffer_unordered(AT_ONCE).try_collect().await
     }
 
-    /// Stops and removes whatever there is.
+    /// Stops and removes all sandboxes and containers.
     pub async fn remove_all(&self) -> Result<()> {
         let containers = self.runtime.list_containers(None).await?;
         let sandboxes = self.runtime.list_pod_sandbox(None).await?;
@@ -77,7 +77,7 @@ impl Raw {
         Ok(self.runtime.remove_pod_sandbox(sandbox).await?)
     }
 
-    /// Waits until the runtime holds no container and no sandbox.
+    /// Waits until the runtime lists no container and no sandbox.
     pub async fn until_empty(&self, limit: Duration) -> Result<()> {
         let deadline = std::time::Instant::now() + limit;
         loop {
@@ -92,7 +92,7 @@ impl Raw {
         }
     }
 
-    /// The containers that run.
+    /// Ids of running containers.
     pub async fn running(&self) -> Result<Vec<String>> {
         let running = cri::ContainerState::ContainerRunning as i32;
         let containers = self.runtime.list_containers(None).await?;
@@ -105,12 +105,12 @@ impl Raw {
         Ok(self.runtime.exec_sync(container, &command, Duration::from_secs(10), usize::MAX).await.map(drop)?)
     }
 
-    /// Stops a container.
+    /// Stops a container with a grace period of 10 s.
     pub async fn stop(&self, container: &str) -> Result<()> {
         Ok(self.runtime.stop_container(container, Duration::from_secs(10)).await?)
     }
 
-    /// Sandboxes, and running containers.
+    /// Number of sandboxes, and of running containers.
     pub async fn count(&self) -> Result<(usize, usize)> {
         let containers = self.runtime.list_containers(None).await?;
         let running = cri::ContainerState::ContainerRunning as i32;
@@ -118,7 +118,7 @@ impl Raw {
         Ok((self.runtime.list_pod_sandbox(None).await?.len(), running))
     }
 
-    /// Waits until so many containers run.
+    /// Waits until that many containers run.
     pub async fn until_running(&self, count: usize, limit: Duration) -> Result<()> {
         let wait = async {
             while self.count().await?.1 != count {
@@ -162,10 +162,10 @@ fn sandbox(name: &str, logs: &Path) -> cri::PodSandboxConfig {
     }
 }
 
-/// What an agent mounts into every container.
+/// Files that an agent mounts into every container.
 const FILES: [&str; 2] = ["hosts", "termination-log"];
 const INSIDE: [&str; 2] = ["/etc/hosts", "/dev/termination-log"];
-/// What an agent hides from an ordinary container.
+/// Masked paths of an unprivileged container.
 const MASKED: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",

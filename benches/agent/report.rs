@@ -1,12 +1,12 @@
-//! The table: one row per figure, a cell per binary, the raw runtime's, the bar and the verdict.
+//! Results table: one row per figure with a cell per binary, the raw runtime, the bar, and a verdict.
 
 use crate::figures::{Bar, Figure, Samples};
 
-/// What one measurement brought.
+/// Results of one measurement.
 pub struct Measured {
-    /// Its figures.
+    /// Figures of the measurement.
     pub figures: &'static [Figure],
-    /// Samples of the agent, of the other one, of the plain CRI client; or why there are none.
+    /// Samples of the agent, of the other binary, and of the plain CRI client; or the error.
     pub agent: Result<Samples, String>,
     pub other: Option<Result<Samples, String>>,
     pub raw: Option<Result<Samples, String>>,

@@ -1,4 +1,4 @@
-//! Which measurements there are, and their order: round by round, the binaries taking turns.
+//! Registry and order of measurements: round by round, with alternating binaries.
 
 use std::{
     io::Write,
@@ -20,40 +20,40 @@ use crate::{
 };
 use berth_testkit::containerd::{self, Containerd};
 
-/// What a measurement works with.
+/// Context of a measurement.
 pub struct Ground<'a> {
-    /// What was asked for.
+    /// Options of the command line.
     pub options: &'a Options,
-    /// The real runtime, for those that need it.
+    /// Private containerd, for measurements that need it.
     pub containerd: Option<&'a Containerd>,
 }
 
 impl Ground<'_> {
-    /// The real runtime.
+    /// The private containerd.
     ///
     /// # Errors
-    /// There is none: a measurement of the wrong group asks.
+    /// There is none: the measurement belongs to another group.
     pub fn containerd(&self) -> Result<&Containerd> {
         self.containerd.context("this measurement has no containerd")
     }
 }
 
-/// On which runtime.
+/// Environment of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// The scripted CRI.
+    /// Scripted CRI.
     Scripted,
-    /// The scripted CRI, and clients of the agent's server.
+    /// Scripted CRI, and clients of the agent's server.
     Server,
-    /// A private containerd.
+    /// Private containerd.
     Containerd,
-    /// Our own runtime, and a private containerd beside it.
+    /// Embedded runtime, and a private containerd beside it.
     Runtime,
-    /// The scripted CRI, and the test API server.
+    /// Scripted CRI and the test API server.
     Cluster,
-    /// The same, and volumes.
+    /// As `Cluster`, with volumes.
     Volumes,
-    /// Probes, pressure, logs, the end of a node.
+    /// Probes, pressure, log rotation, and node shutdown.
     Health,
 }
 
@@ -71,22 +71,22 @@ impl Group {
     }
 }
 
-/// Drives a plain CRI client.
+/// One round of the plain CRI client.
 pub type RawRound = for<'a> fn(&'a Ground<'a>) -> LocalBoxFuture<'a, Result<Samples>>;
 
-/// One measurement: an agent is started, driven, stopped; some figures come of it.
+/// One measurement: starts, drives, and stops an agent, and returns samples of its figures.
 pub struct Measurement {
-    /// For `--only`.
+    /// Name, for `--only`.
     pub name: &'static str,
-    /// Ground.
+    /// Environment.
     pub group: Group,
-    /// What it yields.
+    /// Figures it yields.
     pub figures: &'static [Figure],
-    /// Rounds, in full and quick.
+    /// Number of rounds: full, quick.
     pub rounds: (usize, usize),
     /// One round of one binary.
     pub agent: for<'a> fn(&'a Ground<'a>, &'a Target) -> LocalBoxFuture<'a, Result<Samples>>,
-    /// One round of the plain CRI client.
+    /// One round of the plain CRI client, if there is a baseline.
     pub raw: Option<RawRound>,
 }
 
@@ -111,16 +111,16 @@ fn measurements() -> Vec<Measurement> {
     all
 }
 
-/// The names of all measurements.
+/// Names of all measurements, one per line.
 pub fn list() -> String {
     let lines: Vec<String> = measurements().iter().map(|m| format!("{:<12} {}", m.group.name(), m.name)).collect();
     lines.join("\n")
 }
 
-/// Measures what was asked for and prints the table.
+/// Runs the selected measurements and prints the table.
 ///
 /// # Errors
-/// The bench itself cannot run; a measurement that fails is told in the table.
+/// The benchmark itself cannot run; a failed measurement appears in the table.
 pub async fn all(options: &Options) -> Result<()> {
     let home = tempfile::Builder::new().prefix("agent-bench-").tempdir()?;
     let target = |label, binary: &Path| -> Result<Target> {
@@ -168,7 +168,7 @@ async fn measure(ground: &Ground<'_>, m: &Measurement, agent: &Target, other: Op
         if let (Some(raw), Some(all)) = (m.raw, &mut measured.raw) {
             gather(all, raw(ground).await, m.name, "raw");
         }
-        // Who is second finds a warmer machine: they take turns at that, too.
+        // The second binary runs on a warmer machine: the order alternates.
         let mut turns = vec![(agent, &mut measured.agent)];
         turns.extend(other.zip(measured.other.as_mut()));
         if round % 2 == 1 {

@@ -1,4 +1,4 @@
-//! What an agent costs at rest: memory, processor time, its size on disk.
+//! Benchmark of an idle agent: memory, CPU time, and size of the binary.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ const COST: &[Figure] = &[
 ];
 const SIZE: &[Figure] = &[median("size", "size of the binary", Unit::Megabytes, Bar::AtMost(25.0))];
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![
         Measurement {

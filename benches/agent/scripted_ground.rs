@@ -1,4 +1,4 @@
-//! The scripted runtime on a socket of its own, and waiting for what it sees.
+//! Scripted runtime on its own socket, with agents and waits on its recorded calls.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,12 +20,12 @@ use crate::{
 };
 use berth_testkit::scripted::{Call, ScriptedCri, server};
 
-/// Patience with anything that should take milliseconds.
+/// Timeout of steps that take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A scripted runtime that is served until dropped.
+/// A scripted runtime, served until dropped.
 pub struct Runtime {
-    /// What it does and saw.
+    /// Script and record of calls.
     pub cri: Arc<ScriptedCri>,
     socket: PathBuf,
     _dir: tempfile::TempDir,
@@ -33,7 +33,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Serves a runtime that does at most `parallel` changing calls at once.
+    /// Serves a runtime that runs at most `parallel` mutating calls at once.
     pub async fn start(parallel: usize) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let socket = dir.path().join("cri.sock");
@@ -49,13 +49,13 @@ impl Runtime {
         Ok(Self { cri, socket, _dir: dir, _server: stop.drop_guard() })
     }
 
-    /// An agent on it.
+    /// Starts an agent on this runtime.
     pub async fn agent(&self, target: &Target) -> Result<Agent> {
         Agent::start(target, &self.socket).await
     }
 
-    /// An agent on it that is a node of a cluster, with these fields of its configuration set, and with the settings of
-    /// that file.
+    /// Starts an agent on this runtime as a node of a cluster, with these fields of the kubelet configuration, and that
+    /// Berth settings file.
     pub async fn agent_in_cluster_with(
         &self,
         target: &Target,
@@ -66,17 +66,17 @@ impl Runtime {
         Agent::start_in_cluster_with(target, &self.socket, kubeconfig, fields, settings).await
     }
 
-    /// An agent on it with these fields of its configuration set.
+    /// Starts an agent on this runtime with these fields of the kubelet configuration.
     pub async fn agent_with(&self, target: &Target, fields: &Value) -> Result<Agent> {
         Agent::start_with(target, &self.socket, fields).await
     }
 
-    /// An agent on it whose main port lets somebody in.
+    /// Starts an agent on this runtime whose main port accepts the admin client certificate.
     pub async fn secured_agent(&self, target: &Target, secure: &Secure) -> Result<Agent> {
         Agent::start_with(target, &self.socket, &secure.fields()).await
     }
 
-    /// A plain client of it.
+    /// A plain CRI client of this runtime.
     pub fn client(&self) -> Result<Arc<RuntimeClient>> {
         let config = CriConfig {
             endpoint: format!("unix://{}", self.socket.display()),
@@ -87,7 +87,7 @@ impl Runtime {
         Ok(berth_cri::connect(&config, &Registry::new())?.runtime)
     }
 
-    /// Waits until something holds of what the runtime saw.
+    /// Waits until a condition on the runtime's record is met.
     pub async fn until(&self, what: &str, agent: &Agent, holds: impl Fn(&ScriptedCri) -> bool) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !holds(&self.cri) {
@@ -97,7 +97,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Starts one pod and tells how long its steps took from the manifest on.
+    /// Starts one pod and returns the latency of its steps since the manifest was written.
     pub async fn start_pod(&self, agent: &Agent, name: &str, manifest: &serde_json::Value) -> Result<Start> {
         self.cri.clear_calls();
         let full = manifest::full_name(name);
@@ -110,13 +110,13 @@ impl Runtime {
     }
 }
 
-/// How one pod started.
+/// Start latency of one pod.
 pub struct Start {
-    /// Until the runtime was asked for the sandbox.
+    /// Until the RunPodSandbox call.
     pub sandbox: Duration,
-    /// Until the runtime was told to start the container.
+    /// Until the StartContainer call.
     pub container: Duration,
-    /// Calls until then.
+    /// Number of CRI calls until then.
     pub calls: usize,
 }
 
@@ -125,7 +125,7 @@ pub fn first<'a>(calls: &'a [Call], op: &str, target: &str) -> Option<&'a Call> 
     calls.iter().find(|c| c.op == op && c.target == target)
 }
 
-/// In milliseconds.
+/// Milliseconds.
 pub fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

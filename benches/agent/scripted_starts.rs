@@ -1,5 +1,4 @@
-//! Agent overhead: how fast an agent does its own part, on a runtime that takes no time (or
-//! exactly the time it was told to take).
+//! Benchmark of agent overhead in pod starts, on a runtime with zero or scripted latency.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +34,7 @@ const HUNG: &[Figure] = &[
     median("p50", "overhead median beside a hung pod / without", Unit::Times, Bar::Open),
 ];
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     let base =
         |name, figures, rounds, agent| Measurement { name, group: Group::Scripted, figures, rounds, agent, raw: None };
@@ -131,12 +130,11 @@ async fn restart(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// How long a block of starts waits after what came before it.
+/// Pause between a block of starts and the work before it.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// Blocks of starts with and without a hung neighbour take turns under one agent, so that
-/// whatever else moves the figures moves both. Each side has thousands of starts: the hundredth
-/// part of a few hundred says nothing to within 5 %.
+/// Blocks of starts with and without a hung neighbor alternate under one agent, so that a drift affects both. Each side
+/// has thousands of starts: the 99th percentile of a few hundred is not accurate to 5 %.
 async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let runtime = Runtime::start(10_000).await?;
     runtime.cri.fault("run_podsandbox", "hung", Fault::Hang, None);
@@ -150,7 +148,7 @@ async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
             agent.put(&neighbour, &manifest::scripted(&neighbour, 1))?;
             runtime.until("the neighbour hangs", &agent, |cri| cri.targets("run_podsandbox").len() == 1).await?;
         }
-        // What is measured is a neighbour that hangs, not one that has just come.
+        // Only the hanging neighbor is measured, not its arrival.
         tokio::time::sleep(SETTLED).await;
         for i in 0..50 {
             let name = format!("p{block}x{i}");
@@ -179,7 +177,7 @@ async fn hung(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Lets what follows a start (looks, status, files) come to its end before the next begins.
+/// Waits until the follow-up work of a start (runtime reads, status, files) is done, before the next one begins.
 async fn breathe() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

@@ -1,4 +1,4 @@
-//! The main port: certificates of an authority of our own, and a client with one that may do all.
+//! Certificates of a private CA for the agent's main port, and an admin client.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -23,7 +23,7 @@ pub struct Secure {
 }
 
 impl Secure {
-    /// Makes them.
+    /// Creates CA, serving, and admin certificates.
     pub fn new() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let valid = Validity::days(Timestamp::now(), 2);
@@ -35,12 +35,12 @@ impl Secure {
         Ok(Self { dir })
     }
 
-    /// The authority's certificate.
+    /// Path of the CA certificate.
     pub fn ca(&self) -> PathBuf {
         self.dir.path().join("ca.crt")
     }
 
-    /// Fields of the configuration of an agent that uses them.
+    /// Kubelet configuration fields that use these certificates.
     pub fn fields(&self) -> Value {
         let server = PairFiles::of(self.dir.path(), "server");
         json!({
@@ -52,19 +52,19 @@ impl Secure {
         })
     }
 
-    /// Certificate and key of who may do all.
+    /// Certificate and key of the admin client.
     pub fn admin(&self) -> PairFiles {
         PairFiles::of(self.dir.path(), "admin")
     }
 
-    /// A client that may do all; `resumes` sessions or not.
+    /// TLS configuration of the admin client; `resumes` enables session resumption.
     pub fn client(&self, resumes: bool) -> Result<Arc<ClientConfig>> {
         let admin = PairFiles::of(self.dir.path(), "admin");
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.ca())?)?;
         let chain = CertificateDer::pem_file_iter(&admin.certificate)?.collect::<Result<_, _>>()?;
         let key = PrivateKeyDer::from_pem_file(&admin.key)?;
-        // What the API server asks for first on such a machine.
+        // The cipher suite that the API server prefers on such a machine.
         let mut provider = rustls::crypto::ring::default_provider();
         provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
         let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
@@ -76,7 +76,7 @@ impl Secure {
     }
 }
 
-/// A connection to an agent's main port.
+/// Opens a TLS connection to an agent's main port.
 pub async fn connect(port: u16, config: &Arc<ClientConfig>) -> Result<TlsStream<TcpStream>> {
     let tcp = TcpStream::connect(("127.0.0.1", port)).await?;
     tcp.set_nodelay(true)?;
@@ -84,7 +84,7 @@ pub async fn connect(port: u16, config: &Arc<ClientConfig>) -> Result<TlsStream<
     Ok(TlsConnector::from(config.clone()).connect(name, tcp).await?)
 }
 
-/// Sends a request's head and reads that of the answer: the bytes behind it, where it is `status`.
+/// Sends a request head and reads the response head; returns the bytes behind it if the status is `status`.
 pub async fn ask<T>(io: &mut T, head: &str, status: u16) -> Result<Vec<u8>>
 where
     T: AsyncRead + AsyncWrite + Unpin,

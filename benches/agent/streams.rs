@@ -1,6 +1,7 @@
-//! What an agent adds to a command's round trip: the same command of the scripted runtime, met
-//! at the runtime's own streaming server, and through the agent on a new TLS connection with a
-//! client certificate, taking turns.
+//! Benchmark of the exec round trip through an agent, beside the runtime's streaming server directly.
+//!
+//! The same command of the scripted runtime runs on the runtime's streaming server, and through the agent on a new TLS
+//! connection with a client certificate, alternately.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Prot
 const WEB_SOCKET: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
      Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: v5.channel.k8s.io";
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     vec![Measurement {
         name: "exec",
@@ -97,14 +98,14 @@ async fn exec(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     Ok(samples)
 }
 
-/// Host with port, and path.
+/// Splits a URL into host with port, and path.
 pub fn parts(url: &str) -> Result<(&str, &str)> {
     let rest = url.strip_prefix("http://").context("a URL")?;
     let at = rest.find('/').context("a path")?;
     Ok(rest.split_at(at))
 }
 
-/// Opens a command's streams, reads two bytes and the status, and ends.
+/// Opens a command's streams, reads two bytes and the status, and closes.
 async fn over_spdy<T: AsyncRead + AsyncWrite + Send + 'static>(io: T) -> Result<()> {
     let limits = Limits { idle: None, ping: None, streams: 8 };
     let (connection, _incoming, driver) = session(io, Role::Client, limits);
@@ -137,6 +138,6 @@ async fn over_web_socket<T: AsyncRead + AsyncWrite + Unpin>(io: T, first: Vec<u8
         }
     }
     ensure!(printed == 2, "{printed} bytes");
-    let _ = timeout(Duration::from_secs(1), socket.close(None)).await; // all was said
+    let _ = timeout(Duration::from_secs(1), socket.close(None)).await; // everything was exchanged
     Ok(())
 }

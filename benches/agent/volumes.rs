@@ -1,4 +1,4 @@
-//! What volumes cost: to mount, to follow, to keep, to find again, and where they cannot be removed.
+//! Benchmarks of volumes: mount, update, idle cost, reconstruction after a restart, and orphans.
 
 use std::{
     collections::BTreeMap,
@@ -49,7 +49,7 @@ const ORPHANS: &[Figure] = &[
     median("cpu", "CPU, 1,000 such directories, of one core", Unit::Percent, Bar::AtMost(1.0)),
 ];
 
-/// What is measured here.
+/// Measurements of this module.
 pub fn measurements() -> Vec<Measurement> {
     let base =
         |name, figures, rounds, agent| Measurement { name, group: Group::Volumes, figures, rounds, agent, raw: None };
@@ -61,7 +61,7 @@ pub fn measurements() -> Vec<Measurement> {
     ]
 }
 
-/// The fields of a pod with four volumes besides its token.
+/// Spec fields of a pod with four volumes besides its token.
 fn fields(name: &str) -> Value {
     let mounts: Vec<Value> = ["one", "two", "secret", "scratch"]
         .iter()
@@ -88,7 +88,7 @@ fn put_objects(cluster: &Cluster, name: &str) {
         "metadata": {"name": name, "namespace": "default"}, "data": {"password": "c2VjcmV0"}}));
 }
 
-/// Seconds from asked to mounted of all volumes so far, and how many there were, by plugin.
+/// Sum of seconds from request to mount over all volumes so far, and their number, by plugin.
 type Overall = BTreeMap<String, (f64, f64)>;
 
 async fn overall(agent: &Agent) -> Result<Overall> {
@@ -111,7 +111,7 @@ fn count(all: &Overall) -> f64 {
     all.values().map(|(_, count)| count).sum()
 }
 
-/// What each plugin's volumes took since then on average: the longest of them, in milliseconds.
+/// Mean mount time per plugin since `before`; returns the longest, in milliseconds.
 fn longest(before: &Overall, now: &Overall) -> f64 {
     let each = now.iter().filter_map(|(plugin, (sum, count))| {
         let (old, seen) = before.get(plugin).copied().unwrap_or_default();
@@ -120,7 +120,7 @@ fn longest(before: &Overall, now: &Overall) -> f64 {
     each.fold(0.0, f64::max)
 }
 
-/// The same once the volumes of a pod are counted: the page is made anew once a second at most.
+/// Like [`overall`], once that many more volumes are counted: the agent renders the page once a second at most.
 async fn overall_with(agent: &Agent, before: &Overall, volumes: usize) -> Result<Overall> {
     let (began, before) = (Instant::now(), count(before));
     loop {
@@ -133,7 +133,7 @@ async fn overall_with(agent: &Agent, before: &Overall, volumes: usize) -> Result
     }
 }
 
-/// How long the server itself took for the one token that was asked of it since then, in milliseconds.
+/// Milliseconds that the server itself took for the one token request since then.
 fn issued(cluster: &Cluster, since: u64) -> Option<f64> {
     let asked = cluster.api.log().since(since).of("serviceaccounts").sub("token");
     let one = asked.iter().find(|request| request.code == Some(201))?;
@@ -142,12 +142,12 @@ fn issued(cluster: &Cluster, since: u64) -> Option<f64> {
 
 async fn mount(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
-    // What the agent takes, not how late the server's authorizer hears of a binding.
+    // Measures the agent, not the server's delay in updating the node authorizer's graph.
     cluster.api.rules(|rules| rules.graph_lag = Duration::ZERO);
     let mut samples = Samples::default();
     let mut before = overall(&agent).await?;
     for i in 0..ground.options.amount(50, 10) {
-        // The third one's objects are known by the second; its token is its own.
+        // The third pod uses the objects cached for the second; its token is its own.
         let objects = format!("full{i}");
         put_objects(&cluster, &objects);
         for (name, of, key) in [
@@ -175,14 +175,14 @@ async fn mount(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
                 None => {}
             }
             before = after;
-            // Another's 50 requests a second are not what is measured either.
+            // Other agents are limited to 50 requests a second; the pause keeps that out of the measurement.
             tokio::time::sleep(Duration::from_millis(400)).await;
         }
     }
     Ok(samples)
 }
 
-/// Where the agent keeps the only volume of that plugin and name.
+/// Path of the only volume of that plugin and name in the agent's root directory.
 fn volume(agent: &Agent, pod: &Value, plugin: &str, name: &str) -> PathBuf {
     let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
     agent.root().join("pods").join(uid).join("volumes").join(plugin).join(name)
@@ -221,7 +221,7 @@ async fn cpu(agent: &Agent, window: Duration) -> Result<f64> {
     Ok((process::cpu_seconds(agent.pid())? - before) / began.elapsed().as_secs_f64() * 100.0)
 }
 
-/// How many volumes it says are there.
+/// Number of volumes in the agent's actual state of world.
 async fn known(agent: &Agent) -> f64 {
     let page = agent.page("/metrics").await.unwrap_or_default();
     let lines = page
@@ -235,7 +235,7 @@ async fn idle(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let window = Duration::from_secs(ground.options.amount(120, 10));
     let count = ground.options.amount(110, 30);
     let mut samples = Samples::default();
-    // Without a token either.
+    // Without the service account token either.
     let (cluster, agent) = Cluster::joined(target, 10_000).await?;
     cluster.run_pods(&agent, "bare", count, &json!({"automountServiceAccountToken": false})).await?;
     tokio::time::sleep(settle).await;

@@ -1,5 +1,6 @@
-//! What the pages of statistics cost at 110 pods and 220 containers, none of it remembered: the
-//! reading of real control groups (needs root, else only the pages are made) and each page.
+//! Benchmark of the statistics pages at 110 pods and 220 containers, without caches.
+//!
+//! Measures the reading of real cgroups (needs root, else only the rendering is measured) and each page.
 //!
 //! `cargo bench --bench stats`
 
@@ -33,7 +34,7 @@ use jiff::Timestamp;
 const PODS: usize = 110;
 const CONTAINERS: usize = 2;
 const ROUNDS: u32 = 50;
-/// Control files that stay open, as in the agent.
+/// Maximum number of cgroup control files that stay open, as in the agent.
 const MAX_OPEN: usize = 16_384;
 
 struct Names(String);
@@ -77,7 +78,7 @@ fn pods() -> Vec<ShownPod> {
     (0..PODS).map(pod).collect()
 }
 
-/// The groups of all pods in every hierarchy; gone when dropped.
+/// Cgroups of all pods in every hierarchy; removed when dropped.
 struct Tree(Vec<PathBuf>);
 
 impl Tree {
@@ -98,7 +99,7 @@ impl Tree {
             }
         }
         for folder in &made {
-            let _ = fs::create_dir_all(folder); // without rights nothing is read below
+            let _ = fs::create_dir_all(folder); // without permission, nothing is read below
         }
         Self(made)
     }
@@ -112,7 +113,7 @@ impl Drop for Tree {
     }
 }
 
-/// Processor time of this process so far.
+/// CPU time of this process so far.
 fn spent() -> Duration {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).expect("always there");
     let of = |time: nix::sys::time::TimeVal| {

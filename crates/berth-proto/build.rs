@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use protox::prost::Message;
 
-/// What the library speaks today; a contract joins the list with the code that uses it.
+/// Protocols in use; each is added together with the code that uses it.
 const PROTOS: &[&str] = &[
     "cri-v1",
     "containerd-events-v1",
@@ -16,7 +16,7 @@ const PROTOS: &[&str] = &[
     "pluginregistration-v1",
     "csi-v1",
 ];
-/// Messages of the CRI that people are shown as JSON: the configurations of sandboxes and containers.
+/// CRI messages that are shown to users as JSON: sandbox and container configurations.
 const SHOWN: &[&str] = &[
     "CDIDevice",
     "Capability",
@@ -50,7 +50,7 @@ const SHOWN: &[&str] = &[
     "WindowsPodSandboxConfig",
     "WindowsSandboxSecurityContext",
 ];
-/// Read as a table when it is needed, not made into types.
+/// Read as a descriptor table at run time; no Rust types are generated.
 const TABLE: &str = "core-v1-pod";
 
 fn main() -> Result<(), Box<dyn Error>> {

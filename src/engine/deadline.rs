@@ -1,4 +1,4 @@
-//! `spec.activeDeadlineSeconds`: when a pod has run long enough. Pure. Behaviour: spec 02a §10, 05 §2.
+//! Active deadline of pods: `spec.activeDeadlineSeconds`. Pure. Implements spec 02a §10, 05 §2.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -9,15 +9,15 @@ pub const REASON: &str = "DeadlineExceeded";
 /// `status.message`, and the message of the event.
 pub const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
-/// The moment from which on the pod is past its deadline; `None` without a deadline or a start.
-/// `start` is `status.startTime` of the status cache, else of the API.
+/// The time at which the deadline expires; `None` without a deadline or a start time. `start` is
+/// `status.startTime` of the status cache, else of the API.
 pub fn expires_at(spec: &PodSpec, start: Option<Timestamp>) -> Option<Timestamp> {
     let allowed = spec.active_deadline_seconds?;
-    // A deadline beyond the end of time is none.
+    // A deadline beyond the representable time never expires.
     start?.checked_add(SignedDuration::from_secs(allowed)).ok()
 }
 
-/// Whether the pod is past its deadline.
+/// Whether the pod's active deadline is exceeded.
 pub fn is_exceeded(pod: &Pod, start: Option<Timestamp>, now: Timestamp) -> bool {
     expires_at(pod.spec(), start).is_some_and(|at| now >= at)
 }

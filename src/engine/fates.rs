@@ -1,4 +1,4 @@
-//! What becomes of each pod, as garbage collection asks it: a snapshot the sync loop publishes.
+//! Pod state snapshot for garbage collection, published by the sync loop.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,32 +8,32 @@ use super::lifecycle::Lifecycle;
 use berth_ports::PodFates;
 use berth_types::PodUid;
 
-/// What is known of all pods at one moment.
+/// Lifecycle states of all pods at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Fates {
-    /// Whether every source has told its pods.
+    /// Whether every source has delivered its pods.
     pub sources_ready: bool,
-    /// Where each pod that is desired or worked on is in its life; `None` where it is desired but
-    /// nobody works on it (it was refused).
+    /// Lifecycle of each pod that is desired or has a record; `None` where it is desired without a
+    /// record (it was rejected or awaits admission).
     pub pods: HashMap<PodUid, Option<Lifecycle>>,
 }
 
-/// The latest `Fates`.
+/// Reader of the latest `Fates`.
 #[derive(Clone, Debug)]
 pub struct FatesView(pub(super) watch::Receiver<Arc<Fates>>);
 
 impl FatesView {
-    /// Waits until every source has told its pods, or the sync loop is gone.
+    /// Waits until every source has delivered its pods, or the sync loop has ended.
     pub async fn sources_told(&self) {
         let _ = self.0.clone().wait_for(|fates| fates.sources_ready).await;
     }
 
-    /// Whether somebody works on the pod and something of it may run.
+    /// Whether the pod has a record and is not terminated: containers of it may run.
     pub fn is_active(&self, pod: &PodUid) -> bool {
         self.0.borrow().pods.get(pod).is_some_and(|life| life.as_ref().is_some_and(|life| !life.is_terminated()))
     }
 
-    /// Waits until nothing is left to do for a pod, or the sync loop is gone.
+    /// Waits until the pod is finished or unknown, or the sync loop has ended.
     pub async fn finished(&self, pod: &PodUid) {
         let is_over = |life: &Option<Lifecycle>| life.as_ref().is_none_or(Lifecycle::is_finished);
         let _ = self.0.clone().wait_for(|fates| fates.pods.get(pod).is_none_or(is_over)).await;

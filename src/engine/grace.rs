@@ -1,36 +1,35 @@
-//! How long a pod has to stop. Pure. Behaviour: spec 02a §7.
+//! Termination grace period of a pod. Pure. Implements spec 02a §7.
 
 use std::time::Duration;
 
-/// Shortest wait for a worker that kills a pod.
+/// Shortest timeout for a kill by a worker.
 const MIN_WAIT: Duration = Duration::from_secs(10);
 
-/// What may set the grace period, in whole seconds.
+/// Inputs of the effective grace period, in whole seconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GraceInputs {
-    /// What was in force before; `None` while the pod was not being stopped.
+    /// The grace period in effect so far; `None` while the pod was not being stopped.
     pub stored: Option<i64>,
     /// `metadata.deletionGracePeriodSeconds`.
     pub deletion: Option<i64>,
-    /// What the kill request asks for.
+    /// Grace period of the kill request.
     pub kill: Option<i64>,
     /// `spec.terminationGracePeriodSeconds`.
     pub spec: Option<i64>,
 }
 
-/// The grace period in force.
+/// The effective grace period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EffectiveGrace {
     /// Whole seconds, at least 1.
     pub seconds: i64,
-    /// Whether a grace period that was in force became shorter: the running attempt is to be
-    /// cut short.
+    /// Whether a grace period in effect became shorter: the running kill has to be shortened.
     pub is_shortened: bool,
 }
 
-/// The shortest of what deletion and kill request ask for; the specification's where neither
-/// does; at least 1 second. Evaluate on every update while the pod is being stopped: only a
-/// deletion grace of 0 gives way to a longer kill request, all else only gets shorter.
+/// The shorter of the grace periods of deletion and kill request; that of the specification without
+/// either; at least 1 second. Evaluate it on every update while the pod is being stopped: only a
+/// deletion grace period of 0 is replaced by a longer kill request, otherwise it only gets shorter.
 pub fn effective(inputs: GraceInputs) -> EffectiveGrace {
     let stored = inputs.stored.unwrap_or(0);
     let (mut grace, mut is_asked_for) = (stored, false);
@@ -46,8 +45,8 @@ pub fn effective(inputs: GraceInputs) -> EffectiveGrace {
     EffectiveGrace { seconds, is_shortened: stored > 0 && seconds < stored }
 }
 
-/// How long whoever asked for a kill waits for the worker: one and a half times the grace period
-/// (the request's, else the specification's, else none), at least 10 seconds.
+/// How long the caller of a kill waits for the worker: one and a half times the grace period (that of
+/// the request, else of the specification, else 0), at least 10 seconds.
 pub fn kill_wait(kill: Option<i64>, spec: Option<i64>) -> Duration {
     let grace = kill.or(spec).unwrap_or(0).max(0).unsigned_abs();
     Duration::from_millis(grace.saturating_mul(1500)).max(MIN_WAIT)

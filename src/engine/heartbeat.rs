@@ -1,4 +1,4 @@
-//! When the sync loop last turned, for `/healthz` and the watchdog (spec 02a §3).
+//! Liveness timestamps of the sync loop for `/healthz` and the systemd watchdog (spec 02a §3).
 
 use std::{
     sync::{
@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// A shared time stamp; cheap to set on every turn.
+/// Shared timestamps of the sync loop; cheap to update on every iteration.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
     start: Instant,
@@ -19,17 +19,17 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Beats for the first time now.
+    /// Starts with the current time as the first iteration.
     pub fn new() -> Self {
         Self { start: Instant::now(), beat: Arc::default(), sweep: Arc::default() }
     }
 
-    /// The loop turns.
+    /// Records an iteration of the sync loop.
     pub fn beat(&self) {
         self.beat.store(self.elapsed(), Ordering::Relaxed);
     }
 
-    /// A sweep began.
+    /// Records the start of a sweep.
     pub fn swept(&self) {
         self.sweep.store(self.elapsed(), Ordering::Relaxed);
     }
@@ -39,13 +39,13 @@ impl Heartbeat {
         Duration::from_millis(self.elapsed().saturating_sub(self.sweep.load(Ordering::Relaxed)))
     }
 
-    /// Time since it was made, by the clock that nobody sets.
+    /// Monotonic time since creation.
     pub fn since_start(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// `None` while the loop turns at least every max(5 min, 2 × `sync_frequency`); else the
-    /// text of the failed check.
+    /// Health check: `None` while the loop iterates at least every max(5 min, 2 × `sync_frequency`);
+    /// else the text of the failed check.
     pub fn check(&self, sync_frequency: Duration) -> Option<&'static str> {
         let since = Duration::from_millis(self.elapsed().saturating_sub(self.beat.load(Ordering::Relaxed)));
         let limit = Duration::from_secs(300).max(sync_frequency * 2);

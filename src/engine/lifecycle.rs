@@ -1,39 +1,39 @@
-//! The life of one pod on this node: syncing, terminating, terminated, finished. Pure.
+//! Pod lifecycle state machine: syncing, terminating, terminated, finished. Pure.
 //!
-//! Data of one phase lives in that phase's variant; there is no road backwards. What the sync
-//! loop wants arrives as a [`Wish`] (the latest one only); what a turn achieved arrives as a
-//! [`Done`]. Behaviour: spec 02a §9.1-9.4.
+//! Data of one phase is in that phase's variant; no transition goes backwards. Inputs are the desired
+//! state of the sync loop ([`Wish`], latest wins) and the outcome of a worker's sync ([`Done`]).
+//! Implements spec 02a §9.1-9.4.
 
 use std::time::Duration;
 
 use super::grace::{self, GraceInputs};
 use berth_types::Pod;
 
-/// Why a pod is stopped, and whether its content on disk may go afterwards.
+/// Why a pod is stopped; determines whether its content on disk may be removed afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopCause {
     /// Deleted through the API, removed from its source, or known to the runtime only.
     Deleted,
     /// Evicted or preempted.
     Evicted,
-    /// Stopped because its node goes down: what it leaves stays to be read.
+    /// Stopped by the graceful node shutdown: its content is kept, so that its logs can still be read.
     NodeShutdown,
-    /// Its phase is terminal (all containers are done, past its deadline, rejected).
+    /// Its phase is terminal (all containers have exited, past its deadline, rejected).
     Completed,
 }
 
-/// An order to stop.
+/// A request to stop a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StopOrder {
-    /// Why.
+    /// Cause of the stop.
     pub cause: StopCause,
-    /// A grace period in whole seconds that replaces the pod's own.
+    /// Grace period in whole seconds that overrides the pod's own.
     pub grace_override: Option<i64>,
-    /// What the final status says instead of what would be computed.
+    /// Final status that overrides the computed one.
     pub status: Option<StatusOverride>,
 }
 
-/// A final status given from outside (eviction, preemption, shutdown).
+/// A final status set by eviction, preemption, or node shutdown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StatusOverride {
     /// `status.reason`.
@@ -42,59 +42,61 @@ pub struct StatusOverride {
     pub message: String,
     /// Reason and message of a `DisruptionTarget=True` condition to add.
     pub disruption: Option<(String, String)>,
-    /// A pod that has succeeded all the same stays so; else it has failed.
+    /// Whether a pod that has succeeded keeps its phase; otherwise its phase is `Failed`.
     pub keeps_success: bool,
-    /// It is told to be unready before its containers are told to end, whatever they say of themselves.
+    /// Whether the pod is published as unready before its containers are stopped, regardless of their
+    /// readiness.
     pub is_unready: bool,
-    /// So much of the grace period is for its end to be told: containers that do not end are killed before.
+    /// Part of the grace period reserved for publishing the pod's final status: containers that are
+    /// still running are killed before.
     pub words: Duration,
 }
 
-/// What the sync loop wants of a pod, the latest word only.
+/// Desired state of a pod as the sync loop wants it; latest wins.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Wish {
-    /// Every order to stop so far, folded into one.
+    /// All stop requests so far, merged into one.
     pub stop: Option<StopOrder>,
 }
 
-/// Where a pod is in its life.
+/// Lifecycle state of a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Lifecycle {
-    /// Its containers are started, restarted, watched.
+    /// Its containers are started, restarted, and observed.
     Syncing,
     /// Its containers are being stopped.
     Terminating {
-        /// Why.
+        /// Cause of the stop.
         cause: StopCause,
         /// Effective grace period in seconds, at least 1.
         grace: i64,
     },
-    /// No container runs any more; volumes and cgroup are being taken down.
+    /// No container runs any more; volumes and cgroup are being removed.
     Terminated {
-        /// Why.
+        /// Cause of the stop.
         cause: StopCause,
     },
-    /// Nothing is left to do; only the memory that the UID has been here.
+    /// Nothing is left to do; only the record that the UID was here remains.
     Finished {
-        /// Why.
+        /// Cause of the stop.
         cause: StopCause,
     },
 }
 
-/// What a turn achieved.
+/// Outcome of a worker's sync that moves the lifecycle on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Done {
-    /// A sync turn found the phase terminal.
+    /// A sync found the pod's phase terminal.
     PhaseTerminal,
     /// All containers are stopped.
     Stopped,
-    /// Volumes, cgroup and the rest are gone.
+    /// Volumes, cgroup, and the rest are removed.
     CleanedUp,
 }
 
 impl Lifecycle {
-    /// The state of a pod seen for the first time. A pod whose API phase is terminal and of
-    /// which nothing is alive starts terminated, so that clean-up and final status still run.
+    /// Initial state of a new pod. A pod whose API phase is terminal and of which nothing is alive
+    /// starts terminated, so that clean-up and final status still happen.
     pub fn first(api_terminal: bool, alive: bool) -> Self {
         if api_terminal && !alive {
             return Self::Terminated { cause: StopCause::Completed };
@@ -102,8 +104,8 @@ impl Lifecycle {
         Self::Syncing
     }
 
-    /// The state after hearing the latest wish. `pod` is `None` for a pod that only the runtime
-    /// knows: that one is always on its way out, with a grace period of 1 s.
+    /// The state after applying the desired state. `pod` is `None` for a pod that only the runtime
+    /// knows: it is always terminating, with a grace period of 1 s.
     #[must_use]
     pub fn heed(self, wish: &Wish, pod: Option<&Pod>) -> Self {
         let Some(pod) = pod else {
@@ -128,7 +130,7 @@ impl Lifecycle {
         }
     }
 
-    /// The state after a turn.
+    /// The state after an outcome of the worker.
     #[must_use]
     pub fn after(self, done: Done, pod: Option<&Pod>) -> Self {
         match (self, done) {
@@ -159,7 +161,8 @@ impl Lifecycle {
         matches!(self, Self::Finished { .. })
     }
 
-    /// Whether containers and files of the pod may be removed: evicted, or deleted and terminated.
+    /// Whether containers and files of the pod may be removed: it is evicted, or deleted and
+    /// terminated.
     pub fn content_removable(&self) -> bool {
         match self {
             Self::Syncing => false,
@@ -180,7 +183,7 @@ impl Lifecycle {
     }
 }
 
-/// Folds a new order into the one that stands: the last status and the shortest grace count.
+/// Merges a stop request into the pending one: the latest status and the shortest grace period win.
 pub fn fold(standing: Option<StopOrder>, new: StopOrder) -> StopOrder {
     let Some(old) = standing else { return new };
     StopOrder {
@@ -203,7 +206,7 @@ fn cause(wish: &Wish, pod: &Pod) -> Option<StopCause> {
     }
 }
 
-/// Eviction outranks deletion (both let the content go), and both outrank what keeps it.
+/// Eviction outranks deletion (both allow removal of the content); both outrank causes that keep it.
 fn stronger(old: StopCause, new: Option<StopCause>) -> StopCause {
     let rank = |cause: StopCause| match cause {
         StopCause::Completed => 0,
@@ -217,7 +220,7 @@ fn stronger(old: StopCause, new: Option<StopCause>) -> StopCause {
     }
 }
 
-/// The grace period in seconds that counts; `standing` is what counted so far.
+/// The effective grace period in seconds; `standing` is the one in effect so far.
 fn effective_grace(pod: &Pod, standing: Option<i64>, kill: Option<i64>) -> i64 {
     let deletion = pod.metadata.deletion_grace_period_seconds;
     let spec = pod.spec().termination_grace_period_seconds;
@@ -275,7 +278,7 @@ mod tests {
     #[test]
     fn what_is_left_may_go_once_nobody_may_want_to_read_it() {
         use StopCause::{Completed, Deleted, Evicted, NodeShutdown};
-        // Spec 02a §9.3, 05 §7.4: the end of the node is no eviction.
+        // Spec 02a §9.3, 05 §7.4: a node shutdown is not an eviction.
         for (causes, while_it_ends, afterwards) in [
             (&[Evicted][..], true, true),
             (&[Deleted], false, true),

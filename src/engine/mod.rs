@@ -1,7 +1,7 @@
-//! Who drives pods: sync loop, pod manager, pod workers, admission, allocation, housekeeping.
+//! Pod engine: sync loop, pod manager, pod workers, admission, allocation, housekeeping.
 //!
-//! In: ordered operations of the mux, observations of the pod store. Out: calls through the
-//! traits in [`berth_ports`], statuses for the status manager. Behaviour: spec 02a.
+//! Input: ordered operations of the mux, observations of the pod store. Output: calls through the
+//! traits in [`berth_ports`], statuses for the status manager. Implements spec 02a.
 
 pub mod admission;
 pub mod allocation;

@@ -1,6 +1,6 @@
-//! The desired truth: which pods should be on this node, and their mirror pods.
+//! Pod manager: the desired pods of this node and their mirror pods.
 //!
-//! Owned by the sync loop alone; everybody else reads the snapshot it publishes. Behaviour:
+//! Owned by the sync loop alone; all other components read the snapshot that it publishes. Implements
 //! spec 02a §5.
 
 use std::{collections::HashMap, sync::Arc};
@@ -29,7 +29,7 @@ impl PodManager {
         pods.insert(pod.uid().clone(), pod);
     }
 
-    /// Removes a pod or mirror pod; the name stays with a newer pod that has taken it.
+    /// Removes a pod or mirror pod; the name index keeps a newer pod of the same name.
     pub fn remove(&mut self, pod: &Pod) {
         let (pods, names) = if pod.is_mirror() {
             (&mut self.mirrors, &mut self.mirror_by_name)
@@ -43,7 +43,7 @@ impl PodManager {
         }
     }
 
-    /// The pod of that UID (no mirrors).
+    /// The pod of that UID (mirror pods excluded).
     pub fn pod(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
         self.pods.get(uid)
     }
@@ -53,18 +53,18 @@ impl PodManager {
         self.pods.contains_key(uid)
     }
 
-    /// All pods, mirrors excluded, in no order.
+    /// All pods, mirror pods excluded, unordered.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.pods.values()
     }
 
-    /// All mirror pods.
+    /// All mirror pods, unordered.
     pub fn mirrors(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.mirrors.values()
     }
 
-    /// What the mirror of a static pod tells of its life, if that goes on; `None` for other pods, and for mirrors
-    /// of what the pod was before its manifest changed.
+    /// The status of a static pod's mirror pod, if that has started and not ended; `None` for other
+    /// pods and for mirror pods of an earlier version of the manifest.
     pub fn told_of(&self, pod: &Pod) -> Option<&api::PodStatus> {
         let mirror = self.mirrors.get(self.mirror_by_name.get(&pod.full_name())?)?;
         let is_own = pod.is_static() && mirror.annotation(ANNOTATION_MIRROR) == Some(pod.uid().as_str());

@@ -1,33 +1,34 @@
-//! Which sources have answered: what is missing from a source that has not must not be deleted.
-//! Pure. Behaviour: spec 02a §2.5, with readiness per source (§14).
+//! Readiness of pod sources: pods missing from a source that has not answered must not be deleted.
+//!
+//! Pure. Implements spec 02a §2.5, with readiness per source (§14).
 
 use std::collections::BTreeSet;
 
 use berth_types::PodSource;
 
-/// Registered sources, and those of which an operation has been handled. Never goes back.
+/// Registered sources that have not delivered an operation yet. A ready source stays ready.
 #[derive(Clone, Debug)]
 pub struct SourcesReady {
     missing: BTreeSet<PodSource>,
 }
 
 impl SourcesReady {
-    /// Nothing has been heard yet.
+    /// Starts with every registered source not ready.
     pub fn new(registered: impl IntoIterator<Item = PodSource>) -> Self {
         Self { missing: registered.into_iter().collect() }
     }
 
-    /// An operation of that source has been handled. True the first time.
+    /// Marks the source as ready once one of its operations was processed. Returns true the first time.
     pub fn heard_from(&mut self, source: PodSource) -> bool {
         self.missing.remove(&source)
     }
 
-    /// Whether that source's removals may be believed.
+    /// Whether the source is ready, so that its removals are trusted.
     pub fn is_ready(&self, source: PodSource) -> bool {
         !self.missing.contains(&source)
     }
 
-    /// Whether every registered source has answered.
+    /// Whether every registered source is ready.
     pub fn all(&self) -> bool {
         self.missing.is_empty()
     }

@@ -1,5 +1,6 @@
-//! Where each pod stands, as `why` asks it: a snapshot the sync loop publishes, with the stages its workers keep up to
-//! date. Whoever reads it waits for nobody.
+//! Pod worker status for `berth why`: a snapshot published by the sync loop.
+//!
+//! Workers keep the stages in it up to date; readers never block.
 
 use std::sync::Arc;
 
@@ -9,36 +10,36 @@ use super::lifecycle::Lifecycle;
 use berth_ports::{Stage, StageView};
 use berth_types::PodRef;
 
-/// Where a pod stands.
+/// Status of one pod and its worker.
 #[derive(Clone, Debug)]
 pub struct Standing {
-    /// Which pod.
+    /// The pod.
     pub id: PodRef,
-    /// Where it is in its life.
+    /// Lifecycle state of the pod.
     pub life: Lifecycle,
-    /// What its worker waits for; `None` where it has none.
+    /// Stage of its worker; `None` without a worker.
     pub stage: Option<Stage>,
-    /// Why it has none yet, and since when.
+    /// Why it has no worker yet, and since when.
     pub line: Option<(Line, Instant)>,
 }
 
-/// Why nobody works on a pod that was let in, or will be.
+/// Why a pod that is admitted, or to be admitted, has no worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// Another pod of its full name is on its way out.
+    /// Another pod of the same full name is terminating.
     Name,
-    /// The runtime has not shown whether it holds an earlier pod of that name.
+    /// The runtime has not listed its pods yet, so an earlier pod of that name may still run.
     Runtime,
-    /// What is left of it is being removed.
+    /// Leftovers of the pod are being removed.
     Removal,
-    /// Others are killed to make room for it.
+    /// Victims are being preempted for it.
     Preemption,
     /// It selects nodes by labels that the node does not have yet.
     NodeLabels,
 }
 
 impl Line {
-    /// As a stage.
+    /// Name of the wait as a stage.
     pub fn name(self) -> &'static str {
         match self {
             Self::Name => "turn behind another pod of its name",
@@ -51,12 +52,12 @@ impl Line {
 }
 
 impl Standing {
-    /// What it waits for now.
+    /// Stage of the worker, or the wait for one; `None` if it waits for nothing.
     pub fn view(&self) -> Option<StageView> {
         let in_line = || self.line.map(|(line, since)| StageView { name: line.name().into(), since, until: None });
         self.stage.as_ref().map(Stage::view).or_else(in_line)
     }
 }
 
-/// The latest standings, in no order.
+/// Receiver of the latest statuses, unordered.
 pub type Standings = watch::Receiver<Arc<Vec<Standing>>>;

@@ -1,13 +1,13 @@
-//! Which static pod of a full name may start: one at a time, in the order they came. Pure.
+//! Start order of static pods with the same full name: one at a time, first come, first served.
 //!
-//! A changed manifest is a new UID under the same full name; it starts only after the old one is
-//! fully terminated. Behaviour: spec 02a §9.3.
+//! Pure. A changed manifest is a new UID under the same full name; it starts only after the old pod is
+//! fully terminated. Implements spec 02a §9.3.
 
 use std::collections::{HashMap, VecDeque};
 
 use berth_types::{PodFullName, PodUid};
 
-/// The waiting lists by full name.
+/// Queues of waiting static pods by full name.
 #[derive(Debug, Default)]
 pub struct StaticOrder {
     names: HashMap<PodFullName, Line>,
@@ -20,7 +20,7 @@ struct Line {
 }
 
 impl StaticOrder {
-    /// A static pod wants to start. True: it may, now. False: it stands in line.
+    /// Requests the start of a static pod. Returns true if it may start now; otherwise it is queued.
     pub fn enter(&mut self, name: &PodFullName, uid: &PodUid) -> bool {
         let line = self.names.entry(name.clone()).or_default();
         if line.started.as_ref() == Some(uid) {
@@ -36,7 +36,8 @@ impl StaticOrder {
         false
     }
 
-    /// A pod is terminated, or was stopped before it started. Returns who may start now.
+    /// Removes a pod that is terminated or was stopped before it started. Returns the UID that may
+    /// start next.
     pub fn leave(&mut self, name: &PodFullName, uid: &PodUid) -> Option<PodUid> {
         let line = self.names.get_mut(name)?;
         line.waiting.retain(|waiting| waiting != uid);

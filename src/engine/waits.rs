@@ -1,61 +1,61 @@
-//! What pods wait for, in few words: the label of a metric, whatever the stage is called. Pure.
+//! Classifies the stages of pod workers into a closed set of waits for a metric label. Pure.
 
-/// A wait.
+/// What a pod waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Wait {
-    /// A look at what runs.
+    /// An observation of the runtime.
     Look,
-    /// Volumes, to come or to go.
+    /// Volumes to be mounted or unmounted.
     Volumes,
-    /// The pod's control group.
+    /// The pod's cgroup.
     Cgroup,
-    /// Secrets for its images.
+    /// Image pull secrets or credentials.
     Secrets,
-    /// Its sandbox.
+    /// The pod sandbox.
     Sandbox,
     /// An image.
     Image,
-    /// What a container is made of.
+    /// The configuration of a container.
     Configuration,
-    /// A container that is made.
+    /// Creation of a container.
     Create,
-    /// A container that is started.
+    /// Start of a container.
     Start,
-    /// A hook of a container.
+    /// A lifecycle hook of a container.
     Hook,
-    /// A container that ends.
+    /// A container to stop.
     Stop,
-    /// What is removed.
+    /// Removal of containers, sandboxes, or leftovers.
     Removal,
-    /// A resize.
+    /// An in-place resize.
     Resize,
-    /// The runtime.
+    /// The runtime to be ready.
     Runtime,
-    /// The network.
+    /// The network to be ready.
     Network,
     /// The end of a back-off.
     BackOff,
-    /// The next try after an error.
+    /// The next retry after an error.
     Retry,
-    /// An init container to end.
+    /// An init container to exit.
     Init,
     /// A startup probe to succeed.
     Startup,
     /// A readiness probe to succeed.
     Readiness,
-    /// A readiness gate to open.
+    /// A readiness gate to become true.
     Gate,
-    /// Another pod of its name to be gone.
+    /// Another pod of the same full name to terminate.
     Turn,
-    /// Others to make room for it.
+    /// Preemption of other pods.
     Preemption,
-    /// Labels of the node that it selects.
+    /// Node labels that the pod selects.
     NodeLabels,
-    /// Something else.
+    /// Any other stage.
     Other,
 }
 
-/// How stages begin, and what that is.
+/// Prefixes of stage names and their waits; the first match wins.
 const STAGES: &[(&str, Wait)] = &[
     ("runtime status", Wait::Look),
     ("PodSandboxStatus", Wait::Look),
@@ -92,13 +92,13 @@ const STAGES: &[(&str, Wait)] = &[
     ("preemption ", Wait::Preemption),
     ("labels of the node", Wait::NodeLabels),
 ];
-/// The stage of a worker that has nothing to do.
+/// The stage of an idle worker.
 pub const IDLE: &str = "idle";
-/// Stages in which nothing is waited for.
+/// Stages in which a worker waits for nothing.
 const RESTS: &[&str] = &[IDLE, "finished"];
 
 impl Wait {
-    /// What a stage is; `None` where nothing is waited for.
+    /// Classifies a stage; `None` if the worker waits for nothing.
     pub fn of(stage: &str) -> Option<Self> {
         if RESTS.contains(&stage) {
             return None;

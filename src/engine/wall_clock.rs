@@ -1,21 +1,22 @@
-//! Whether somebody set the wall clock, or the machine slept: what waits for a moment of the wall's has to look again.
-//! Pure. Behaviour: spec 05 §2.
+//! Wall clock jump detection: clock changes and machine sleep require re-evaluating deadlines.
+//!
+//! Pure. Implements spec 05 §2.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// By how much the clocks part between two looks while nobody sets one of them.
+/// Largest difference between the clocks' progress between two readings that is not a jump.
 const SLACK: SignedDuration = SignedDuration::from_secs(1);
 
-/// The wall's clock beside one that is never set, and stands still while the machine sleeps.
+/// Compares the wall clock with a monotonic clock that stops while the machine sleeps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WallClock {
     last: Option<(Timestamp, Duration)>,
 }
 
 impl WallClock {
-    /// One look at both; by how much the wall's has jumped since the last one.
+    /// Takes a reading of both clocks; returns by how much the wall clock jumped since the last one.
     pub fn jumped(&mut self, wall: Timestamp, uptime: Duration) -> Option<SignedDuration> {
         let (wall_before, before) = self.last.replace((wall, uptime))?;
         let passed = SignedDuration::try_from(uptime.saturating_sub(before)).unwrap_or(SignedDuration::MAX);
@@ -38,11 +39,11 @@ mod tests {
         for (wall, uptime, expected) in [
             (1_000_000, 0, None),
             (1_002_000, 2_000, None),
-            (1_003_000, 4_000, None), // a slow clock is corrected
+            (1_003_000, 4_000, None), // the wall clock is slewed
             (4_605_000, 6_000, Some(3600)),
             (4_607_000, 8_000, None),
             (1_000_000, 10_000, Some(-3609)),
-            (1_060_000, 70_000, None), // a slow turn
+            (1_060_000, 70_000, None), // a slow iteration
         ] {
             assert_eq!(look(wall, uptime), expected, "{wall} {uptime}");
         }

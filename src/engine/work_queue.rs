@@ -1,29 +1,30 @@
-//! When a pod's worker takes its next turn. Pure.
+//! Delay until a pod worker's next sync. Pure.
 //!
-//! Upstream's shared queue fires on a one-second tick and clamps crash back-off to the sync
-//! frequency; here each worker sleeps exactly until its own time (spec 02a §9.4, §14).
+//! Upstream's shared queue fires on a one-second tick and clamps crash back-off to the sync frequency;
+//! here each worker sleeps exactly until its own deadline (spec 02a §9.4, §14).
 
 use std::time::Duration;
 
-/// How a turn ended, as far as the next one's time is concerned.
+/// Result of a sync, as far as it determines the next one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TurnEnd {
-    /// The state moved on, or an action was carried out: again as soon as a fresh look is there.
+    /// The lifecycle moved on, or an action was executed: sync again with a fresh observation.
     Again,
-    /// All is as it should be.
+    /// The pod is in its desired state.
     Settled,
     /// The pod's network is not ready.
     NetworkNotReady,
-    /// Something is held back until then.
+    /// An action is in back-off for that long.
     HeldBack(Duration),
-    /// It failed, and is tried again then.
+    /// The sync failed, and is retried after that long.
     Retries(Duration),
-    /// It failed.
+    /// The sync failed; retried after the default error back-off.
     Failed,
 }
 
 impl TurnEnd {
-    /// What the next turn waits for; `blocked` says that the runtime, or its network, is in the way.
+    /// Stage name while waiting for the next sync; `blocked`: the runtime, or its network, is not
+    /// ready.
     pub fn waits_for(&self, blocked: bool) -> &'static str {
         match self {
             Self::NetworkNotReady => "network",
@@ -35,16 +36,16 @@ impl TurnEnd {
     }
 }
 
-/// Back-off after an error that carries none.
+/// Back-off after an error without a back-off of its own.
 pub const ERROR_BACKOFF: Duration = Duration::from_secs(10);
 /// Back-off while the network is not ready.
 pub const NETWORK_BACKOFF: Duration = Duration::from_secs(1);
 
-/// Least time between the end of a failed turn and the next one, unless the desired state changes: a failed action
-/// is followed by a look at the runtime, and what that look shows does not start the next turn at once.
+/// Minimum delay between a failed sync and the next one, unless the desired state changes: a failed
+/// action is followed by an observation, and the change it shows must not start the next sync at once.
 pub const LEAST_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
-/// How long nothing that is observed starts the next turn after one that ended so.
+/// How long observations do not start the next sync after a sync with that result.
 pub fn observation_delay(end: &TurnEnd) -> Duration {
     match end {
         TurnEnd::Failed | TurnEnd::Retries(_) => LEAST_AFTER_FAILURE,
@@ -52,8 +53,8 @@ pub fn observation_delay(end: &TurnEnd) -> Duration {
     }
 }
 
-/// The delay until the next turn; `chance` is uniform in 0..1 and spreads the turns of many pods
-/// over 1 to 1.5 times the delay. Times that are held back exactly are not spread.
+/// The delay until the next sync; `chance` is uniform in 0..1 and adds jitter of 0 to 50 percent of the
+/// delay. Exact delays (back-off, retry) get no jitter.
 pub fn delay(end: &TurnEnd, sync_frequency: Duration, chance: f64) -> Duration {
     let spread = |base: Duration| base.mul_f64(1.0 + 0.5 * chance.clamp(0.0, 1.0));
     match end {

@@ -1,8 +1,8 @@
-//! When a failed pull may be tried again (spec 03b §1.1 "Constants"). Pure.
+//! Image pull back-off per pod and image (spec 03b §1.1 "Constants"). Pure.
 //!
-//! A step counts per pod and image as written, not per container: 10 s, doubling to 300 s, and
-//! forgotten when 600 s have passed since the last failure. New pull secrets end the wait at
-//! once (spec 03b §15 item 4): what failed may have been the old ones.
+//! The delay applies per pod and image as written, not per container: 10 s, doubling to 300 s, and
+//! reset 600 s after the last failure. New pull secrets end the delay at once (spec 03b §15 item 4):
+//! the old ones may have been the cause of the failure.
 
 use std::{
     collections::HashMap,
@@ -15,15 +15,15 @@ const FIRST: Duration = Duration::from_secs(10);
 const LAST: Duration = Duration::from_secs(300);
 const FORGET: Duration = Duration::from_secs(600);
 
-/// Whose pull: pod, image as the pod writes it.
+/// Key of a back-off: pod, and image as the pod writes it.
 pub type Key = (PodUid, String);
 
-/// What the last attempt ended with.
+/// Result of the last failed attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// The waiting reason.
+    /// Waiting reason of the container.
     pub reason: &'static str,
-    /// The message.
+    /// Waiting message of the container.
     pub message: String,
 }
 
@@ -35,23 +35,23 @@ struct Step {
     failure: Option<Failure>,
 }
 
-/// A pull that must wait.
+/// A pull in back-off.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// Until when.
+    /// End of the back-off.
     pub until: Instant,
-    /// What went wrong; `None` where that attempt was cut short.
+    /// The previous failure; `None` if that attempt was interrupted.
     pub previous: Option<Failure>,
 }
 
-/// The memory of failed pulls. Holds an entry for 10 minutes after its last failure.
+/// Back-off state of failed pulls. Retains an entry for 10 minutes after its last failure.
 #[derive(Debug, Default)]
 pub struct Backoff {
     steps: HashMap<Key, Step>,
 }
 
 impl Backoff {
-    /// Whether a pull with these secrets (their fingerprint) must wait now.
+    /// Whether a pull with these secrets (their fingerprint) is in back-off now.
     pub fn held(&self, key: &Key, secrets: &[u8; 32], now: Instant) -> Option<Held> {
         let step = self.steps.get(key)?;
         let until = step.failed_at + step.delay;
@@ -61,14 +61,14 @@ impl Backoff {
         Some(Held { until, previous: step.failure.clone() })
     }
 
-    /// A new attempt begins: what the last one said is dropped, its step stays.
+    /// A new attempt begins: the previous failure is cleared, the delay is kept.
     pub fn began(&mut self, key: &Key) {
         if let Some(step) = self.steps.get_mut(key) {
             step.failure = None;
         }
     }
 
-    /// An attempt failed; returns when the next may be made.
+    /// Records a failed attempt; returns the time of the next allowed attempt.
     pub fn failed(&mut self, key: Key, secrets: [u8; 32], failure: Failure, now: Instant) -> Instant {
         self.steps.retain(|_, step| now.saturating_duration_since(step.failed_at) < FORGET);
         let delay = match self.steps.get(&key) {
@@ -79,7 +79,7 @@ impl Backoff {
         now + delay
     }
 
-    /// Forgets a pod.
+    /// Removes the back-offs of a pod.
     pub fn forget(&mut self, pod: &PodUid) {
         self.steps.retain(|(uid, _), _| uid != pod);
     }

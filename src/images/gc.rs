@@ -1,8 +1,9 @@
-//! Removes images that nobody needs (spec 03b §4). One task owns what is remembered of images;
-//! eviction asks it by message, the node status reads its list.
+//! Image garbage collector: removes unused images by age and disk usage (spec 03b §4).
 //!
-//! What is remembered survives restarts (spec 03b §15 item 6), so that ages hold; the first sight of
-//! an image stands in for its last use where it never was used.
+//! One task owns the image state; eviction calls it through a channel, the node status reads its list.
+//!
+//! The state survives restarts (spec 03b §15 item 6), so that ages are kept; for an image that was
+//! never used, the time of first detection counts as its last use.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -36,20 +37,20 @@ use berth_proto::cri;
 
 const PERIOD: Duration = Duration::from_secs(300);
 const LIST_PERIOD: Duration = Duration::from_secs(30);
-/// For how long an image is kept for a pod that got it and shows no container yet.
+/// How long an image provided to a pod counts as used before a container shows it.
 const HELD: Duration = Duration::from_secs(300);
 const STATFS_DEADLINE: Duration = Duration::from_secs(10);
 const STATUS_CALLS: usize = 8;
-/// More bytes than there are, as errors name them.
+/// Maximum amount to free, as it appears in error texts.
 const ALL: u64 = i64::MAX.unsigned_abs();
 
-/// Tells the room on the filesystem that holds a path. Blocks.
+/// Returns capacity and available bytes of the filesystem at a path. Blocks.
 pub type RoomOf = Arc<dyn Fn(&Path) -> io::Result<Room> + Send + Sync>;
 
-/// Room on the filesystem that holds `path`, by `statvfs`. Blocks.
+/// Capacity and available bytes of the filesystem at `path`, by `statvfs`. Blocks.
 ///
 /// # Errors
-/// Whatever the kernel says.
+/// The error of the system call.
 pub fn statvfs_room(path: &Path) -> io::Result<Room> {
     let stat = rustix::fs::statvfs(path)?;
     Ok(Room {
@@ -58,7 +59,7 @@ pub fn statvfs_room(path: &Path) -> io::Result<Room> {
     })
 }
 
-/// What the collector needs of others.
+/// Dependencies of the collector.
 pub(super) struct CollectorDeps {
     pub(super) images: Arc<dyn ImageService>,
     pub(super) runtime: Arc<dyn RuntimeService>,
@@ -69,14 +70,14 @@ pub(super) struct CollectorDeps {
     pub(super) room: RoomOf,
 }
 
-/// Why a pass fell short.
+/// Why a garbage collection failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct GcError(pub String);
 
 type Freed = Result<u64, GcError>;
 
-/// The collector as others see it.
+/// Handle to the collector.
 pub(super) struct CollectorHandle {
     ask: mpsc::Sender<oneshot::Sender<Freed>>,
     used: Arc<Mutex<HashMap<String, Timestamp>>>,
@@ -84,7 +85,7 @@ pub(super) struct CollectorHandle {
 }
 
 impl CollectorHandle {
-    /// An image was handed to a pod just now: it counts as used before any container shows it.
+    /// Marks an image as used because it was just provided to a pod: before any container shows it.
     pub(super) fn used(&self, id: &str, now: Timestamp) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         keep_held(&mut used, now);
@@ -103,13 +104,13 @@ impl CollectorHandle {
     }
 }
 
-/// The owner of what is remembered of images.
+/// Image garbage collector: owner of the image state.
 pub(super) struct Collector {
     deps: CollectorDeps,
     policy: GcPolicy,
     state_file: AgesFile,
     ages: BTreeMap<String, Ages>,
-    /// Images mounted as volumes by a container; a container's mounts never change.
+    /// Images mounted as volumes, by container ID; a container's mounts never change.
     mounted: HashMap<String, Vec<String>>,
     started: Timestamp,
     detected_once: bool,
@@ -118,11 +119,11 @@ pub(super) struct Collector {
     used: Arc<Mutex<HashMap<String, Timestamp>>>,
     list: watch::Sender<Arc<[cri::Image]>>,
     watch: RoomWatch,
-    /// Failures the node told of, and when.
+    /// Last event per reason, and when it was recorded.
     told: BTreeMap<&'static str, (String, Instant)>,
 }
 
-/// What one look showed.
+/// Result of one detection.
 struct Detected {
     images: Vec<ImageUse>,
     listed: Vec<cri::Image>,
@@ -164,7 +165,7 @@ impl Collector {
                 () = stop.cancelled() => return,
                 Some(answer) = self.asked.recv() => {
                     let freed = self.delete_unused().await;
-                    // who asked may have given up
+                    // the caller may have given up
                     let _ = answer.send(freed);
                 }
                 _ = listing.tick() => self.publish_list().await,
@@ -173,7 +174,7 @@ impl Collector {
                     if !rests.is_zero() {
                         collecting.reset_after(rests);
                     } else if !self.round().await && !self.watch.has_place() {
-                        collecting.reset_after(APART); // nothing else would see to it
+                        collecting.reset_after(APART); // nothing else would retry
                     }
                 }
                 () = self.watch.crossed() => if self.round().await {
@@ -193,7 +194,8 @@ impl Collector {
         }
     }
 
-    /// One round; whether it freed what was to be freed. From the second consecutive failure on the node tells of it.
+    /// Runs one round; returns whether it succeeded. From the second consecutive failure on an event is
+    /// recorded.
     async fn round(&mut self) -> bool {
         match self.collect().await {
             Ok(()) => {
@@ -215,7 +217,8 @@ impl Collector {
         }
     }
 
-    /// The node tells of a failure; of one that is no news now and then only, however often it is tried again.
+    /// Records an event on the node; an identical one at most once per period, however often it is
+    /// retried.
     fn tell(&mut self, reason: &'static str, text: String) {
         let is_old = |(told, at): &(String, Instant)| *told == text && at.elapsed() < PERIOD;
         if !self.told.get(reason).is_some_and(is_old) {
@@ -243,7 +246,7 @@ impl Collector {
         self.prune(detected.listed, removed, began).await
     }
 
-    /// Drops the records of images that are gone, by a list of all that survived.
+    /// Removes the pull records of images that no longer exist, by a list of the remaining ones.
     async fn prune(&self, listed: Vec<cri::Image>, removed: usize, began: Timestamp) -> Result<(), GcError> {
         let Some(records) = &self.deps.records else { return Ok(()) };
         let survivors = if removed == 0 {
@@ -358,7 +361,7 @@ impl Collector {
         done
     }
 
-    /// Images that pods got lately, and when. Their containers may not be there yet.
+    /// Images recently provided to pods, and when. Their containers may not exist yet.
     fn handed_out(&self, now: Timestamp) -> HashMap<String, Timestamp> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         keep_held(&mut used, now);
@@ -381,7 +384,7 @@ impl Collector {
         }
     }
 
-    /// Looks at all images and containers, and brings what is remembered up to date.
+    /// Lists all images and containers, and updates the image state.
     async fn detect(&mut self) -> Result<Detected, GcError> {
         let now = self.deps.clock.now();
         let failed = |e: berth_cri::CriError| GcError(e.to_string());
@@ -391,7 +394,7 @@ impl Collector {
         let in_use = self.references(&containers).await.map_err(failed)?;
         let first_detected = if self.detected_once { now } else { self.started };
         self.detected_once = true;
-        // Without an id it could not be removed.
+        // An image without an ID cannot be removed.
         if let Some(nameless) = listed.iter().find(|image| image.id.is_empty()) {
             let name = nameless.repo_tags.iter().chain(&nameless.repo_digests).next().map_or("", String::as_str);
             self.tell("InvalidImageID", format!("ImageID is not valid, skipping, image: {name}"));
@@ -401,7 +404,8 @@ impl Collector {
             .filter(|image| !image.id.is_empty())
             .map(|image| {
                 let ages = self.ages.entry(image.id.clone()).or_insert(Ages { first_detected, last_used: None });
-                // The clock may have been set back: what has yet to come would keep an image until then.
+                // The clock may have been set back: a time in the future would keep an image until
+                // then.
                 *ages = Ages { first_detected: ages.first_detected.min(now), last_used: ages.last_used.min(Some(now)) };
                 let names = std::iter::once(&image.id).chain(&image.repo_tags).chain(&image.repo_digests);
                 let busy = names.into_iter().any(|name| in_use.contains(name));
@@ -424,7 +428,7 @@ impl Collector {
         Ok(Detected { images, listed })
     }
 
-    /// Every name by which a container refers to an image, running or not.
+    /// All names by which containers, running or not, refer to images.
     async fn references(&mut self, containers: &[cri::Container]) -> berth_cri::CriResult<HashSet<String>> {
         let ids: HashSet<&str> = containers.iter().map(|c| c.id.as_str()).collect();
         self.mounted.retain(|id, _| ids.contains(id.as_str()));
@@ -445,7 +449,7 @@ impl Collector {
                     let images = status.mounts.into_iter().filter_map(|mount| mount.image).map(|image| image.image);
                     self.mounted.insert(id, images.collect());
                 }
-                // gone since the list
+                // deleted since the list
                 Err(error) if error.is_not_found() => {}
                 Err(error) => return Err(error),
             }
@@ -459,7 +463,7 @@ impl Collector {
     }
 }
 
-/// Forgets who was handed out long ago; nobody was later than now, where the clock was set back.
+/// Removes expired entries; caps times at `now`, because the clock may have been set back.
 fn keep_held(used: &mut HashMap<String, Timestamp>, now: Timestamp) {
     used.retain(|_, at| {
         *at = (*at).min(now);

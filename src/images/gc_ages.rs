@@ -1,4 +1,4 @@
-//! When images were seen first and used last, across restarts (spec 03b §15 item 6).
+//! Persisted image ages: first detection and last use, across restarts (spec 03b §15 item 6).
 
 use std::{collections::BTreeMap, io, path::PathBuf, time::Duration};
 
@@ -12,10 +12,10 @@ use tracing::{debug, warn};
 
 use berth_sys::atomic_file;
 
-/// How long the disk is waited for.
+/// Timeout of one disk operation.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// When an image was first seen and last used; what the state file holds.
+/// When an image was first detected and last used; content of the state file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Ages {
     #[serde(rename = "firstDetected")]
@@ -27,7 +27,7 @@ pub(super) struct Ages {
 /// The state file.
 pub(super) struct AgesFile {
     path: PathBuf,
-    /// A write that hangs: there is no other meanwhile.
+    /// A write that hangs: no other write is started until it returns.
     saving: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -36,7 +36,7 @@ impl AgesFile {
         Self { path, saving: None }
     }
 
-    /// What an earlier agent knew, by image; nothing where that cannot be read.
+    /// Ages by image from an earlier agent; empty if they cannot be read.
     pub(super) async fn load(&self) -> BTreeMap<String, Ages> {
         let path = self.path.clone();
         let task = spawn_blocking(move || atomic_file::read(&path));
@@ -54,7 +54,7 @@ impl AgesFile {
         }
     }
 
-    /// Writes them, unless an earlier write hangs; the next one will do.
+    /// Writes the ages, unless an earlier write hangs; the next save retries.
     pub(super) async fn save(&mut self, ages: &BTreeMap<String, Ages>) {
         if self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
             return debug!("The ages of images are still being saved");
@@ -85,7 +85,7 @@ mod tests {
         let mut file = AgesFile::new(dir.path().join("ages"));
         let (release, hang) = mpsc::channel::<()>();
         file.saving = Some(spawn_blocking(move || {
-            let _ = hang.recv(); // nobody sends
+            let _ = hang.recv(); // no sender
             Ok(())
         }));
         let ages: BTreeMap<_, _> =

@@ -1,28 +1,28 @@
-//! Which images go first, and how much must go (spec 03b §4). Pure.
+//! Image garbage collection policy: thresholds, candidates, and their order (spec 03b §4). Pure.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// What is remembered of one image.
+/// State of one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ImageUse {
-    /// The runtime's id.
+    /// The runtime's ID.
     pub id: String,
-    /// When it was first seen.
+    /// When the image was first detected.
     pub first_detected: Timestamp,
-    /// When it was last in use; `None` for never.
+    /// When the image was last used; `None` for never.
     pub last_used: Option<Timestamp>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The runtime needs it.
+    /// Whether the runtime pins the image.
     pub pinned: bool,
-    /// A container refers to it now.
+    /// Whether a container refers to the image, or it was recently provided to a pod.
     pub in_use: bool,
 }
 
 impl ImageUse {
-    /// When it was last in use; the first sight stands in where it never was.
+    /// When the image was last used, or first detected if it was never used.
     fn idle_since(&self) -> Timestamp {
         self.last_used.unwrap_or(self.first_detected).max(self.first_detected)
     }
@@ -33,11 +33,11 @@ impl ImageUse {
 pub struct GcPolicy {
     /// `imageGCHighThresholdPercent`, 0..=100; 100 disables the space pass.
     pub high_percent: u32,
-    /// `imageGCLowThresholdPercent`, below the high one.
+    /// `imageGCLowThresholdPercent`, below the high threshold.
     pub low_percent: u32,
     /// `imageMinimumGCAge`.
     pub minimum_age: Duration,
-    /// `imageMaximumGCAge`; zero is off.
+    /// `imageMaximumGCAge`; zero disables the age pass.
     pub maximum_age: Duration,
 }
 
@@ -48,38 +48,38 @@ impl Default for GcPolicy {
 }
 
 impl GcPolicy {
-    /// Whether there is anything to do ever.
+    /// Whether both passes are disabled.
     pub fn is_off(&self) -> bool {
         self.high_percent >= 100 && self.maximum_age.is_zero()
     }
 }
 
-/// Room on the image filesystem, in bytes.
+/// Disk space of the image filesystem, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// All of it.
+    /// Total bytes.
     pub capacity: u64,
-    /// What is free.
+    /// Available bytes.
     pub available: u64,
 }
 
-/// What the space pass has to do.
+/// Result of comparing disk usage with the thresholds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Demand {
-    /// Nothing.
+    /// Usage is below the high threshold.
     Enough,
-    /// The capacity is said to be 0.
+    /// The reported capacity is 0.
     InvalidCapacity,
-    /// Free that many bytes.
+    /// Bytes must be freed.
     Free {
-        /// How much.
+        /// Bytes to free.
         bytes: u64,
-        /// Percentage in use.
+        /// Disk usage in percent.
         percent: u64,
     },
 }
 
-/// Compares the room with the thresholds.
+/// Compares disk usage with the thresholds.
 pub fn demand(policy: &GcPolicy, room: Room) -> Demand {
     if room.capacity == 0 {
         return Demand::InvalidCapacity;
@@ -94,23 +94,23 @@ pub fn demand(policy: &GcPolicy, room: Room) -> Demand {
     Demand::Free { bytes, percent: u64::try_from(percent).unwrap_or(100) }
 }
 
-/// How long the mark cannot be crossed by anybody who writes as fast as disks do.
+/// Minimum time to reach the high threshold at the write speed of fast disks, clamped to 0.5 to 10 s.
 pub fn unreachable_for(policy: &GcPolicy, room: Room) -> Duration {
-    const FASTEST: u64 = 2 << 30; // bytes a second
+    const FASTEST: u64 = 2 << 30; // bytes per second
     const BETWEEN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
     let mark = u128::from(room.capacity) * u128::from(100u32.saturating_sub(policy.high_percent)) / 100;
     let left = room.available.saturating_sub(u64::try_from(mark).unwrap_or(u64::MAX));
     Duration::from_millis(left.saturating_mul(1000) / FASTEST).clamp(BETWEEN.0, BETWEEN.1)
 }
 
-/// Candidates, oldest first: neither in use nor pinned.
+/// Removal candidates, longest unused first: neither in use nor pinned.
 pub fn candidates(images: &[ImageUse]) -> Vec<&ImageUse> {
     let mut list: Vec<&ImageUse> = images.iter().filter(|i| !i.in_use && !i.pinned).collect();
     list.sort_by(|a, b| (a.idle_since(), a.first_detected, &a.id).cmp(&(b.idle_since(), b.first_detected, &b.id)));
     list
 }
 
-/// Images that have been idle for longer than the maximum age.
+/// Images unused for longer than the maximum age.
 pub fn too_old<'a>(images: &'a [ImageUse], policy: &GcPolicy, now: Timestamp) -> Vec<&'a ImageUse> {
     if policy.maximum_age.is_zero() {
         return Vec::new();
@@ -118,8 +118,8 @@ pub fn too_old<'a>(images: &'a [ImageUse], policy: &GcPolicy, now: Timestamp) ->
     candidates(images).into_iter().filter(|i| older_than(i.idle_since(), policy.maximum_age, now)).collect()
 }
 
-/// Images that the space pass may remove, in order: idle since before it began, and known for
-/// at least the minimum age.
+/// Images that the space pass may remove, in order: unused since before it began, and detected at least
+/// the minimum age ago.
 pub fn removable<'a>(images: &'a [ImageUse], policy: &GcPolicy, began: Timestamp) -> Vec<&'a ImageUse> {
     let idle = |i: &&ImageUse| i.last_used.is_none_or(|used| used < began);
     let known =
@@ -139,7 +139,7 @@ fn younger_than(since: Timestamp, limit: Duration, now: Timestamp) -> bool {
     age(since, now) < limit
 }
 
-/// Bytes for people: one decimal of the largest fitting unit.
+/// Formats bytes with one decimal of the largest fitting unit.
 pub fn human(bytes: u64) -> String {
     const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match UNITS.iter().find(|(_, unit)| bytes >= *unit) {
@@ -170,7 +170,7 @@ mod tests {
         Timestamp::from_second(second).expect("in range")
     }
 
-    /// Seen and used so many seconds ago.
+    /// An image first detected and last used that many seconds ago.
     fn image(id: &str, seen: i64, used: Option<i64>) -> ImageUse {
         ImageUse {
             id: id.to_owned(),

@@ -1,6 +1,7 @@
-//! Notices that the image filesystem has less room than it should, before the next round of collection would, and that it
-//! still has.
-//! Behaviour: spec 05 §12.
+//! Disk usage watcher: triggers image garbage collection as soon as the high threshold is crossed.
+//!
+//! It fires before the next periodic round, and again while usage stays above the threshold. Implements
+//! spec 05 §12.
 
 use std::{io, path::Path, path::PathBuf, time::Duration};
 
@@ -14,29 +15,29 @@ use super::{
     gc_rank::{Demand, GcPolicy, Room, demand, unreachable_for},
 };
 
-/// Least time between two rounds.
+/// Minimum interval between two rounds.
 pub(super) const APART: Duration = Duration::from_secs(30);
 
-/// See the file's documentation.
+/// Watches the disk usage of the image filesystem; see the module documentation.
 pub(super) struct RoomWatch {
     room: RoomOf,
     policy: GcPolicy,
-    /// Where images are; `None` until the runtime has said so.
+    /// Mount point of the image filesystem; `None` until the runtime has reported it.
     place: Option<PathBuf>,
     /// When the last round ended.
     tried: Option<Instant>,
     next: Instant,
-    /// A look at that place that is under way, maybe for ever: there is no other meanwhile.
+    /// A running `statvfs` call, which may hang forever: no other is started until it returns.
     look: Option<JoinHandle<io::Result<Room>>>,
 }
 
 impl RoomWatch {
-    /// Looks at nothing yet.
+    /// Creates the watcher without reading anything.
     pub(super) fn new(room: RoomOf, policy: GcPolicy) -> Self {
         Self { room, policy, place: None, tried: None, next: Instant::now(), look: None }
     }
 
-    /// Images are there. A look at where they were is of no use, and may hang with what they were moved away from.
+    /// Sets the mount point. A running call for the previous mount point is abandoned: it may hang.
     fn at(&mut self, place: &Path) {
         if self.place.as_deref() != Some(place) {
             self.place = Some(place.to_owned());
@@ -44,45 +45,45 @@ impl RoomWatch {
         }
     }
 
-    /// Whether it is known where images are.
+    /// Whether the mount point is known.
     pub(super) fn has_place(&self) -> bool {
         self.place.is_some()
     }
 
-    /// How much room there is for images, which are there. Waits as long as a look hangs, and begins no other. Safe to
-    /// drop.
+    /// Disk space at the given mount point. Waits while a call hangs, and starts no other. Cancel-safe.
     pub(super) async fn room(&mut self, place: &Path) -> io::Result<Room> {
         self.at(place);
-        // Of another time.
+        // Discard the outdated result of an earlier call.
         self.looked().await;
         self.look(place.to_owned());
         self.looked().await.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
     }
 
-    /// Begins a look, where none is under way.
+    /// Starts a `statvfs` call, unless one is running.
     fn look(&mut self, place: PathBuf) {
         let room = self.room.clone();
         self.look.get_or_insert_with(|| spawn_blocking(move || room(&place)));
     }
 
-    /// What the look under way shows.
+    /// Waits for the result of the running call.
     async fn looked(&mut self) -> Option<io::Result<Room>> {
         let seen = self.look.as_mut()?.await;
         self.look = None;
         Some(seen.unwrap_or_else(|error| Err(io::Error::other(error))))
     }
 
-    /// A round has done what could be done.
+    /// Records the end of a round.
     pub(super) fn tried(&mut self) {
         self.tried = Some(Instant::now());
     }
 
-    /// For how long no other round shall be.
+    /// Remaining time until the next round may run.
     pub(super) fn rests(&self) -> Duration {
         self.tried.map_or(Duration::ZERO, |tried| (tried + APART).saturating_duration_since(Instant::now()))
     }
 
-    /// Waits until the high mark is crossed, or still is a while after the last round. Safe to drop.
+    /// Waits until the high threshold is crossed, or still is [`APART`] after the last round.
+    /// Cancel-safe.
     pub(super) async fn crossed(&mut self) {
         if self.policy.high_percent >= 100 {
             std::future::pending::<()>().await;
@@ -120,7 +121,7 @@ mod tests {
         let seen = Room { capacity: 1000, available: 900 };
         let room: RoomOf = Arc::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
-            let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // nobody sends
+            let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // no sender
             Ok(seen)
         });
         let mut watch = RoomWatch::new(room, GcPolicy::default());
@@ -143,7 +144,7 @@ mod tests {
         let seen = Room { capacity: 1000, available: 900 };
         let room: RoomOf = Arc::new(move |place: &Path| {
             if place == Path::new("/old") {
-                let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // nobody sends
+                let _ = hang.lock().unwrap_or_else(PoisonError::into_inner).recv(); // no sender
             }
             Ok(seen)
         });

@@ -1,5 +1,6 @@
-//! The images room's door: makes one image usable by one pod, or says exactly why not (spec
-//! 03b §1.1). Decisions are in `policy.rs` and `verify.rs`; here are the calls around them.
+//! Image manager: makes an image available to a pod by status, verification, and pull (spec 03b §1.1).
+//!
+//! The decisions are in `policy.rs` and `verify.rs`; this module makes the calls.
 
 use std::{
     io,
@@ -37,11 +38,11 @@ use berth_ports::{
 use berth_proto::cri;
 use berth_types::PodUid;
 
-/// For how long a failed pull is shown as such before it is shown as held back, as everyone
-/// expects it to be; the back-off itself is not changed.
+/// How long a failed pull is shown as `ErrImagePull` before it is shown as `ImagePullBackOff`, as users
+/// expect; the back-off itself is not affected.
 const TOLD: Duration = Duration::from_secs(3);
 
-/// The images room.
+/// Image manager: pulls, verification, back-off, and garbage collection of images.
 pub struct Manager {
     images: Arc<dyn ImageService>,
     events: Arc<dyn EventSink>,
@@ -57,28 +58,29 @@ pub struct Manager {
     idle_collector: Mutex<Option<Collector>>,
 }
 
-/// One request with what was worked out about it.
+/// A request with derived data.
 struct Asked<'a> {
     request: &'a EnsureImage,
     spec: cri::ImageSpec,
     reference: Reference,
     /// Looked up at most once, and only when needed.
     credentials: OnceCell<Result<Arc<[Credential]>, DockerConfigError>>,
-    /// What is done for it.
+    /// Stage shown while the request is processed.
     at: OpenStage,
 }
 
-/// What the metric of requests tells.
+/// Labels of the metric of image requests.
 struct Told {
     presence: Presence,
     pull: &'static str,
 }
 
 impl Manager {
-    /// Opens the records, and treats pulls that a crash cut short (spec 03b §3.3 item 3).
+    /// Opens the pull records, and recovers pulls interrupted by a crash (spec 03b §3.3 item 3).
     ///
     /// # Errors
-    /// Where the records cannot be opened or the images cannot be listed.
+    /// The records cannot be opened, the images cannot be listed, or the plugin configuration is
+    /// invalid.
     pub async fn new(deps: ImagesDeps, config: ImagesConfig) -> Result<Arc<Self>, ImagesError> {
         let credentials =
             Credentials::open(config.docker.clone(), config.plugins.clone(), &deps.registry, deps.accounts.clone())
@@ -122,8 +124,8 @@ impl Manager {
         }))
     }
 
-    /// Runs image garbage collection and the list for the node status until stopped. A second
-    /// call does nothing.
+    /// Runs image garbage collection and refreshes the image list until stopped. A second call returns
+    /// at once.
     pub async fn run(&self, stop: CancellationToken) {
         let idle = self.idle_collector.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(collector) = idle {
@@ -136,11 +138,11 @@ impl Manager {
         self.collector.listed()
     }
 
-    /// Removes every image that is neither in use, pinned, nor younger than the minimum age;
-    /// returns the bytes freed. For eviction; needs [`Manager::run`] to run.
+    /// Removes every image that is neither in use, pinned, nor younger than the minimum age; returns
+    /// the bytes freed. Called by eviction; requires that [`Manager::run`] is running.
     ///
     /// # Errors
-    /// Where images could not be looked at or removed.
+    /// Images could not be listed or removed.
     pub async fn delete_unused(&self) -> Result<u64, GcError> {
         self.collector.delete_unused().await
     }
@@ -165,7 +167,7 @@ impl Manager {
         let resolved = self.ask(&asked, told).await;
         let name = format!("image {}", request.image);
         match &resolved {
-            // Somebody else may have fetched it.
+            // Another request may have pulled it.
             Ok(_) => asked.at.done_for(&name),
             Err(_) => asked.at.stuck_for(name),
         }
@@ -334,7 +336,7 @@ impl Manager {
         }
     }
 
-    /// The user decides as whom the container runs, so an image that cannot be inspected right
+    /// The image's user determines the user of the container, so an image that cannot be inspected
     /// after its pull is not used.
     fn inspected(
         &self,
@@ -384,7 +386,7 @@ impl Manager {
     }
 }
 
-/// Tells the end of a pull, however it ends.
+/// Reports the end of a pull when dropped, whatever its result.
 struct Ended<'a>(&'a Manager, &'a PodUid);
 
 impl Drop for Ended<'_> {
@@ -412,12 +414,12 @@ async fn open_records(
     Ok(records)
 }
 
-/// Cut to milliseconds, in Go's short form.
+/// Truncates to milliseconds, in Go's short form.
 fn millis(duration: Duration) -> GoDuration {
     GoDuration::from_millis(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX))
 }
 
-/// Tells whether a pod's secrets are the same as at its last attempt.
+/// Fingerprint of a pod's secrets, to detect changes since the last attempt.
 fn fingerprint(secrets: &[PullSecret]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     for secret in secrets {

@@ -1,9 +1,8 @@
-//! Images: present, permitted, and gone when they are no longer needed.
+//! Image management: pull, credential verification, and garbage collection.
 //!
-//! A request for one image comes in through [`berth_ports::ImageProvider`]; out goes a
-//! reference for `CreateContainer`, or exactly why not, and the events on the way. The
-//! [`Manager`] owns the back-off and the pulls under way; [`Manager::run`] owns what is
-//! remembered of images for garbage collection. Behaviour: spec 03b §1-4.
+//! Input: requests through [`berth_ports::ImageProvider`]. Output: a reference for `CreateContainer`,
+//! or an error, and events. The [`Manager`] owns the back-off and the running pulls; [`Manager::run`]
+//! owns the image state for garbage collection. Implements spec 03b §1-4.
 
 mod backoff;
 pub mod credentials;

@@ -1,15 +1,15 @@
-//! What to do about one image: the decision tables of spec 03b §1.1. Pure.
+//! Image pull policy: decision tables of spec 03b §1.1. Pure.
 
 use berth_ports::PullPolicy;
 
-/// Whether the image is on this machine.
+/// Whether the image is on this node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// It is.
+    /// The image is present.
     Present,
-    /// It is not.
+    /// The image is not present.
     Absent,
-    /// Not looked at: the policy pulls anyway.
+    /// Not checked: the policy always pulls.
     Unknown,
 }
 
@@ -24,26 +24,26 @@ impl Presence {
     }
 }
 
-/// What is known of a pod's right to an image that is here.
+/// Whether a pod may use an image that is present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verification {
-    /// The gate is off: presence is enough.
+    /// The feature gate is off: presence is sufficient.
     Off,
-    /// The pod may use it.
+    /// The pod may use the image.
     NotNeeded,
-    /// The pod must show that it could pull it.
+    /// The pod must prove by a pull that it may use the image.
     Needed,
 }
 
-/// What happens to a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Use what is here; the event tells it in these words behind the image's name.
+    /// Use the present image.
     Use {
-        /// E.g. `already present on machine`.
+        /// End of the event's message, for example, `already present on machine`.
         words: &'static str,
     },
-    /// Pull.
+    /// Pull the image.
     Pull,
     /// Refuse with `ErrImageNeverPull`.
     Refuse,
@@ -56,18 +56,18 @@ impl Step {
     }
 }
 
-/// Whether presence must be looked at before anything else.
+/// Whether presence must be checked before anything else.
 pub fn looks(policy: PullPolicy) -> bool {
     policy != PullPolicy::Always
 }
 
-/// Whether the pod's right to the image must be looked at.
+/// Whether the pod's permission to use the image must be verified.
 pub fn verifies(policy: PullPolicy, presence: Presence) -> bool {
     policy != PullPolicy::Always && presence == Presence::Present
 }
 
-/// The step, once presence and (where [`verifies`]) the pod's right are known. Presence must
-/// not leak: who may not use an image is refused as if it were absent.
+/// Decides the step from presence and (if [`verifies`]) the pod's permission. Presence must not leak: a
+/// pod without permission is refused as if the image were absent.
 pub fn decide(policy: PullPolicy, presence: Presence, verification: Verification) -> Step {
     match (policy, presence) {
         (PullPolicy::Always, _) => Step::Pull,
@@ -82,7 +82,7 @@ pub fn decide(policy: PullPolicy, presence: Presence, verification: Verification
     }
 }
 
-/// Waiting reason and message of a pull that failed, by the prefix of the runtime's text.
+/// Waiting reason and message of a failed pull, by the prefix of the runtime's error.
 pub fn pull_failure(image: &str, text: &str) -> (&'static str, String) {
     let known = [
         ("RegistryUnavailable", "the registry is unavailable"),
@@ -96,8 +96,8 @@ pub fn pull_failure(image: &str, text: &str) -> (&'static str, String) {
     ("ErrImagePull", text.to_owned())
 }
 
-/// The texts of failed attempts as one: a single one as it is, several as `[a, b]` without
-/// duplicates (spec 03b §1.2).
+/// Joins the errors of failed attempts: a single one as is, several as `[a, b]` without duplicates
+/// (spec 03b §1.2).
 pub fn aggregate(texts: &[String]) -> String {
     let mut seen: Vec<&str> = Vec::with_capacity(texts.len());
     for text in texts {

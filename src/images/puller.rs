@@ -1,8 +1,8 @@
-//! Carries out pulls: in turn, each one once, at a bounded rate (spec 03b §1.1-1.2, §15 item 3).
+//! Image puller: bounded parallelism, single-flight, rate limit (spec 03b §1.1-1.2, §15 item 3).
 //!
-//! Pulls of one image with the same credentials are one *flight* that every waiter drives and
-//! shares; when the last waiter is gone the flight is dropped, which cancels the call. There is
-//! no deadline: a big image on a slow line takes as long as it takes, and only its own pods wait.
+//! Pulls of one image with the same credentials are one *flight* that all waiters poll and share; when
+//! the last waiter is gone the flight is dropped, which cancels the call. There is no timeout: a large
+//! image on a slow connection takes as long as needed, and only its own pods wait.
 
 use std::{
     collections::HashMap,
@@ -29,14 +29,14 @@ use berth_cri::ImageService;
 use berth_metrics::Images;
 use berth_proto::cri;
 
-/// How many pulls go on at a time.
+/// Maximum number of concurrent pulls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parallelism {
-    /// One (`serializeImagePulls`).
+    /// One pull at a time (`serializeImagePulls`).
     Serial,
-    /// That many (`maxParallelImagePulls`).
+    /// A fixed limit (`maxParallelImagePulls`).
     Limited(NonZeroU32),
-    /// As many as there are.
+    /// No limit.
     Unlimited,
 }
 
@@ -51,36 +51,36 @@ impl Parallelism {
     }
 }
 
-/// One image to pull.
+/// An image to pull.
 #[derive(Clone, Debug)]
 pub struct PullRequest {
-    /// As the pod writes it.
+    /// The image as the pod writes it.
     pub image: String,
-    /// What goes into the call.
+    /// Image spec of the CRI call.
     pub spec: cri::ImageSpec,
-    /// Normalised name without tag and digest.
+    /// Normalized name without tag and digest.
     pub repository: String,
-    /// Tried in order; none means anonymous.
+    /// Credentials to try in order; anonymous if empty.
     pub credentials: Arc<[Credential]>,
-    /// Goes with the call.
+    /// Sandbox configuration passed with the CRI call.
     pub sandbox: Option<Arc<cri::PodSandboxConfig>>,
 }
 
-/// An image that was pulled.
+/// A pulled image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pulled {
-    /// The runtime's reference.
+    /// The runtime's image reference.
     pub image_ref: String,
-    /// Without waiting for its turn.
+    /// Duration of the pull, without the time in the queue.
     pub took: Duration,
 }
 
-/// Why it was not; the runtime's words, or ours.
+/// Why a pull failed, with the error text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PullFailure {
-    /// The intent could not be written: nothing was tried.
+    /// The pull intent could not be written: no pull was attempted.
     Intent(String),
-    /// The call failed, or was not allowed now.
+    /// The call failed, or the rate limit was exceeded.
     Call(String),
 }
 
@@ -88,10 +88,10 @@ type Answer = Result<Pulled, PullFailure>;
 type Flight = Shared<BoxFuture<'static, Answer>>;
 type FlightKey = (String, String, Vec<(String, String)>);
 
-/// Whether a waiter began the flight or joined one.
+/// Whether a waiter started the flight or joined a running one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seat {
-    /// Began it.
+    /// Started it.
     First,
     /// Joined it.
     Joined,
@@ -104,12 +104,12 @@ pub struct Puller {
     bucket: Arc<Mutex<Bucket>>,
     flights: Mutex<HashMap<FlightKey, WeakShared<BoxFuture<'static, Answer>>>>,
     metrics: Arc<Images>,
-    /// `None` where nothing is recorded.
+    /// Pull records; `None` if verification is off.
     records: Option<Records>,
 }
 
 impl Puller {
-    /// One that pulls through `service`. `qps` 0 is no limit.
+    /// Creates a puller for `service`. `qps` 0 means no limit.
     pub fn new(
         service: Arc<dyn ImageService>,
         parallelism: Parallelism,
@@ -127,7 +127,7 @@ impl Puller {
         }
     }
 
-    /// Pulls, or joins a pull of the same image with the same credentials. Cancel by dropping.
+    /// Pulls, or joins a running pull of the same image with the same credentials. Cancel by dropping.
     pub async fn pull(&self, request: PullRequest) -> (Answer, Seat) {
         let (flight, seat) = self.board(request);
         (flight.await, seat)
@@ -171,7 +171,7 @@ impl Puller {
     }
 }
 
-/// A gauge that is up as long as this lives, however it ends.
+/// Increments a gauge while it lives.
 struct Counted(prometheus::IntGauge);
 
 impl Counted {
@@ -217,14 +217,14 @@ async fn attempt(
     }
 }
 
-/// Writes the intent. Where the runtime does not say what it has under that name, it counts as having nothing.
+/// Writes the pull intent. If the runtime's image status fails, the image counts as not present.
 async fn begin(service: &dyn ImageService, records: &Records, request: &PullRequest) -> Result<Intent, PullFailure> {
     let present = service.image_status(request.spec.clone()).await.ok().flatten();
     let present = present.as_ref().map(|image| image.id.as_str());
     records.begin(&request.image, present).await.map_err(|error| PullFailure::Intent(error.to_string()))
 }
 
-/// Anonymously where there are no credentials; else each in order, and never anonymously.
+/// Pulls anonymously without credentials; otherwise with each in order, and never anonymously.
 async fn call(service: &dyn ImageService, request: &PullRequest) -> Result<(String, Proof), String> {
     let sandbox = || request.sandbox.as_deref().cloned();
     if request.credentials.is_empty() {

@@ -1,8 +1,8 @@
-//! How many pulls may begin per second: a token bucket (spec 03b §1.1 "registryPullQPS"). Pure.
+//! Token bucket rate limiter of image pulls (spec 03b §1.1 "registryPullQPS"). Pure.
 
 use std::time::Instant;
 
-/// Tokens that come back at a steady rate, up to a burst.
+/// Token bucket that refills at a constant rate, up to a burst.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     per_second: f64,
@@ -12,13 +12,13 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one. `qps` 0 is no limit.
+    /// Creates a full bucket. `qps` 0 means no limit.
     pub fn new(qps: u32, burst: u32, now: Instant) -> Self {
         let burst = f64::from(burst);
         Self { per_second: f64::from(qps), burst, tokens: burst, filled: now }
     }
 
-    /// Takes a token, if there is one.
+    /// Takes a token; returns whether one was available.
     pub fn take(&mut self, now: Instant) -> bool {
         if self.per_second == 0.0 {
             return true;

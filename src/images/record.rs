@@ -1,4 +1,4 @@
-//! The documents of pull records, byte-compatible with the reference's (spec 03b §3.1). Pure.
+//! Documents of image pull records, byte-compatible with upstream's (spec 03b §3.1). Pure.
 
 use std::collections::BTreeMap;
 
@@ -8,45 +8,45 @@ const V1BETA1: &str = "kubelet.config.k8s.io/v1beta1";
 const V1ALPHA1: &str = "kubelet.config.k8s.io/v1alpha1";
 const INTENT: &str = "ImagePullIntent";
 const PULLED: &str = "ImagePulledRecord";
-/// A document of our own: the reference has none like it.
+/// A document kind of Berth; upstream has no equivalent.
 const PRELOADED: &str = "PreloadedImage";
-/// Its version.
+/// API version of [`PRELOADED`].
 const PRELOADED_VERSION: &str = "berth/v1";
 
-/// How many secrets one mapping remembers at most.
+/// Maximum number of secrets recorded per mapping.
 pub const SECRETS_LIMIT: usize = 100;
 
-/// A secret that a pull succeeded with.
+/// A secret of a successful pull.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct SecretRecord {
     /// UID of the Secret.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the Secret.
     pub namespace: String,
-    /// Its name.
+    /// Name of the Secret.
     pub name: String,
-    /// Hash of the login that worked.
+    /// Hash of the login that was used.
     #[serde(rename = "credentialHash")]
     pub hash: String,
 }
 
 impl SecretRecord {
-    /// Where the secret stands, whatever its content.
+    /// Namespace, name, and UID of the Secret, regardless of its content.
     pub fn coordinates(&self) -> (&str, &str, &str) {
         (&self.namespace, &self.name, &self.uid)
     }
 }
 
-/// A service account whose token a pull succeeded with.
+/// A service account of a successful pull with its token.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct AccountRecord {
     /// UID of the ServiceAccount.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the ServiceAccount.
     pub namespace: String,
-    /// Its name.
+    /// Name of the ServiceAccount.
     pub name: String,
 }
 
@@ -56,25 +56,25 @@ impl AccountRecord {
     }
 }
 
-/// Who may use an image under one name.
+/// Credentials that permit the use of an image under one name.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Default, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Grants {
-    /// Secrets.
+    /// Secrets of successful pulls.
     #[serde(rename = "kubernetesSecrets", default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<SecretRecord>,
-    /// Service accounts.
+    /// Service accounts of successful pulls.
     #[serde(rename = "kubernetesServiceAccounts", default, skip_serializing_if = "Vec::is_empty")]
     pub accounts: Vec<AccountRecord>,
-    /// Every pod of this node: pulled without credentials, or with the node's.
+    /// Whether every pod of this node may use it: pulled without credentials, or with the node's.
     #[serde(rename = "nodePodsAccessible", default, skip_serializing_if = "std::ops::Not::not")]
     pub node: bool,
 }
 
-/// The credential a pull succeeded with, as far as records care.
+/// The credential of a successful pull, as recorded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Proof {
-    /// None, or the node's own.
+    /// No credential, or the node's own.
     Node,
     /// A pull secret.
     Secret(SecretRecord),
@@ -83,7 +83,7 @@ pub enum Proof {
 }
 
 impl Grants {
-    /// Adds what a pull proved; lists stay sorted by namespace, name, UID.
+    /// Adds the credential of a successful pull; lists stay sorted by namespace, name, UID.
     pub fn add(&mut self, proof: &Proof) {
         match proof {
             Proof::Node => *self = Self { node: true, ..Self::default() },
@@ -106,26 +106,26 @@ impl Grants {
     }
 }
 
-/// What is known of one image that was pulled by this agent.
+/// Record of one image pulled by this agent.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct PulledRecord {
     kind: String,
     #[serde(rename = "apiVersion")]
     api_version: String,
-    /// When it was last changed.
+    /// Time of the last change.
     #[serde(rename = "lastUpdatedTime", with = "seconds")]
     pub updated: jiff::Timestamp,
-    /// The runtime's reference.
+    /// The runtime's image reference.
     #[serde(rename = "imageRef")]
     pub image_ref: String,
-    /// By image name without tag and digest.
+    /// Grants by image name without tag and digest.
     #[serde(rename = "credentialMapping", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub grants: BTreeMap<String, Grants>,
 }
 
 impl PulledRecord {
-    /// One that grants nothing yet.
+    /// Creates a record without grants.
     pub fn new(image_ref: &str, now: jiff::Timestamp) -> Self {
         Self {
             kind: PULLED.to_owned(),
@@ -146,27 +146,27 @@ struct Intent {
     image: String,
 }
 
-/// Why a record file says nothing.
+/// Why a record file cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Not the JSON it should be.
+    /// The JSON is malformed.
     #[error("{0}")]
     Syntax(String),
-    /// Another kind or version of document.
+    /// The kind or version of the document is not supported.
     #[error("unexpected document {kind} of {version}")]
     Unexpected {
-        /// `kind`.
+        /// `kind` of the document.
         kind: String,
-        /// `apiVersion`.
+        /// `apiVersion` of the document.
         version: String,
     },
 }
 
-/// A document, and whether it was written in an older version and should be written anew.
+/// A decoded document.
 pub struct Decoded<T> {
-    /// The document.
+    /// The document's value.
     pub value: T,
-    /// Whether it is in an older version.
+    /// Whether it has an older version and should be rewritten.
     pub outdated: bool,
 }
 
@@ -178,20 +178,20 @@ fn check(kind: &str, expected: &str, version: &str) -> Result<bool, RecordError>
     }
 }
 
-/// Reads an intent: the image as the pod writes it.
+/// Decodes an intent; returns the image as the pod writes it.
 ///
 /// # Errors
-/// Strict: unknown fields, kinds and versions are refused.
+/// Strict: unknown fields, kinds, and versions are rejected.
 pub fn decode_intent(data: &[u8]) -> Result<Decoded<String>, RecordError> {
     let intent: Intent = serde_json::from_slice(data).map_err(|e| RecordError::Syntax(e.to_string()))?;
     let outdated = check(&intent.kind, INTENT, &intent.api_version)?;
     Ok(Decoded { value: intent.image, outdated })
 }
 
-/// Reads a pulled record.
+/// Decodes a pulled record.
 ///
 /// # Errors
-/// Strict: unknown fields, kinds and versions are refused.
+/// Strict: unknown fields, kinds, and versions are rejected.
 pub fn decode_pulled(data: &[u8]) -> Result<Decoded<PulledRecord>, RecordError> {
     let mut record: PulledRecord = serde_json::from_slice(data).map_err(|e| RecordError::Syntax(e.to_string()))?;
     let outdated = check(&record.kind, PULLED, &record.api_version)?;
@@ -208,13 +208,13 @@ pub struct PreloadedImage {
     api_version: String,
     /// The image as the pod writes it.
     pub image: String,
-    /// The runtime's reference.
+    /// The runtime's image reference.
     #[serde(rename = "imageRef")]
     pub image_ref: String,
 }
 
 impl PreloadedImage {
-    /// Of that name and reference.
+    /// Creates the document for that name and reference.
     pub fn new(image: &str, image_ref: &str) -> Self {
         Self {
             kind: PRELOADED.to_owned(),
@@ -225,10 +225,10 @@ impl PreloadedImage {
     }
 }
 
-/// Reads the document of a preloaded image.
+/// Decodes the document of a preloaded image.
 ///
 /// # Errors
-/// Strict: unknown fields, kinds and versions are refused.
+/// Strict: unknown fields, kinds, and versions are rejected.
 pub fn decode_preloaded(data: &[u8]) -> Result<Decoded<PreloadedImage>, RecordError> {
     let value: PreloadedImage = serde_json::from_slice(data).map_err(|e| RecordError::Syntax(e.to_string()))?;
     if value.kind != PRELOADED || value.api_version != PRELOADED_VERSION {
@@ -237,18 +237,18 @@ pub fn decode_preloaded(data: &[u8]) -> Result<Decoded<PreloadedImage>, RecordEr
     Ok(Decoded { value, outdated: false })
 }
 
-/// The document of a preloaded image: one line.
+/// Encodes the document of a preloaded image as one line.
 pub fn encode_preloaded(image: &PreloadedImage) -> Vec<u8> {
     line(image)
 }
 
-/// The intent's document: one line.
+/// Encodes an intent as one line.
 pub fn encode_intent(image: &str) -> Vec<u8> {
     let intent = Intent { kind: INTENT.to_owned(), api_version: V1BETA1.to_owned(), image: image.to_owned() };
     line(&intent)
 }
 
-/// The record's document: one line.
+/// Encodes a pulled record as one line.
 pub fn encode_pulled(record: &PulledRecord) -> Vec<u8> {
     line(record)
 }
@@ -259,7 +259,7 @@ fn line(value: &impl Serialize) -> Vec<u8> {
     data
 }
 
-/// RFC 3339 in whole seconds, as the reference prints times.
+/// RFC 3339 in whole seconds, as upstream formats times.
 mod seconds {
     use jiff::Timestamp;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

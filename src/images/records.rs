@@ -1,8 +1,7 @@
-//! What was pulled, and with which credentials (spec 03b §3.3): an intent before a pull, a
-//! record after it, both on disk, so that a crash between the two is noticed at start.
+//! Image pull records: intents before pulls, credentials after them (spec 03b §3.3).
 //!
-//! All file work runs on the blocking pool under one short lock that is never held across an
-//! await; callers wait with a deadline.
+//! Both are on disk, so that a crash in between is detected at start. All file work runs on the
+//! blocking pool under one mutex that is never held across an await; callers wait with a timeout.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,27 +27,27 @@ use berth_metrics::Images;
 use berth_ports::Clock;
 use berth_proto::cri;
 
-/// How long the disk may take.
+/// Timeout of one disk operation.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What is known of one image.
+/// Records of one image.
 pub struct KnownImage {
-    /// The record; `Err` where reading failed.
+    /// The record; `Err` if it could not be read.
     pub record: Result<Option<PulledRecord>, ()>,
-    /// Whether a pull was begun and never recorded.
+    /// Whether a pull was started but not recorded.
     pub intent: bool,
 }
 
-/// One pull that is over.
+/// A successful pull.
 #[derive(Clone, Debug)]
 pub struct Pull {
     /// The image as the pod writes it.
     pub image: String,
-    /// The runtime's reference.
+    /// The runtime's image reference.
     pub image_ref: String,
-    /// The name without tag and digest.
+    /// Image name without tag and digest.
     pub repository: String,
-    /// What worked.
+    /// Credential that was used.
     pub proof: Proof,
 }
 
@@ -56,12 +55,12 @@ struct Inner {
     counts: HashMap<String, usize>,
     intents: Store<String>,
     pulled: Store<PulledRecord>,
-    /// Of the intents: images that were here before, and not by a pull.
+    /// For intents: images that were present before, and not by a pull.
     preloaded: Store<PreloadedImage>,
     clock: Arc<dyn Clock>,
 }
 
-/// The records. Cheap to clone.
+/// Handle to the pull records. Cheap to clone.
 #[derive(Clone)]
 pub struct Records(Arc<Mutex<Inner>>);
 
@@ -73,7 +72,7 @@ impl Records {
     /// Opens `<root>/image_manager`. Blocks.
     ///
     /// # Errors
-    /// Where the folders cannot be made or listed.
+    /// The directories cannot be created or listed.
     pub fn open(
         root: &Path,
         max_pods: usize,
@@ -127,13 +126,14 @@ impl Records {
         }
     }
 
-    /// A pull begins, of a name under which the runtime has `present` already. Concurrent pulls of one image share its file.
+    /// Records the start of a pull; `present` is the image the runtime already has under that name.
+    /// Concurrent pulls of one image share the file.
     ///
     /// # Errors
-    /// Where the intent cannot be written; the pull must not begin.
+    /// The intent cannot be written; the pull must not start.
     pub async fn begin(&self, image: &str, present: Option<&str>) -> io::Result<Intent> {
         let (records, image, present) = (self.clone(), image.to_owned(), present.map(str::to_owned));
-        // Made where it is written: whoever does not wait for that takes it back all the same.
+        // Created inside the job: a caller that stops waiting still removes the intent by the drop.
         let begin = move |inner: &mut Inner| {
             inner.begin(&image, present.as_deref())?;
             Ok(Intent { records: Some(records), image })
@@ -141,18 +141,18 @@ impl Records {
         self.run(begin).await
     }
 
-    /// What is known of an image that is here.
+    /// Reads the records of an image that is present.
     pub async fn known(&self, image: &str, image_ref: &str) -> KnownImage {
         let (image, image_ref) = (image.to_owned(), image_ref.to_owned());
         let read = self.run(move |inner| {
             let intent = inner.intents.get(&image).map(|found| found.is_some());
-            // an intent that cannot be read is one
+            // an unreadable intent counts as an intent
             Ok(KnownImage { record: inner.pulled.get(&image_ref).map_err(drop), intent: intent.unwrap_or(true) })
         });
         read.await.unwrap_or(KnownImage { record: Err(()), intent: true })
     }
 
-    /// A pod proved its right to an image that is here in a way not recorded yet.
+    /// Records a credential that matches an image that is present, but is not recorded yet.
     pub async fn learn(&self, image_ref: &str, repository: &str, proof: Proof) {
         let (image_ref, repository) = (image_ref.to_owned(), repository.to_owned());
         let written = self.run(move |inner| inner.grant(&image_ref, &repository, Some(&proof)));
@@ -161,33 +161,33 @@ impl Records {
         }
     }
 
-    /// After a restart: images whose pull was begun get a record without credentials.
+    /// Recovery after a restart: images with a pull intent get a record without credentials.
     ///
     /// # Errors
-    /// Where the intents cannot be listed.
+    /// The intents cannot be listed.
     pub async fn recover(&self, images: Vec<cri::Image>) -> io::Result<()> {
         self.run(move |inner| inner.recover(&images)).await
     }
 
-    /// Drops records of images that are gone and that were last changed before `before`.
-    /// `images` is the complete list of what survived.
+    /// Removes records of images that no longer exist and that were last changed before `before`.
+    /// `images` is the complete list of remaining images.
     ///
     /// # Errors
-    /// Where the records cannot be listed or removed.
+    /// The records cannot be listed or removed.
     pub async fn prune(&self, images: Vec<cri::Image>, before: Timestamp) -> io::Result<()> {
         self.run(move |inner| inner.prune(&images, before)).await
     }
 }
 
-/// A pull that was begun. Dropping it takes the intent back: the pull was cut short.
+/// A started pull. Dropping it removes the intent: the pull was cancelled.
 pub struct Intent {
     records: Option<Records>,
     image: String,
 }
 
 impl Intent {
-    /// The pull succeeded: records it, then drops the intent. Where the record cannot be
-    /// written the intent stays, so that a restart still treats the image as pulled by us.
+    /// Records a successful pull, then removes the intent. If the record cannot be written the intent
+    /// is kept, so that a restart still treats the image as pulled by this agent.
     pub async fn succeeded(mut self, pull: Pull) {
         let Some(records) = self.records.take() else { return };
         let written = records.run(move |inner| {
@@ -199,7 +199,7 @@ impl Intent {
         }
     }
 
-    /// The pull failed: takes the intent back before anything else happens.
+    /// Removes the intent of a failed pull, before the failure is returned.
     pub async fn failed(mut self) {
         let Some(records) = self.records.take() else { return };
         let image = self.image.clone();
@@ -213,7 +213,7 @@ impl Drop for Intent {
     fn drop(&mut self) {
         let Some(records) = self.records.take() else { return };
         let image = std::mem::take(&mut self.image);
-        // outside a runtime the process is ending, and the intent may stay
+        // outside a Tokio runtime the process is ending, and the intent may remain
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn_blocking(move || {
                 let ended = records.0.lock().unwrap_or_else(PoisonError::into_inner).end(&image);
@@ -228,7 +228,8 @@ impl Drop for Intent {
 impl Inner {
     fn begin(&mut self, image: &str, present: Option<&str>) -> io::Result<()> {
         if !self.counts.contains_key(image) {
-            // Before the intent: a crash in between leaves what no intent asks for.
+            // Before the intent: a preloaded record without an intent has no effect after a crash in
+            // between.
             match present.filter(|image_ref| matches!(self.pulled.get(image_ref), Ok(None))) {
                 Some(image_ref) => self.preloaded.put(PreloadedImage::new(image, image_ref))?,
                 None => self.preloaded.delete(image)?,
@@ -254,15 +255,16 @@ impl Inner {
         self.end_intent(image)
     }
 
-    /// Removes an intent and its preloaded record. The intent goes first: a preloaded record without one has no effect.
+    /// Removes an intent, then its preloaded record: a preloaded record without an intent has no
+    /// effect.
     fn end_intent(&mut self, image: &str) -> io::Result<()> {
         self.intents.delete(image)?;
         self.preloaded.delete(image)
     }
 
-    /// Merges a proof into the record; makes one that proves nothing where there is none.
+    /// Merges a credential into the record; creates a record without grants if there is none.
     fn grant(&mut self, image_ref: &str, repository: &str, proof: Option<&Proof>) -> io::Result<()> {
-        // a record that cannot be read is written anew: it granted nothing anyway
+        // an unreadable record is rewritten: it granted nothing
         let known = self.pulled.get(image_ref).unwrap_or_default();
         let now = self.clock.now();
         let mut record = known.clone().unwrap_or_else(|| PulledRecord::new(image_ref, now));
@@ -317,7 +319,7 @@ impl Inner {
     }
 }
 
-/// One spelling for all of a name's.
+/// Canonical form of an image name.
 fn canonical(name: &str) -> String {
     Reference::parse(name).map_or_else(|_| name.to_owned(), |parsed| parsed.canonical())
 }
@@ -362,7 +364,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let records = open(dir.path(), 1000);
         for _ in 0..20 {
-            // Dropped while the intent is being written, as with a pod that is deleted.
+            // Dropped while the intent is being written, as for a pod that is deleted.
             let begun = records.begin("busybox", None).now_or_never();
             assert!(begun.is_none(), "it waits for the disk");
         }

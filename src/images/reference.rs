@@ -1,7 +1,7 @@
-//! Image names as pods write them, by Docker's rules for familiar names (spec 03b §1.1 step 1). Pure.
+//! Image reference parser by Docker's familiar-name rules (spec 03b §1.1 step 1). Pure.
 //!
-//! `busybox` means `docker.io/library/busybox`; the tagged form goes into CRI calls, the
-//! normalised repository is what credentials and records are looked up by.
+//! `busybox` means `docker.io/library/busybox`; the tagged form is passed in CRI calls, the normalized
+//! repository is the lookup key of credentials and records.
 
 use std::sync::LazyLock;
 
@@ -12,40 +12,40 @@ const LEGACY_DOMAIN: &str = "index.docker.io";
 const OFFICIAL: &str = "library/";
 const NAME_LIMIT: usize = 255;
 
-/// Why a text is no image name; the words are those of Docker's reference library.
+/// Why a text is not an image reference; texts are those of Docker's reference library.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// Looks like an image id.
+    /// The name looks like an image ID.
     #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
     Identifier(String),
-    /// Upper-case letters in the repository.
+    /// The repository has upper-case letters.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     Uppercase(String),
-    /// Longer than 255 characters.
+    /// The repository is longer than 255 characters.
     #[error("repository name must not be more than 255 characters")]
     TooLong,
-    /// The digest's algorithm is not known.
+    /// The algorithm of the digest is unknown.
     #[error("unsupported digest algorithm")]
     DigestAlgorithm,
     /// The digest has the wrong length for its algorithm.
     #[error("invalid checksum digest length")]
     DigestLength,
-    /// The digest holds other characters than lower-case hex digits.
+    /// The digest has characters other than lower-case hex digits.
     #[error("invalid checksum digest format")]
     DigestFormat,
-    /// Anything else.
+    /// Any other syntax error.
     #[error("invalid reference format")]
     Format,
 }
 
-/// A parsed image name.
+/// A parsed image reference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
-    /// Registry host and path, fully normalised: `docker.io/library/busybox`.
+    /// Registry host and path, fully normalized: `docker.io/library/busybox`.
     pub repository: String,
-    /// The tag, where one is given.
+    /// The tag, if given.
     pub tag: Option<String>,
-    /// The digest, where one is given.
+    /// The digest, if given.
     pub digest: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl Reference {
     /// Parses a name by the familiar-name rules.
     ///
     /// # Errors
-    /// Where the text is no reference.
+    /// The text is not a reference.
     pub fn parse(text: &str) -> Result<Self, ReferenceError> {
         if IDENTIFIER.is_match(text) {
             return Err(ReferenceError::Identifier(text.to_owned()));
@@ -89,7 +89,7 @@ impl Reference {
         Ok(Self { repository: group(1).ok_or(ReferenceError::Format)?, tag: group(3), digest })
     }
 
-    /// The canonical text: repository, tag (`latest` where neither tag nor digest is given), digest.
+    /// The canonical text: repository, tag (`latest` without tag and digest), digest.
     pub fn canonical(&self) -> String {
         let mut text = self.repository.clone();
         match (&self.tag, &self.digest) {
@@ -104,11 +104,11 @@ impl Reference {
     }
 }
 
-/// What goes into CRI calls: the text itself, with `:latest` where it has neither tag nor digest.
-/// No registry is added.
+/// The name for CRI calls: the text itself, with `:latest` if it has neither tag nor digest. No
+/// registry is added.
 ///
 /// # Errors
-/// Where the text is no reference.
+/// The text is not a reference.
 pub fn with_default_tag(image: &str) -> Result<(String, Reference), ReferenceError> {
     let parsed = Reference::parse(image)?;
     let tagged = if parsed.tag.is_none() && parsed.digest.is_none() { format!("{image}:latest") } else { image.into() };

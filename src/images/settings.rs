@@ -1,4 +1,4 @@
-//! What the images room is opened with, and why it may not open.
+//! Settings, dependencies, and errors of the image manager.
 
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -14,79 +14,79 @@ use berth_metrics::Registry;
 use berth_ports::{Clock, EventSink, ObjectSource};
 use berth_types::PodUid;
 
-/// Settings of the images room.
+/// Settings of the image manager.
 #[derive(Clone, Debug)]
 pub struct ImagesConfig {
-    /// The agent's root directory; records live in `image_manager` below it.
+    /// The agent's root directory; records are in `image_manager` below it.
     pub root: PathBuf,
-    /// `maxPods`: sizes the caches.
+    /// `maxPods`: determines the capacity of the caches.
     pub max_pods: u32,
-    /// `registryPullQPS`; 0 is no limit.
+    /// `registryPullQPS`; 0 means no limit.
     pub registry_qps: u32,
     /// `registryBurst`.
     pub registry_burst: u32,
     /// `serializeImagePulls` and `maxParallelImagePulls`.
     pub parallelism: Parallelism,
-    /// `imagePullCredentialsVerificationPolicy` with its allowlist; `None` with the gate
-    /// `KubeletEnsureSecretPulledImages` off: nothing is recorded or verified then.
+    /// `imagePullCredentialsVerificationPolicy` with its allowlist; `None` if the gate
+    /// `KubeletEnsureSecretPulledImages` is off: nothing is recorded or verified then.
     pub verification: Option<VerificationPolicy>,
     /// Gate `RuntimeClassInImageCriApi`.
     pub handler_in_calls: bool,
-    /// Where the node's docker configuration is looked for.
+    /// Directories to search for the node's Docker configuration.
     pub docker: DockerFolders,
-    /// Exec plugins; `None` without.
+    /// Credential provider plugins; `None` without.
     pub plugins: Option<PluginFlags>,
-    /// Garbage collection.
+    /// Policy of garbage collection.
     pub gc: GcPolicy,
 }
 
-/// When a pod's pull began and ended, for the start-up latency.
+/// Start or end of a pod's pull, for the startup latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PullMoment {
-    /// Began.
+    /// The pull began.
     Began,
-    /// Ended, well or not.
+    /// The pull ended, successfully or not.
     Ended,
 }
 
-/// Whom to tell of pulls.
+/// Callback for the start and end of pulls.
 pub type OnPull = Arc<dyn Fn(&PodUid, PullMoment) + Send + Sync>;
 
-/// What the images room needs of others.
+/// Dependencies of the image manager.
 pub struct ImagesDeps {
-    /// The image service.
+    /// CRI image service.
     pub images: Arc<dyn ImageService>,
-    /// The runtime service: which images containers use.
+    /// CRI runtime service: shows which images containers use.
     pub runtime: Arc<dyn RuntimeService>,
-    /// Where events go.
+    /// Recorder of events.
     pub events: Arc<dyn EventSink>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Where metrics are registered.
+    /// Registry of metrics.
     pub registry: Registry,
-    /// Room on a filesystem; [`super::statvfs_room`] in life.
+    /// Disk space of a filesystem; [`super::statvfs_room`] in production.
     pub room: RoomOf,
-    /// Told of every pull.
+    /// Callback for the start and end of pulls.
     pub on_pull: OnPull,
-    /// Where service accounts and their tokens come from, for credential plugins; none without an API server.
+    /// Source of service accounts and tokens for credential plugins; `None` without an API server.
     pub accounts: Option<Arc<dyn ObjectSource>>,
 }
 
-/// Why the images room cannot be opened.
+/// Why the image manager cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ImagesError {
-    /// The folders of records cannot be made or read.
+    /// The directories of pull records cannot be created or read.
     #[error("failed to open image pull records in {}: {source}", root.display())]
     Records {
         /// The agent's root directory.
         root: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The configuration of credential plugins cannot be used.
+    /// The configuration of credential plugins is invalid.
     #[error("failed to register CRI image credential providers: {0}")]
     Plugins(#[from] PluginConfigError),
-    /// The images cannot be listed, so that pulls that were cut short cannot be told.
+    /// The images cannot be listed, so interrupted pulls cannot be recovered.
     #[error("failed to list images: {0}")]
     List(CriError),
 }

@@ -1,7 +1,7 @@
-//! One folder of record files with a write-through cache (spec 03b §3.1, §3.3 item 5).
+//! Directory of record files with a write-through cache (spec 03b §3.1, §3.3 item 5).
 //!
-//! Blocking; called from the blocking pool. While the cache has never lost an entry it knows
-//! all there is, and a miss needs no look at the disk.
+//! Blocking; called from the blocking pool. While the cache has never evicted an entry it is complete,
+//! and a miss needs no disk access.
 
 use std::{
     fs, io,
@@ -23,24 +23,24 @@ use berth_sys::atomic_file::{read, replace};
 
 const MODE: u32 = 0o600;
 
-/// How one kind of document is keyed, written and read.
+/// Key and encoding of one kind of document.
 pub struct Form<V> {
-    /// The key, of whose hash the file is named.
+    /// Returns the key; the file name is derived from its hash.
     pub key: fn(&V) -> &str,
-    /// To bytes.
+    /// Encodes a document.
     pub encode: fn(&V) -> Vec<u8>,
-    /// From bytes, strictly.
+    /// Decodes a document strictly.
     pub decode: fn(&[u8]) -> Result<Decoded<V>, RecordError>,
 }
 
-/// A folder of documents.
+/// A directory of documents.
 pub struct Store<V> {
     folder: PathBuf,
     form: Form<V>,
     cache: LruCache<String, V>,
     complete: bool,
     on_disk: usize,
-    /// `None` where the reference has no such records.
+    /// `None` if upstream has no such records.
     gauges: Option<RecordGauges>,
 }
 
@@ -49,10 +49,10 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
 }
 
 impl<V: Clone> Store<V> {
-    /// Opens the folder, reads what is there, and writes older versions anew.
+    /// Opens the directory, reads its documents, and rewrites older versions.
     ///
     /// # Errors
-    /// Where the folder cannot be made or listed. A file that says nothing is left alone.
+    /// The directory cannot be created or listed. A file that cannot be decoded is ignored.
     pub fn open(
         folder: PathBuf,
         form: Form<V>,
@@ -81,14 +81,14 @@ impl<V: Clone> Store<V> {
         Ok(store)
     }
 
-    /// Record files; leftovers of writes go. Under the lock there is no write in between.
+    /// Lists record files and removes leftovers of writes. The mutex excludes concurrent writes.
     fn files(&self) -> io::Result<Vec<PathBuf>> {
         let mut paths = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if name.starts_with('.') || name.ends_with(".tmp") {
-                // a write that a crash cut short, ours or the reference's
+                // an interrupted write, by this agent or upstream
                 let _ = fs::remove_file(&path);
             } else if name.starts_with("sha256-") {
                 paths.push(path);
@@ -125,10 +125,10 @@ impl<V: Clone> Store<V> {
         self.cache.put(key, value);
     }
 
-    /// The document of that key.
+    /// Reads the document of that key.
     ///
     /// # Errors
-    /// Where the file cannot be read or says nothing.
+    /// The file cannot be read or decoded.
     pub fn get(&mut self, key: &str) -> io::Result<Option<V>> {
         if let Some(known) = self.cache.get(key) {
             return Ok(Some(known.clone()));
@@ -145,7 +145,7 @@ impl<V: Clone> Store<V> {
     /// Writes a document.
     ///
     /// # Errors
-    /// Where the file cannot be written; what was there before stays.
+    /// The file cannot be written; its previous content is kept.
     pub fn put(&mut self, value: V) -> io::Result<()> {
         let path = self.path((self.form.key)(&value));
         let new = !path.exists();
@@ -159,7 +159,7 @@ impl<V: Clone> Store<V> {
     /// Removes a document. Idempotent.
     ///
     /// # Errors
-    /// Where the file cannot be removed.
+    /// The file cannot be removed.
     pub fn delete(&mut self, key: &str) -> io::Result<()> {
         match fs::remove_file(self.path(key)) {
             Ok(()) => self.on_disk = self.on_disk.saturating_sub(1),
@@ -171,10 +171,10 @@ impl<V: Clone> Store<V> {
         Ok(())
     }
 
-    /// All documents that can be read.
+    /// All readable documents.
     ///
     /// # Errors
-    /// Where the folder cannot be listed.
+    /// The directory cannot be listed.
     pub fn all(&self) -> io::Result<Vec<V>> {
         if self.complete {
             return Ok(self.cache.iter().map(|(_, value)| value.clone()).collect());

@@ -1,4 +1,6 @@
-//! May this pod use an image that is already here? The decision of spec 03b §3.2. Pure.
+//! Image credential verification: whether a pod may use an image that is present on the node.
+//!
+//! Pure. Implements spec 03b §3.2.
 
 use super::record::{Grants, Proof, PulledRecord, SECRETS_LIMIT, SecretRecord};
 
@@ -17,7 +19,7 @@ pub enum VerificationPolicy {
 }
 
 impl VerificationPolicy {
-    /// Whether images of that repository must be verified; `ours` tells that this agent pulled it.
+    /// Whether images of that repository must be verified; `ours`: this agent pulled the image.
     pub fn wants(&self, repository: &str, ours: bool) -> bool {
         match self {
             Self::Never => false,
@@ -34,13 +36,13 @@ impl VerificationPolicy {
 /// The `result` label of `kubelet_imagemanager_image_mustpull_checks_total`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CheckResult {
-    /// The policy asks for nothing.
+    /// The policy requires no verification.
     PolicyAllowed,
-    /// The pod has, or needs, no other credential than one that worked before.
+    /// A recorded credential matches, or the image needs none.
     RecordFound,
-    /// The pod must show its credentials to the registry.
+    /// The pod must authenticate to the registry.
     MustAuthenticate,
-    /// It could not be found out.
+    /// Verification failed with an error.
     Error,
 }
 
@@ -56,17 +58,17 @@ impl CheckResult {
     }
 }
 
-/// What the record says before the pod's credentials are known.
+/// Decision before the pod's credentials are known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum First {
-    /// Decided; `None` where the check is not counted.
+    /// The decision is final.
     Done {
         /// Whether the image must be pulled.
         pull: bool,
-        /// How it is counted.
+        /// Metric label; `None` if the check is not counted.
         result: Option<CheckResult>,
     },
-    /// The pod's credentials decide, against these grants.
+    /// The decision depends on comparing the pod's credentials with these grants.
     Compare(Grants),
 }
 
@@ -76,20 +78,20 @@ impl First {
     }
 }
 
-/// What was read about an image that is here.
+/// Data about an image that is present.
 #[derive(Clone, Copy, Debug)]
 pub struct Known<'a> {
-    /// The runtime's reference.
+    /// The runtime's image reference.
     pub image_ref: &'a str,
-    /// The record; `Err` where reading failed.
+    /// The record; `Err` if it could not be read.
     pub record: Result<Option<&'a PulledRecord>, ()>,
-    /// Whether a pull of it was begun and never recorded.
+    /// Whether a pull of it was started but not recorded.
     pub intent: bool,
-    /// The name without tag and digest; `None` where it does not parse.
+    /// Image name without tag and digest; `None` if it does not parse.
     pub repository: Option<&'a str>,
 }
 
-/// Rows 1 to 7.
+/// Decides by rows 1 to 7 of the table.
 pub fn begin(policy: &VerificationPolicy, known: Known<'_>) -> First {
     use CheckResult::{Error, MustAuthenticate, PolicyAllowed, RecordFound};
     if known.image_ref.is_empty() {
@@ -109,16 +111,16 @@ pub fn begin(policy: &VerificationPolicy, known: Known<'_>) -> First {
     }
 }
 
-/// The answer once the pod's credentials are known.
+/// Decision once the pod's credentials are known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Compared {
     /// Whether the image must be pulled.
     pub pull: bool,
-    /// What the record should learn.
+    /// Credential to add to the record.
     pub remember: Option<Proof>,
 }
 
-/// Rows 9 to 12, for the proofs the pod could show.
+/// Decides by rows 9 to 12 of the table, for the pod's credentials.
 pub fn compare(grants: &Grants, proofs: &[Proof]) -> Compared {
     let room = grants.secrets.len() < SECRETS_LIMIT;
     let secrets = || proofs.iter().filter_map(|p| if let Proof::Secret(s) = p { Some(s) } else { None });

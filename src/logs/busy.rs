@@ -1,4 +1,4 @@
-//! Which logs are being worked on: removal and rotation of one log never meet.
+//! Set of locked log paths: removal and rotation of one log exclude each other.
 
 use std::{
     collections::HashSet,
@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// Paths in use. Cheap to clone; the lock is held for a set operation only.
+/// Locked paths. Cheap to clone; the mutex is held for a set operation only.
 #[derive(Clone, Debug, Default)]
 pub struct Busy(Arc<Inner>);
 
@@ -18,7 +18,7 @@ struct Inner {
     freed: Notify,
 }
 
-/// A path in use, until dropped.
+/// A locked path, until dropped.
 #[derive(Debug)]
 pub struct Held {
     busy: Busy,
@@ -26,14 +26,14 @@ pub struct Held {
 }
 
 impl Busy {
-    /// Takes a path at once, or not at all.
+    /// Locks a path without waiting; `None` if it is locked.
     pub fn try_hold(&self, path: &Path) -> Option<Held> {
         let mut paths = self.0.paths.lock().unwrap_or_else(PoisonError::into_inner);
         paths.insert(path.to_owned()).then(|| Held { busy: self.clone(), path: path.to_owned() })
     }
 
-    /// Waits for a path. Pending as long as another holds it, which is bounded by the deadline
-    /// of `ReopenContainerLog` and the time to compress one file.
+    /// Waits for the lock of a path. The wait is limited by the timeout of `ReopenContainerLog` and the
+    /// time to compress one file.
     pub async fn hold(&self, path: &Path) -> Held {
         loop {
             let freed = self.0.freed.notified();

@@ -1,4 +1,4 @@
-//! Files beside a log, and the log directories of pods.
+//! File operations on logs, rotated logs, and the log directories of pods.
 
 use std::{
     ffi::OsStr,
@@ -10,15 +10,14 @@ use std::{
 use berth_sys::remove_tree::remove_tree;
 use berth_types::{PodRef, PodUid};
 
-/// UID of the pod that a log directory `<namespace>_<name>_<uid>` belongs to; `None` for what is
-/// not such a directory.
+/// UID of the pod that a log directory `<namespace>_<name>_<uid>` belongs to; `None` for other names.
 pub fn uid_of(directory: &str) -> Option<PodUid> {
     let (_, uid) = directory.rsplit_once('_')?;
     (!uid.is_empty()).then(|| PodUid::from(uid))
 }
 
-/// Names in the directory of `log` that begin with `<log><separator>`; a directory that is not
-/// there has none.
+/// Names in the directory of `log` that begin with `<log><separator>`; empty if the directory does not
+/// exist.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -38,8 +37,8 @@ pub fn beside(log: &Path, separator: &str) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// Names of rotated files of `log`, leftovers included: regular files only, because whoever may write to the directory
-/// can make a FIFO or a directory of such a name.
+/// Names of rotated files of `log`, including leftovers: regular files only, because a container that
+/// can write to the directory can create a FIFO or a directory of such a name.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -49,7 +48,7 @@ pub fn rotated_files(log: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Deletes `<log>*`. What is gone already counts as deleted.
+/// Deletes `<log>*`. Files that are already gone count as deleted.
 ///
 /// # Errors
 /// The first file that cannot be removed, with its path in the text.
@@ -62,7 +61,7 @@ pub fn remove_log(log: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file, or a directory that somebody made in its place; absent counts as removed.
+/// Removes a file, or a directory created in its place; an absent one counts as removed.
 ///
 /// # Errors
 /// It cannot be removed.
@@ -74,12 +73,12 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the log directory `<namespace>_<name>_<uid>` of a pod below `root`; absent counts as
+/// Removes the log directory `<namespace>_<name>_<uid>` of a pod below `root`; an absent one counts as
 /// removed.
 ///
 /// # Errors
-/// It cannot be removed, or names of the pod (which may come from the runtime's labels) would
-/// lead out of `root`.
+/// It cannot be removed, or names of the pod (which may come from the runtime's labels) would lead out
+/// of `root`.
 pub fn remove_of_pod(root: &Path, pod: &PodRef) -> io::Result<()> {
     let name = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
     if name.contains('/') {
@@ -91,7 +90,7 @@ pub fn remove_of_pod(root: &Path, pod: &PodRef) -> io::Result<()> {
 /// Log directories of pods below `root`.
 ///
 /// # Errors
-/// The root cannot be read; absent counts as empty.
+/// The root cannot be read; an absent one counts as empty.
 pub fn pod_directories(root: &Path) -> io::Result<Vec<(PodUid, PathBuf)>> {
     let mut found = Vec::new();
     for entry in absent_is_empty(fs::read_dir(root))?.into_iter().flatten() {
@@ -112,7 +111,7 @@ pub fn create(path: &Path, mode: u32) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(mode).create(path)
 }
 
-/// `None` for a directory that is not there.
+/// `None` for a directory that does not exist.
 pub fn absent_is_empty(read: io::Result<fs::ReadDir>) -> io::Result<Option<fs::ReadDir>> {
     match read {
         Ok(entries) => Ok(Some(entries)),

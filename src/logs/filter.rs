@@ -1,53 +1,53 @@
-//! From the bytes of a log file to the bytes a reader asked for. Pure.
+//! Log filter: converts the bytes of a log file to the output a reader requested. Pure.
 //!
-//! Bytes come in pieces of any size and go out at once: a line's head decides about it, its
-//! content is copied through. Memory is bounded by the longest head (CRI) or JSON line (docker).
+//! Bytes arrive in pieces of any size and are written at once: the head of a line decides about it, its
+//! content is copied through. Memory is bounded by the longest head (CRI) or JSON line (Docker).
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::line::{Head, LONGEST_HEAD, LineError, Second, Stamp, Stream, docker, head_near};
 
-/// Which streams are wanted.
+/// Streams to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogStreams {
-    /// Both.
+    /// Both streams.
     #[default]
     All,
-    /// One of them.
+    /// One of the streams.
     Only(Stream),
 }
 
-/// What a reader of logs wants (spec 03b §10).
+/// Options of a log reader (spec 03b §10).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogOptions {
     /// Start that many lines before the end; without `follow` also stop after them.
     pub tail: Option<u64>,
-    /// Only lines of this time and later.
+    /// Only lines with this timestamp or later.
     pub since: Option<Timestamp>,
-    /// End after that many bytes, timestamps included.
+    /// Stop after that many bytes, timestamps included.
     pub limit_bytes: Option<u64>,
-    /// Put the time in front of each logical line.
+    /// Prepend the timestamp to each logical line.
     pub timestamps: bool,
-    /// Streams.
+    /// Streams to read.
     pub streams: LogStreams,
-    /// Go on until the container ends.
+    /// Follow the log until the container exits.
     pub follow: bool,
 }
 
-/// Where reading begins in time: `seconds` before `now`, or at `time` where that is later.
+/// Start time of reading: `seconds` before `now`, or `time` if that is later.
 pub fn since(now: Timestamp, seconds: Option<i64>, time: Option<Timestamp>) -> Option<Timestamp> {
     let ago = seconds.map(|s| now.saturating_sub(SignedDuration::from_secs(s)).unwrap_or(now));
     ago.max(time)
 }
 
-/// The first line is in no known format.
+/// The first line has no known format; contains that line.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unsupported log format: {0:?}")]
 pub struct LogFormatError(pub String);
 
-/// Longest JSON line; docker cuts content at 16 KiB, each byte takes at most 6.
+/// Maximum length of a JSON line; Docker splits content at 16 KiB, each byte is escaped to at most 6.
 const LONGEST_JSON: usize = 256 * 1024;
-/// As much of a line of unknown format is shown.
+/// Maximum bytes of an unknown line in the error.
 const SHOWN: usize = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,15 +61,15 @@ enum Format {
 enum Place {
     /// In the head, or (JSON) anywhere in a line.
     Head,
-    /// In the content of a line that is wanted; `partial` drops its newline.
+    /// In the content of a wanted line; `partial` drops its newline.
     Content { partial: bool },
-    /// In a line that is not wanted.
+    /// In a line that is filtered out.
     Unwanted,
-    /// In a line that is malformed: it does not count.
+    /// In a malformed line, which does not count.
     Malformed,
 }
 
-/// See the file's documentation.
+/// Streaming filter; see the module documentation.
 #[derive(Debug)]
 pub struct Filter {
     since: Option<i128>,
@@ -80,15 +80,15 @@ pub struct Filter {
     format: Format,
     place: Place,
     second: Second,
-    /// The beginning of a line whose head is not complete.
+    /// Start of a line whose head is incomplete.
     pending: Vec<u8>,
-    /// Whether what is written next begins a logical line.
+    /// Whether the next output begins a logical line.
     at_start: bool,
     malformed: u64,
 }
 
 impl Filter {
-    /// For one reading.
+    /// Creates the filter of one reading.
     pub fn new(options: &LogOptions) -> Self {
         Self {
             since: options.since.map(Timestamp::as_nanosecond),
@@ -110,15 +110,15 @@ impl Filter {
         self.bytes_left == Some(0) || self.lines_left == Some(0)
     }
 
-    /// How many lines were passed over because they are malformed.
+    /// Number of skipped malformed lines.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }
 
-    /// Takes the next bytes and appends what is wanted to `out`.
+    /// Processes the next bytes and appends the output to `out`.
     ///
     /// # Errors
-    /// The first line is in no known format.
+    /// The first line has no known format.
     pub fn push(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), LogFormatError> {
         while !bytes.is_empty() && !self.is_done() {
             bytes = match self.place {
@@ -130,10 +130,10 @@ impl Filter {
         Ok(())
     }
 
-    /// The file has ended: what is left of an incomplete line is written as it is.
+    /// Processes the end of the file: the rest of an incomplete line is written as is.
     ///
     /// # Errors
-    /// The only line is in no known format.
+    /// The only line has no known format.
     pub fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), LogFormatError> {
         if !self.pending.is_empty() && !self.is_done() {
             let line = std::mem::take(&mut self.pending);
@@ -159,7 +159,8 @@ impl Filter {
         self.parse_head(&joined, had, bytes, out)
     }
 
-    /// `line` begins a line; `had` of its bytes came before `bytes`. Returns what is left of `bytes`.
+    /// Parses the head of `line`, of which `had` bytes came before `bytes`. Returns the rest of
+    /// `bytes`.
     fn parse_head<'b>(
         &mut self,
         line: &[u8],
@@ -195,7 +196,7 @@ impl Filter {
         }
     }
 
-    /// Collects a JSON line (or a first line that is no CRI line).
+    /// Collects a JSON line (or a first line that is not a CRI line).
     fn take_json<'b>(&mut self, bytes: &'b [u8], out: &mut Vec<u8>) -> Result<&'b [u8], LogFormatError> {
         let end = memchr::memchr(b'\n', bytes).map(|at| at + 1);
         let (line, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
@@ -218,7 +219,7 @@ impl Filter {
         Ok(rest)
     }
 
-    /// A line that was collected whole: JSON, or a first one of unknown format, or the last one.
+    /// Processes a complete line: JSON, or a first line of unknown format, or the last line.
     fn whole_line(&mut self, line: &[u8], out: &mut Vec<u8>) -> Result<(), LogFormatError> {
         let parsed = match self.format {
             Format::Cri => Err(LineError::NoTag),
@@ -275,7 +276,7 @@ impl Filter {
         self.streams == LogStreams::All || self.streams == LogStreams::Only(stream)
     }
 
-    /// Pieces of a stream that is not wanted do not break the lines of the other.
+    /// Pieces of a filtered-out stream do not break the lines of the other stream.
     fn passed(&mut self, stream: Stream, is_partial: bool) {
         if self.streams_want(stream) {
             self.at_start = !is_partial;

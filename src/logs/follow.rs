@@ -1,4 +1,4 @@
-//! An open log, and finding the file that comes after it.
+//! Open log file, and lookup of its successor after a rotation.
 
 use std::{
     fs::File,
@@ -12,17 +12,17 @@ use rustix::io::ReadWriteFlags;
 
 use super::{dirs, own::Place, rotated, tail::tail_start};
 
-/// A log file that is open, and which file on disk it is.
+/// An open log file with its identity on disk.
 pub struct OpenLog {
     file: Arc<File>,
     identity: (u64, u64),
 }
 
 impl OpenLog {
-    /// Opens a regular file of a log's place.
+    /// Opens a regular file in the directory of a pod's logs.
     ///
     /// # Errors
-    /// It cannot be opened, or is something else.
+    /// It cannot be opened, or is not a regular file.
     pub async fn open(place: &Place, path: &Path) -> io::Result<Self> {
         let (place, path) = (place.clone(), path.to_owned());
         let opened = tokio::task::spawn_blocking(move || regular(&place, &path)).await.map_err(io::Error::other)?;
@@ -30,14 +30,14 @@ impl OpenLog {
         Ok(Self { file: Arc::new(file), identity })
     }
 
-    /// Reads at an offset into `bytes` from `from` on; gives the buffer back with how much was
-    /// read. What the kernel has in memory is read at once; only a disk is waited for elsewhere.
+    /// Reads at an offset into `bytes` from index `from`; returns the buffer and the number of bytes
+    /// read. Data in the page cache is read at once; disk I/O runs on the blocking pool.
     pub async fn read_at(&self, mut bytes: Vec<u8>, from: usize, offset: u64) -> (Vec<u8>, io::Result<usize>) {
         let mut slices = [IoSliceMut::new(bytes.get_mut(from..).unwrap_or_default())];
         if let Ok(read) = rustix::io::preadv2(&self.file, &mut slices, offset, ReadWriteFlags::NOWAIT) {
             return (bytes, Ok(read));
         }
-        // Not in memory, or a file system that cannot tell.
+        // Not in the page cache, or not supported by the file system.
         let file = self.file.clone();
         let reading = tokio::task::spawn_blocking(move || {
             let read = file.read_at(bytes.get_mut(from..).unwrap_or_default(), offset);
@@ -46,18 +46,18 @@ impl OpenLog {
         reading.await.unwrap_or_else(|error| (Vec::new(), Err(io::Error::other(error))))
     }
 
-    /// Where the last lines begin.
+    /// Offset of the last `lines` lines.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub async fn tail(&self, lines: u64) -> io::Result<u64> {
         let file = self.file.clone();
         let found = tokio::task::spawn_blocking(move || tail_start(&file, lines)).await;
         found.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// The file that was begun after this one: the next rotated one where there were several
-    /// rotations, else the one that is written now; `None` while this one is.
+    /// The file that follows this one: the next rotated file after several rotations, else the current
+    /// log; `None` while this file is the current log.
     pub async fn successor(&self, log: &Path) -> Option<Successor> {
         let (log, mine) = (log.to_owned(), self.identity);
         let found = tokio::task::spawn_blocking(move || {
@@ -67,15 +67,15 @@ impl OpenLog {
         found.await.ok().flatten()
     }
 
-    /// Whether this is the file that was meant: another rotation may have taken its name.
+    /// Whether this is that file: another rotation may have reused its name.
     pub fn is(&self, meant: &Successor) -> bool {
         self.identity == meant.identity
     }
 }
 
-/// The file that comes after one that was rotated.
+/// The file that follows a rotated one.
 pub struct Successor {
-    /// Its name, for now.
+    /// Its current path.
     pub path: PathBuf,
     identity: (u64, u64),
 }
@@ -92,7 +92,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 fn next_file(log: &Path, mine: (u64, u64)) -> Option<PathBuf> {
-    // Absent between rename and reopen: nothing follows yet.
+    // Absent between rename and reopen: there is no successor yet.
     if identity(log)? == mine {
         return None;
     }

@@ -1,18 +1,18 @@
-//! Which instance of a container a reader of logs means. Pure.
+//! Selects the container instance for a log request. Pure.
 //!
-//! First match wins; the texts go to the user as they are (spec 03b §10).
+//! The first match wins; the texts are returned to the user as is (spec 03b §10).
 
 use berth_types::{ContainerId, api};
 
-/// There is no instance to read; the text is the answer's body.
+/// There is no instance to read; the text is the response body.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NoInstance(pub String);
 
-/// The instance of `container` in `pod`, by its status; `is_previous` asks for the one before.
+/// The instance of `container` in `pod`, by its status; `is_previous` requests the previous one.
 ///
 /// # Errors
-/// Says why there is none.
+/// The reason why there is none.
 pub fn instance(
     pod: &str,
     container: &str,
@@ -54,7 +54,7 @@ fn refuse(text: String) -> Result<ContainerId, NoInstance> {
     Err(NoInstance(text))
 }
 
-/// `containerd://abc` without its scheme; `None` where there is no id.
+/// `containerd://abc` without its scheme; `None` without an ID.
 fn id(text: Option<&str>) -> Option<ContainerId> {
     let text = text?;
     let id = text.split_once("://").map_or(text, |(_, id)| id);

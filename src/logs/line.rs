@@ -1,11 +1,11 @@
-//! One line of a container log: `<time> <stream> <tags> <content>`. Pure.
+//! Parser of container log lines: `<time> <stream> <tags> <content>`. Pure.
 //!
-//! The head of a line is parsed as soon as it is there, the content is passed on as it comes, so
-//! that a line may be of any length. Docker's JSON lines are read too (spec 03b §10).
+//! The head of a line is parsed as soon as it is complete, the content is passed on as it arrives, so
+//! that a line may have any length. Docker's JSON lines are supported too (spec 03b §10).
 
 use serde::Deserialize;
 
-/// Where a line was written.
+/// Output stream of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stream {
     /// Standard output.
@@ -14,68 +14,69 @@ pub enum Stream {
     Stderr,
 }
 
-/// Why a line is not a log line.
+/// Why a line is malformed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LineError {
-    /// No blank ends the time.
+    /// No space after the timestamp.
     #[error("timestamp is not found")]
     NoTime,
-    /// The time is not RFC 3339.
+    /// The timestamp is not RFC 3339.
     #[error("unexpected timestamp format")]
     BadTime,
-    /// No blank ends the stream.
+    /// No space after the stream.
     #[error("stream type is not found")]
     NoStream,
-    /// Neither `stdout` nor `stderr`.
+    /// The stream is neither `stdout` nor `stderr`.
     #[error("unexpected stream type")]
     BadStream,
-    /// No blank ends the tags.
+    /// No space after the tags.
     #[error("log tag is not found")]
     NoTag,
-    /// Not a JSON line either.
+    /// The line is not a JSON line either.
     #[error("not a JSON log line")]
     BadJson,
 }
 
-/// A time as the log spells it.
+/// A timestamp with its spelling in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamp<'a> {
     /// Whole seconds since the epoch.
     since_epoch: i64,
-    /// ASCII, as the two below.
+    /// ASCII, as the next two fields.
     whole: &'a [u8],
     fraction: &'a [u8],
     zone: &'a [u8],
 }
 
-/// The head of a CRI line.
+/// Parsed head of a CRI line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header<'a> {
-    /// When.
+    /// Timestamp of the line.
     pub time: Stamp<'a>,
-    /// Where.
+    /// Output stream of the line.
     pub stream: Stream,
-    /// The line goes on in the next one of this stream: its newline is not part of the content.
+    /// Whether the line continues in the next one of this stream: its newline is not part of the
+    /// content.
     pub is_partial: bool,
-    /// Where the content begins.
+    /// Index of the content.
     pub content: usize,
 }
 
-/// What is known of the head of a line.
+/// Result of parsing the head of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Head<'a> {
-    /// All of it.
+    /// The head is complete.
     Parsed(Header<'a>),
     /// More bytes are needed.
     Incomplete,
-    /// It is not a head.
+    /// The head is malformed.
     Malformed(LineError),
 }
 
-/// A head longer than this is none.
+/// Maximum length of a head.
 pub const LONGEST_HEAD: usize = 256;
 
-/// The last second a time was parsed of: lines come many to a second.
+/// Cache of the last parsed second: many lines have the same one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Second {
     text: [u8; 19],
@@ -83,25 +84,24 @@ pub struct Second {
 }
 
 impl Default for Second {
-    /// None: no text has such bytes.
+    /// Empty: no timestamp contains these bytes.
     fn default() -> Self {
         Self { text: [0xff; 19], since_epoch: 0 }
     }
 }
 
-/// Parses the head of a CRI line from the bytes that are there (the line's newline included,
-/// where it is there).
+/// Parses the head of a CRI line from the available bytes (including the line's newline, if available).
 pub fn head(bytes: &[u8]) -> Head<'_> {
     head_near(bytes, &mut Second::default())
 }
 
-/// Like [`head`], quicker for a time within the second that is remembered.
+/// Like [`head`], but faster for a timestamp within the cached second.
 pub fn head_near<'a>(bytes: &'a [u8], second: &mut Second) -> Head<'a> {
     plain_head(bytes, second).map_or_else(|| any_head(bytes, second), Head::Parsed)
 }
 
-/// A head as all runtimes write it; `None` for everything that has to be looked at closely. Its
-/// parts hold no newline and end within [`LONGEST_HEAD`], so it is the same one.
+/// Parses a head as all runtimes write it; `None` if the general parser is needed. The parts contain no
+/// newline and end within [`LONGEST_HEAD`], so the result is the same.
 fn plain_head<'a>(bytes: &'a [u8], second: &mut Second) -> Option<Header<'a>> {
     const LONGEST_TIME: usize = 64;
     const REST: usize = b"stdout F ".len();
@@ -119,7 +119,7 @@ fn plain_head<'a>(bytes: &'a [u8], second: &mut Second) -> Option<Header<'a>> {
 }
 
 fn any_head<'a>(bytes: &'a [u8], second: &mut Second) -> Head<'a> {
-    // Only so much is looked at, however much is there: else the answer would depend on it.
+    // Limit the bytes considered, or the result would depend on how many are available.
     let bytes = bytes.get(..LONGEST_HEAD).unwrap_or(bytes);
     let line_end = bytes.iter().position(|b| *b == b'\n');
     let line = &bytes[..line_end.unwrap_or(bytes.len())];
@@ -140,16 +140,16 @@ fn any_head<'a>(bytes: &'a [u8], second: &mut Second) -> Head<'a> {
     Head::Parsed(Header { time, stream, is_partial, content: line.len() - rest.len() })
 }
 
-/// The part before the first blank, and the part behind it.
+/// The parts before and after the first space.
 fn split(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = line.iter().position(|b| *b == b' ')?;
     Some((line.get(..at)?, line.get(at + 1..)?))
 }
 
-/// A line of docker's `json-file` driver.
+/// A line of Docker's `json-file` driver.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct DockerLine {
-    /// Content, with its newline where the line is complete.
+    /// Content, with its newline if the line is complete.
     #[serde(default)]
     pub log: String,
     /// `stdout` or `stderr`.
@@ -161,10 +161,10 @@ pub struct DockerLine {
 }
 
 impl DockerLine {
-    /// When and where.
+    /// Timestamp and stream.
     ///
     /// # Errors
-    /// Says which is malformed.
+    /// The malformed part.
     pub fn origin(&self) -> Result<(Stamp<'_>, Stream), LineError> {
         let stream = match self.stream.as_str() {
             "stdout" => Stream::Stdout,
@@ -175,10 +175,10 @@ impl DockerLine {
     }
 }
 
-/// Parses a whole JSON line.
+/// Parses a complete JSON line.
 ///
 /// # Errors
-/// It is not one, or its stream or time is malformed.
+/// It is not JSON, or its stream or timestamp is malformed.
 pub fn docker(line: &[u8]) -> Result<DockerLine, LineError> {
     let parsed: DockerLine = serde_json::from_slice(line).map_err(|_| LineError::BadJson)?;
     parsed.origin()?;
@@ -186,7 +186,7 @@ pub fn docker(line: &[u8]) -> Result<DockerLine, LineError> {
 }
 
 impl<'a> Stamp<'a> {
-    /// Reads an RFC 3339 time with any number of decimals.
+    /// Parses an RFC 3339 timestamp with any number of decimals.
     pub fn parse(text: &'a str) -> Option<Self> {
         Self::parse_near(text.as_bytes(), &mut Second::default())
     }
@@ -216,7 +216,7 @@ impl<'a> Stamp<'a> {
         i128::from(self.since_epoch) * 1_000_000_000 + i128::from(nine_digits(self.fraction))
     }
 
-    /// Writes it with nine decimals, the zone as it was.
+    /// Writes the timestamp with nine decimals and its original zone.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.whole);
         out.push(b'.');
@@ -225,7 +225,7 @@ impl<'a> Stamp<'a> {
     }
 }
 
-/// Seconds since the epoch of `2016-10-06T00:17:09`, taken for UTC.
+/// Seconds since the epoch of `2016-10-06T00:17:09`, interpreted as UTC.
 fn seconds(whole: &[u8; 19]) -> Option<i64> {
     let marks = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
     if marks.iter().any(|(at, mark)| whole.get(*at) != Some(mark)) {
@@ -278,7 +278,7 @@ fn days_in(year: i64, month: i64) -> i64 {
     }
 }
 
-/// Days since 1970-01-01 of the Gregorian calendar.
+/// Days since 1970-01-01 in the Gregorian calendar.
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);

@@ -1,4 +1,6 @@
-//! `/var/log/containers`: links that log collectors follow (spec 01 §17.4, 03a §7 step 8, §11 item 4).
+//! Symbolic links in `/var/log/containers` for log collectors.
+//!
+//! Implements spec 01 §17.4, 03a §7 step 8, §11 item 4.
 
 use std::{
     collections::HashSet,
@@ -10,12 +12,12 @@ use std::{
 use super::dirs;
 use berth_types::{ContainerId, PodRef};
 
-/// Longest name without `.log`: file names end at 255 bytes.
+/// Maximum length of a name without `.log`: file names are limited to 255 bytes.
 const LONGEST: usize = 251;
-/// Shorter texts are no container ids.
+/// Minimum length of a container ID.
 const SHORTEST_ID: usize = 6;
 
-/// `<pod>_<namespace>_<container>-<id>`, cut to 251 bytes, and `.log`.
+/// `<pod>_<namespace>_<container>-<id>`, truncated to 251 bytes, and `.log`.
 pub fn name(pod: &PodRef, container: &str, id: &ContainerId) -> String {
     let mut name = format!("{}_{}_{container}-{id}", pod.name, pod.namespace);
     let mut end = LONGEST.min(name.len());
@@ -27,10 +29,10 @@ pub fn name(pod: &PodRef, container: &str, id: &ContainerId) -> String {
     name
 }
 
-/// Makes `link` point to `log` where that exists; replaces what pointed elsewhere.
+/// Creates `link` to `log` if that exists; replaces a link with another target.
 ///
 /// # Errors
-/// The link cannot be made.
+/// The link cannot be created.
 pub fn link(log: &Path, link: &Path) -> io::Result<()> {
     if fs::metadata(log).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         return Ok(());
@@ -42,10 +44,10 @@ pub fn link(log: &Path, link: &Path) -> io::Result<()> {
     symlink(log, link)
 }
 
-/// Links below `root` that point to nothing and do not belong to a container of `alive`.
+/// Dangling links below `root` that do not belong to a container in `alive`.
 ///
 /// # Errors
-/// The directory cannot be read; absent counts as empty.
+/// The directory cannot be read; an absent one counts as empty.
 pub fn dangling(root: &Path, alive: &HashSet<ContainerId>) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in dirs::absent_is_empty(fs::read_dir(root))?.into_iter().flatten() {
@@ -61,7 +63,7 @@ pub fn dangling(root: &Path, alive: &HashSet<ContainerId>) -> io::Result<Vec<Pat
     Ok(found)
 }
 
-/// The id stands behind the last `-`, cut where the name was.
+/// The ID follows the last `-`, truncated with the name.
 fn is_alive(name: &str, alive: &HashSet<ContainerId>) -> bool {
     let Some((_, id)) = name.rsplit_once('-').filter(|(_, id)| id.len() >= SHORTEST_ID) else { return false };
     alive.contains(id) || (name.len() >= LONGEST && alive.iter().any(|a| a.as_str().starts_with(id)))

@@ -1,4 +1,6 @@
-//! The room's door: plays the roles of `engine::ports` and starts rotation.
+//! Container log manager: links, removal, rotation, termination messages.
+//!
+//! Implements the traits of `berth_ports` for logs and starts the rotation task.
 
 use std::{
     collections::HashSet,
@@ -28,15 +30,15 @@ use berth_ports::{Clock, ContainerExit, ContainerLogFile, ContainerLogs, MayGo, 
 use berth_sys::remove_tree::remove_tree;
 use berth_types::{ContainerId, PodRef};
 
-/// The room's numbers and places.
+/// Paths and limits of the log manager.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogsConfig {
     /// `podLogsDir`.
     pub pod_logs_dir: PathBuf,
     /// `/var/log/containers`.
     pub links_dir: PathBuf,
-    /// `containerLogMaxSize` in bytes; `None` (negative) switches rotation off. 0 would rotate
-    /// each file each interval and is refused: rotation stays off.
+    /// `containerLogMaxSize` in bytes; `None` (negative) disables rotation. 0 would rotate each file in
+    /// each interval and is rejected: rotation stays disabled.
     pub max_size: Option<u64>,
     /// `containerLogMaxFiles`, above 1.
     pub max_files: usize,
@@ -59,30 +61,30 @@ impl Default for LogsConfig {
     }
 }
 
-/// What the room works with.
+/// Dependencies of the log manager.
 pub struct LogsDeps {
-    /// The runtime.
+    /// CRI runtime service.
     pub cri: Arc<dyn RuntimeService>,
-    /// Wall time, for the names of rotated files.
+    /// Wall clock, for the names of rotated files.
     pub clock: Arc<dyn Clock>,
 }
 
-/// See the file's documentation.
+/// Log manager; see the module documentation.
 pub struct Manager {
     deps: Arc<LogsDeps>,
     config: Arc<LogsConfig>,
     busy: Busy,
-    /// To whoever rotates: this container began to write.
+    /// Notifies the rotation task of a started container.
     started: mpsc::Sender<RunningLog>,
-    /// Until somebody does.
+    /// Receiver of started containers, until the rotation task takes it.
     heard: Mutex<Option<mpsc::Receiver<RunningLog>>>,
 }
 
-/// Containers that began and nobody has taken in yet; of more the next round knows.
+/// Capacity for started containers; the next round finds the others.
 const STARTED: usize = 256;
 
 impl Manager {
-    /// Touches nothing.
+    /// Creates the manager without accessing any file.
     pub fn new(deps: LogsDeps, config: LogsConfig) -> Arc<Self> {
         let (started, heard) = mpsc::channel(STARTED);
         let (deps, config, heard) = (Arc::new(deps), Arc::new(config), Mutex::new(Some(heard)));
@@ -102,7 +104,7 @@ impl Manager {
         made.await.map_err(io::Error::other)?
     }
 
-    /// Starts rotation; `None` where it is switched off, or on already. The task ends with `cancel`.
+    /// Starts rotation; `None` if it is disabled or already running. The task ends with `cancel`.
     pub fn start_rotation(&self, running: RunningLogs, cancel: CancellationToken) -> Option<JoinHandle<()>> {
         let max = self.config.max_size.filter(|size| *size > 0)?;
         let (deps, config) = (self.deps.clone(), self.config.clone());
@@ -111,12 +113,12 @@ impl Manager {
         Some(tokio::spawn(rotator.run(cancel)))
     }
 
-    /// Reads logs.
+    /// Creates a log reader.
     pub fn reader(&self) -> LogReader {
         LogReader::new(self.deps.cri.clone(), &self.config.pod_logs_dir)
     }
 
-    /// A log and its rotated files, oldest first: what disk accounting adds up.
+    /// A log and its rotated files, oldest first: input of disk accounting.
     pub async fn files(&self, log: &Path) -> Vec<PathBuf> {
         let log = log.to_owned();
         let found = spawn_blocking(move || {
@@ -130,7 +132,7 @@ impl Manager {
 
     fn link_of(&self, file: &ContainerLogFile) -> Option<PathBuf> {
         let name = links::name(&file.pod, &file.container, &file.id);
-        // Names are validated long before; a link must not leave its directory even so.
+        // Names were validated before; a link must not leave its directory in any case.
         (!name.contains('/')).then(|| self.config.links_dir.join(name))
     }
 }

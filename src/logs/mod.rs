@@ -1,17 +1,17 @@
-//! Container output: CRI log format, reader, rotation, links, termination messages.
+//! Container logs: CRI log format, reader, rotation, links, termination messages.
 //!
-//! The runtime writes `<podLogsDir>/<namespace>_<name>_<uid>/<container>/<restart>.log`; this room
-//! reads, rotates, links and removes what is there. In: roles [`ContainerLogs`] and
-//! [`TerminationMessages`], [`LogReader::read`] for the server. Out: file operations, and
-//! `ReopenContainerLog` after each rotation. State: [`Manager`] owns which log is being worked
-//! on, so that removal and rotation of one log never meet.
+//! The runtime writes `<podLogsDir>/<namespace>_<name>_<uid>/<container>/<restart>.log`; this module
+//! reads, rotates, links, and removes these files. Input: the traits [`ContainerLogs`] and
+//! [`TerminationMessages`], [`LogReader::read`] for the server. Output: file operations, and
+//! `ReopenContainerLog` after each rotation. State: [`Manager`] owns the set of locked logs, so that
+//! removal and rotation of one log exclude each other.
 //!
 //! Memory is bounded for any input: lines are passed on in pieces, files are compressed as streams.
 //!
-//! Behaviour: spec 03b §9-11, 01 §17.4, 03a §7 step 8 and §11.
+//! Implements spec 03b §9-11, 01 §17.4, 03a §7 step 8 and §11.
 //!
-//! [`ContainerLogs`]: berth_ports::ContainerLogs
-//! [`TerminationMessages`]: berth_ports::TerminationMessages
+//! [`ContainerLogs`]: berth_ports::ContainerLogs [`TerminationMessages`]:
+//! berth_ports::TerminationMessages
 
 mod busy;
 mod dirs;

@@ -1,7 +1,8 @@
-//! Opening logs: only what lies in the log directory of the pod itself, however a path got there.
+//! Confines opening of logs to the log directory of the pod, across symbolic links.
 //!
-//! A pod may be given its log directory, or all of them, and put links there; what a link leads to
-//! outside is nobody's log. A link to a file of the same pod is followed. Spec 04 §10.
+//! A pod may have its log directory, or all of them, mounted, and create links there; a link to a
+//! target outside of the pod's log directory is rejected. A link to a file of the same pod is followed.
+//! Spec 04 §10.
 
 use std::{
     fs::File,
@@ -11,39 +12,39 @@ use std::{
 
 use berth_sys::beneath::{self, Found};
 
-/// Why a log has no place.
+/// Why a log path is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// The path leads nowhere.
+    /// The path cannot be resolved.
     #[error("failed to try resolving symlinks in path {path:?}: {source}")]
     Resolve {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
-    /// It leads elsewhere.
+    /// The path leads out of the pod's log directory.
     #[error("the log {path:?} does not lie in the log directory of its pod")]
     Outside {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
     },
 }
 
-/// Where a log really is: without links, in the directory of its pod.
+/// Resolved path of a log: without links, in the log directory of its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The directory of all pods' logs, without links.
+    /// Resolved directory of all pods' logs.
     root: PathBuf,
-    /// The file.
+    /// Resolved path of the file.
     pub path: PathBuf,
 }
 
 impl Place {
-    /// Of a log below `root`, which holds a directory for each pod. Blocking.
+    /// Resolves a log below `root`, which contains a directory per pod. Blocking.
     ///
     /// # Errors
-    /// It leads nowhere, or elsewhere.
+    /// The path cannot be resolved, or leads out of the pod's log directory.
     pub fn find(root: &Path, log: &Path) -> Result<Self, PlaceError> {
         let outside = || PlaceError::Outside { path: log.to_owned() };
         let resolve = |path: &Path| {
@@ -64,11 +65,11 @@ impl Place {
         Ok(Self { root: real_root, path })
     }
 
-    /// Opens a file of the place, which may have changed since: links are not followed, and only
+    /// Opens a file below the root, which may have changed since: links are not followed, and only
     /// regular files are opened. Blocking.
     ///
     /// # Errors
-    /// It is something else, or cannot be opened.
+    /// It is not a regular file, or cannot be opened.
     pub fn open(&self, path: &Path) -> io::Result<File> {
         let inside = path.strip_prefix(&self.root).map_err(|_| io::ErrorKind::NotFound)?;
         match beneath::open(&self.root, inside)? {
@@ -126,7 +127,7 @@ mod tests {
             assert_eq!(read(&root, &at(log)), expected.map(str::to_owned), "{log}");
         }
         assert_eq!(read(&root, Path::new("/etc/passwd")), Err("outside"));
-        // The directory itself may be a link: that one is the administrator's.
+        // The root directory itself may be a link that the administrator created.
         let link = dir.path().join("link");
         assert_eq!(read(&link, &link.join("n_p_u/main/0.log")), Ok("n_p_u/main".to_owned()));
         assert_eq!(read(&link, &at("n_p_u/main/0.log")), Ok("n_p_u/main".to_owned()));

@@ -1,19 +1,19 @@
-//! When a log is looked at again, and when it is rotated. Pure. Behaviour: spec 03b §11.
+//! Schedule of log size checks and rotations, by growth rate. Pure. Implements spec 03b §11.
 //!
-//! A log that is written to is looked at again before it can be full, by how fast it grew last; one that is not is left
-//! alone until the kernel tells of a write.
+//! A log that is being written is checked again before it can reach the limit, by its last growth rate;
+//! an idle log is not checked until inotify reports a write.
 
 use std::time::Duration;
 
-/// Least and most time between two looks at a log that is written to.
+/// Minimum and maximum delay between two checks of a log that is being written.
 const SOONEST: Duration = Duration::from_millis(50);
 const LATEST: Duration = Duration::from_secs(1);
-/// How soon a log is looked at that somebody began to write to.
+/// Delay until the check after the first write to an idle log.
 pub const BEGUN: Duration = Duration::from_millis(100);
-/// Least time between two rotations of a log: rotated files are named by the second.
+/// Minimum interval between two rotations of a log: rotated files are named by the second.
 const APART: Duration = Duration::from_secs(1);
 
-/// What is remembered of a log; moments count from any begin.
+/// Growth state of a log; times count from an arbitrary start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     size: u64,
@@ -21,31 +21,31 @@ pub struct Pace {
     rotated: Option<Duration>,
 }
 
-/// What a look at a log comes to.
+/// Result of a size check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It has to be rotated now.
+    /// The log must be rotated now.
     Rotate,
-    /// It is looked at again then.
+    /// Next check at that time.
     Again(Duration),
-    /// Nobody writes to it.
+    /// The log is idle.
     Idle,
 }
 
 impl Pace {
-    /// Of a log that was just seen for the first time.
+    /// State of a log at its first check.
     pub fn new(size: u64, now: Duration) -> Self {
         Self { size, at: now, rotated: None }
     }
 
-    /// The size it had when it was looked at last.
+    /// Size at the last check.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// A look: it has that size.
+    /// Records a check with that size.
     pub fn look(&mut self, size: u64, max: u64, now: Duration) -> Next {
-        // Less than before: it is another file.
+        // Smaller than before: it is another file.
         let grown = size.checked_sub(self.size).unwrap_or(size);
         let passed = now.saturating_sub(self.at);
         (self.size, self.at) = (size, now);
@@ -62,7 +62,7 @@ impl Pace {
         Next::Again(now.saturating_add(until_full.clamp(SOONEST, LATEST)))
     }
 
-    /// It was rotated: it is empty.
+    /// Records a rotation: the log is empty.
     pub fn rotate(&mut self, now: Duration) {
         *self = Self { size: 0, at: now, rotated: Some(now) };
     }

@@ -1,4 +1,4 @@
-//! Removes old rotated files, and compresses them as streams. Blocking. Behaviour: spec 03b §11.
+//! Removes old rotated logs, and compresses them as streams. Blocking. Implements spec 03b §11.
 
 use std::{
     fs::{self, File},
@@ -16,7 +16,7 @@ use super::{
     rotated,
 };
 
-/// Removes what is too old after a rotation. While files of the log are being compressed, those are left alone.
+/// Removes old files after a rotation. While files of the log are being compressed, those are skipped.
 pub(super) fn tidy(log: &Path, max_files: usize, is_packing: bool) -> Result<(), RotateError> {
     let names = dirs::rotated_files(log).map_err(failed("list", log))?;
     let packing: Vec<String> = match is_packing {
@@ -31,28 +31,28 @@ pub(super) fn tidy(log: &Path, max_files: usize, is_packing: bool) -> Result<(),
     Ok(())
 }
 
-/// Compresses all rotated files but the newest, one after the other.
+/// Compresses all rotated files but the newest, one at a time.
 pub(super) fn pack(log: &Path, max_files: usize) -> Result<(), RotateError> {
     loop {
         let names = dirs::rotated_files(log).map_err(failed("list", log))?;
         let Some(name) = rotated::to_compress(names, max_files) else { return Ok(()) };
         let path = log.with_file_name(name);
         match compress(&path) {
-            // Whoever wrote so fast that it had to make room already.
+            // A log that grows so fast that this file was already removed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(failed("compress", &path))?,
         }
     }
 }
 
-/// `<path>` and a suffix.
+/// `<path>` with a suffix.
 pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
 }
 
-/// `<f>` → `<f>.tmp` → `<f>.gz`, then `<f>` goes; the mode stays.
+/// Compresses `<f>` to `<f>.tmp`, renames it to `<f>.gz`, and removes `<f>`; the mode is kept.
 fn compress(path: &Path) -> io::Result<()> {
     let (tmp, packed) = (with_suffix(path, ".tmp"), with_suffix(path, ".gz"));
     // A container may write to the directory: links are not followed, and a FIFO does not block.
@@ -73,7 +73,7 @@ fn compress(path: &Path) -> io::Result<()> {
         fs::rename(&tmp, &packed)
     })();
     if written.is_err() {
-        // The error that is reported is the first one; the next round removes leftovers too.
+        // The first error is reported; the next round removes leftovers too.
         let _ = fs::remove_file(&tmp);
     }
     written?;
@@ -90,7 +90,7 @@ mod tests {
         mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).expect("a FIFO");
     }
 
-    /// Whoever may write to the log directory blocks nothing by what it makes there.
+    /// A container that can write to the log directory cannot block rotation by what it creates there.
     #[test]
     fn fifos_and_directories_of_rotated_names_block_nothing() {
         let root = tempfile::tempdir().expect("a directory");

@@ -1,10 +1,10 @@
-//! Reads a container's log: from the tail or a time, with limits, following across rotation.
+//! Container log reader: tail, since, limits, and following across rotation.
 //!
-//! One buffer of at most [`CHUNK`] bytes per reader, whatever the length of a line; who follows a
-//! silent log has none. While following, an incomplete last line is held back until it ends, fills
-//! the buffer, or the container ends.
-//! Before the next file is read, the old one is drained: what a runtime writes to it until it
-//! has reopened its log is not lost (do better than spec 03b §10 "Upstream can lose bytes").
+//! One buffer of at most [`CHUNK`] bytes per reader, whatever the length of a line; a follower of an
+//! idle log has none. While following, an incomplete last line is held back until it ends, fills the
+//! buffer, or the container exits. Before the next file is read, the old one is drained: bytes that a
+//! runtime writes to it until it has reopened its log are not lost (an improvement: spec 03b §10
+//! "Upstream can lose bytes").
 
 use std::{
     io,
@@ -27,54 +27,55 @@ use berth_cri::{CriError, RuntimeService};
 use berth_proto::cri;
 use berth_types::ContainerId;
 
-/// Bytes read at once.
+/// Maximum bytes per read.
 pub const CHUNK: usize = 64 * 1024;
-/// Bytes read at first: a log that grows by lines needs no more.
+/// Bytes of the first read: sufficient for a log that grows by lines.
 const SMALL: usize = 4 * 1024;
-/// Late writes to a file that was rotated may come within this time.
+/// Delay for late writes to a rotated file.
 const LATE: Duration = Duration::from_millis(50);
-/// How often a follower asks the runtime whether the container still runs.
+/// Period of container status calls by a follower.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
-/// How often where somebody else says that it does: two hundred followers shall not keep a runtime busy.
+/// The same period while the observed state shows the container running: hundreds of followers must not
+/// load the runtime.
 const TOLD_PERIOD: Duration = Duration::from_secs(10);
 
 /// Why a log could not be read (to its end).
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The path leads nowhere, or to what is no log of the pod.
+    /// The path cannot be resolved, or leads out of the pod's log directory.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The file cannot be opened.
     #[error("failed to open log file {path:?}: {source}")]
     Open {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
     /// The file cannot be read.
     #[error("failed to read log file {path:?}: {source}")]
     Read {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The first line is in no known format.
+    /// The first line has no known format.
     #[error("failed to get parse function: {0}")]
     Format(#[from] LogFormatError),
-    /// The reader of the output is gone.
+    /// The receiver of the output is gone.
     #[error("failed to write the log: {0}")]
     Write(#[source] io::Error),
-    /// The runtime could not tell whether the container runs.
+    /// The runtime returned no container status.
     #[error("{0}")]
     Runtime(#[from] CriError),
 }
 
-/// Where a log goes, in pieces that are handed over: a gigabyte is not copied once more.
+/// Sink of log output in owned pieces, so that large logs are not copied again.
 pub type Pieces<'a> = dyn Sink<Vec<u8>, Error = io::Error> + Unpin + Send + 'a;
 
-/// Whether a container runs, as far as that is known without asking the runtime.
+/// Callback for the observed state of a container: whether it runs, `None` if unknown.
 pub type Told = Arc<dyn Fn(&ContainerId) -> Option<bool> + Send + Sync>;
 
 /// Reads logs.
@@ -88,29 +89,29 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Over the runtime that tells whether a followed container still runs; only logs below
-    /// `root`, which is `podLogsDir`, are read.
+    /// Creates a reader that uses the runtime to check whether a followed container still runs; only
+    /// logs below `root`, which is `podLogsDir`, are read.
     pub fn new(cri: Arc<dyn RuntimeService>, root: &Path) -> Self {
         Self { cri, told: None, watches: Watches::default(), root: Arc::from(root) }
     }
 
-    /// The same reader, which hears from somebody whether a container still runs.
+    /// Sets the callback for the observed state of containers.
     #[must_use]
     pub fn told_by(mut self, told: Told) -> Self {
         self.told = Some(told);
         self
     }
 
-    /// Where the runtime says the log of a container is.
+    /// Path of a container's log, from the runtime.
     ///
     /// # Errors
-    /// The runtime's; `NotFound` where it lost the container.
+    /// The error of the runtime; `NotFound` if the container is gone.
     pub async fn path_of(&self, id: &ContainerId) -> Result<PathBuf, CriError> {
         Ok(PathBuf::from(self.cri.container_status(id.as_str()).await?.log_path))
     }
 
-    /// Writes what `options` ask for of the log at `path` to `out`. Following ends when the container `id` has ended; drop
-    /// the future when the client is gone.
+    /// Writes the log at `path` to `out`, as requested by `options`. Following ends when the container
+    /// `id` has exited; drop the future when the client is gone.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -125,7 +126,7 @@ impl LogReader {
         let found = tokio::task::spawn_blocking(move || Place::find(&root, &log)).await;
         let place = found.map_err(|e| ReadError::Open { path: path.to_owned(), source: io::Error::other(e) })??;
         let path = place.path.clone();
-        // The watch comes before the first look at the file, so no change falls between.
+        // The watch is added before the first read, so no change is missed.
         let watch = options.follow.then(|| self.watches.watch(&path));
         let log = OpenLog::open(&place, &path).await;
         let log = log.map_err(|source| ReadError::Open { path: path.clone(), source })?;
@@ -170,13 +171,13 @@ impl LogReader {
                 has_ended = !self.is_running(id).await?;
             }
             if has_ended {
-                continue; // one more read to the end
+                continue; // read once more to the end
             }
             watch.changed().await;
         }
     }
 
-    /// A runtime that cannot be reached may be restarting: its containers run on.
+    /// An unavailable runtime may be restarting: its containers keep running.
     async fn is_running(&self, id: &ContainerId) -> Result<bool, CriError> {
         match self.cri.container_status(id.as_str()).await {
             Ok(status) => Ok(status.state == cri::ContainerState::ContainerRunning as i32),
@@ -186,16 +187,16 @@ impl LogReader {
     }
 }
 
-/// One reading under way.
+/// One reading in progress.
 struct Reading<'a> {
     log: OpenLog,
     place: Place,
     path: PathBuf,
     filter: Filter,
-    /// Where in the file the next bytes are.
+    /// File offset of the next bytes.
     offset: u64,
     bytes: Vec<u8>,
-    /// How many bytes at the start of `bytes` are an incomplete line that is held back.
+    /// Length of the incomplete line held back at the start of `bytes`.
     held: usize,
     chunk: Vec<u8>,
     out: &'a mut Pieces<'a>,
@@ -213,7 +214,7 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Reads to the end of the file as it is now; a last line without newline is held back.
+    /// Reads to the current end of the file; a last line without newline is held back.
     async fn drain(&mut self) -> Result<(), ReadError> {
         let mut size = SMALL;
         while !self.filter.is_done() {
@@ -233,7 +234,7 @@ impl<'a> Reading<'a> {
                 None => 0,
             };
             if !self.pass(complete).await? {
-                tokio::task::yield_now().await; // a long way to the first line that is wanted is nobody else's wait
+                tokio::task::yield_now().await; // do not starve other tasks on a long way to the first wanted line
             }
             self.bytes.copy_within(complete..filled, 0);
             self.held = filled - complete;
@@ -242,7 +243,7 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Reads what fits behind what is held.
+    /// Reads into the buffer after the held-back bytes.
     async fn fill(&mut self) -> Result<usize, ReadError> {
         let (bytes, read) = self.log.read_at(std::mem::take(&mut self.bytes), self.held, self.offset).await;
         self.bytes = bytes;
@@ -251,14 +252,14 @@ impl<'a> Reading<'a> {
         Ok(read)
     }
 
-    /// Keeps no memory but what is held back: the log may be silent for days.
+    /// Releases all memory but the held-back bytes: the log may be idle for days.
     fn rest(&mut self) {
         self.bytes.truncate(self.held);
         self.bytes.shrink_to_fit();
         self.chunk = Vec::new();
     }
 
-    /// Ends the file: an incomplete last line is written as it is.
+    /// Ends the file: an incomplete last line is written as is.
     async fn finish(&mut self) -> Result<(), ReadError> {
         let held = std::mem::take(&mut self.held);
         self.pass(held).await?;
@@ -267,8 +268,7 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Opens the file that comes after this one. A name that changes hands meanwhile is looked
-    /// up again.
+    /// Opens the successor of this file. If its name is reused in the meantime the lookup is repeated.
     async fn go_on(&mut self) -> Result<(), ReadError> {
         while let Some(next) = self.log.successor(&self.path).await {
             match OpenLog::open(&self.place, &next.path).await {
@@ -285,7 +285,7 @@ impl<'a> Reading<'a> {
         Ok(())
     }
 
-    /// Hands on what is wanted of the first bytes; whether anything was.
+    /// Filters and writes the first `count` bytes; returns whether anything was written.
     async fn pass(&mut self, count: usize) -> Result<bool, ReadError> {
         let bytes = self.bytes.get(..count).unwrap_or_default();
         self.chunk.reserve(count);
@@ -299,7 +299,7 @@ impl<'a> Reading<'a> {
         }
         let mut piece = std::mem::take(&mut self.chunk);
         if piece.len() < piece.capacity() / 2 {
-            piece.shrink_to_fit(); // it may wait for its reader
+            piece.shrink_to_fit(); // it may be queued for long
         }
         self.out.send(piece).await.map_err(ReadError::Write)?;
         Ok(true)

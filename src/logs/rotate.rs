@@ -1,10 +1,11 @@
-//! Log rotation: one task, a few workers, exact names (spec 03b §11).
+//! Container log rotation: scheduling, rename and reopen, compression (spec 03b §11).
 //!
-//! Each interval the log of every running container is looked at once; which run, and where they
-//! log, is known from PLEG. In between, logs that are written to are looked at before they can be
-//! full (`pace.rs`, pure); of the first write to others the kernel tells (`wakes.rs`). Nobody waits
-//! for compression: a log moves first, and older files are compressed behind it (`pack.rs`); nor for a runtime that does
-//! not answer of one container: its worker takes another log meanwhile.
+//! Each interval the log of every running container is checked once; running containers and their log
+//! paths are known from PLEG. In between, logs that are being written are checked before they can reach
+//! the limit (`pace.rs`, pure); inotify reports the first write to idle logs (`wakes.rs`). Rotation
+//! does not wait for compression: a log is renamed first, and older files are compressed afterwards
+//! (`pack.rs`); nor for a runtime that does not respond for one container: its worker takes another
+//! log.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -38,11 +39,11 @@ use super::{
 use berth_cri::CriError;
 use berth_types::ContainerId;
 
-/// Looks that are due within so much time are one.
+/// Checks that are due within this time are batched.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// Whoever takes longer to rotate a log hangs, and is no reason for others to wait.
+/// A rotation that takes longer counts as hanging and does not block others.
 const SLOW: Duration = Duration::from_secs(1);
-/// Logs that may hang beside those that are worked on.
+/// Maximum number of hanging rotations beside the active ones.
 const HANGING: usize = 32;
 
 /// Why a log was not rotated.
@@ -56,21 +57,21 @@ pub(super) enum RotateError {
     Reopen(#[source] CriError),
 }
 
-/// What a file operation failed at.
+/// Maps the error of a file operation.
 pub(super) fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> RotateError + 'a {
     move |source| RotateError::File { action, path: path.to_owned(), source }
 }
 
-/// The log of a container that runs.
+/// The log of a running container.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunningLog {
-    /// Whose it is.
+    /// ID of the container.
     pub container: ContainerId,
-    /// Its file, as the runtime reports it.
+    /// Path of the log, as the runtime reports it.
     pub path: PathBuf,
 }
 
-/// Tells which containers run now, without asking the runtime.
+/// Callback for the logs of all running containers, without a call to the runtime.
 pub type RunningLogs = Box<dyn Fn() -> Vec<RunningLog> + Send + Sync>;
 
 /// Rotates the logs of running containers.
@@ -79,32 +80,32 @@ pub(super) struct Rotator {
     pub config: Arc<LogsConfig>,
     pub busy: Busy,
     pub running: RunningLogs,
-    /// Logs of containers that just began.
+    /// Logs of containers that were just started.
     pub started: mpsc::Receiver<RunningLog>,
-    /// In bytes.
+    /// Maximum size of a log in bytes.
     pub max: u64,
 }
 
-/// What is known of a log.
+/// State of a log.
 struct Known {
     container: ContainerId,
     pace: Pace,
-    /// When it is looked at next, where somebody writes to it.
+    /// Time of the next check, if the log is being written.
     due: Option<Duration>,
-    /// Its next write is told.
+    /// Whether an inotify watch reports the next write.
     is_armed: bool,
-    /// It is being rotated, or waits for that.
+    /// Whether its rotation is running or queued.
     is_rotating: bool,
 }
 
-/// A look at a log.
+/// Result of a size check.
 struct Looked {
     log: RunningLog,
     size: io::Result<u64>,
     watch: Option<WatchDescriptor>,
 }
 
-/// The rotator's task.
+/// State of the rotation task.
 struct Turns {
     rotator: Arc<Rotator>,
     began: Instant,
@@ -115,7 +116,7 @@ struct Turns {
     hanging: Arc<Semaphore>,
     packing: JoinSet<()>,
     packers: Arc<Semaphore>,
-    /// Logs that wait to be compressed.
+    /// Logs queued for compression.
     waiting: Busy,
 }
 
@@ -141,7 +142,7 @@ impl Rotator {
             packers,
             waiting: Busy::default(),
         };
-        // The first round says what there is to be heard of.
+        // The first round determines the logs to watch.
         turns.meet().await;
         loop {
             let idle = turns.known.values().filter(|known| !known.is_rotating);
@@ -193,7 +194,7 @@ impl Turns {
         wanted.map(|(path, known)| RunningLog { container: known.container.clone(), path: path.clone() }).collect()
     }
 
-    /// Takes in which containers run now, and hears of what is written to new logs.
+    /// Updates the set of running containers, and watches new logs.
     async fn meet(&mut self) {
         let running = (self.rotator.running)();
         let paths: HashSet<&PathBuf> = running.iter().map(|log| &log.path).collect();
@@ -201,7 +202,7 @@ impl Turns {
         self.begin(running).await;
     }
 
-    /// Hears of what is written to these logs, where they are new.
+    /// Watches those of these logs that are new.
     async fn begin(&mut self, logs: Vec<RunningLog>) {
         let is_new = |log: &RunningLog| self.known.get(&log.path).is_none_or(|known| known.container != log.container);
         let new: Vec<_> = logs.into_iter().filter(is_new).map(|log| (log, None)).collect();
@@ -214,7 +215,7 @@ impl Turns {
                 self.wakes.armed(watch, looked.log.path.clone());
             }
             let size = looked.size.unwrap_or_default();
-            // Maybe full since an earlier agent.
+            // It may have reached the limit under an earlier agent.
             let due = (size >= self.rotator.max).then_some(now);
             let known = Known {
                 container: looked.log.container,
@@ -227,10 +228,10 @@ impl Turns {
         }
     }
 
-    /// Looks at these logs and has rotated what is full.
+    /// Checks these logs and starts rotations of those that reached the limit.
     async fn round(&mut self, mut logs: Vec<RunningLog>) {
         logs.retain(|log| self.known.get(&log.path).is_some_and(|known| !known.is_rotating));
-        // One job for all: most logs need nothing, and a job each would wake a thread each.
+        // One job for all: most logs need no rotation, and a job per log would wake a thread each.
         let logs = logs.into_iter().map(|log| {
             let last = self.known.get(&log.path).filter(|known| !known.is_armed).map(|known| known.pace.size());
             (log, Some(last.unwrap_or(u64::MAX)))
@@ -243,7 +244,7 @@ impl Turns {
             let (rotator, rotators, hanging) = (self.rotator.clone(), self.rotators.clone(), self.hanging.clone());
             self.rotating.spawn(async move {
                 let Ok(place) = rotators.acquire_owned().await else { return (log, false) };
-                // The last words of a container that has ended meanwhile stay where they are.
+                // The final output of a container that has exited in the meantime is not rotated.
                 let runs = (rotator.running)().iter().any(|running| running.container == log.container);
                 let is_rotated = runs && at_work(place, &hanging, rotator.look_after(&log, size)).await;
                 (log, is_rotated)
@@ -251,14 +252,14 @@ impl Turns {
         }
     }
 
-    /// The rotation of a log has ended.
+    /// Handles the end of a rotation.
     fn rotated(&mut self, log: &RunningLog, is_rotated: bool) {
         let now = self.now();
         if let Some(known) = self.known.get_mut(&log.path).filter(|known| known.container == log.container) {
             known.is_rotating = false;
             if is_rotated {
                 known.pace.rotate(now);
-                // Whoever was heard of is the file that moved.
+                // The watched file is the one that was renamed.
                 (known.due, known.is_armed) = (Some(now.saturating_add(BEGUN)), false);
             }
         }
@@ -267,13 +268,14 @@ impl Turns {
         }
     }
 
-    /// Begins no rotation any more, and ends those that were begun: none is cut short between rename and reopen.
+    /// Starts no more rotations, and waits for running ones: none is interrupted between rename and
+    /// reopen.
     async fn end(mut self) {
         self.rotators.close();
         while self.rotating.join_next().await.is_some() {}
     }
 
-    /// What a look comes to: the log, where something has to be done.
+    /// Processes the result of a check; returns the log if it needs a rotation or its check failed.
     fn take(&mut self, looked: Looked) -> Option<(RunningLog, io::Result<u64>)> {
         let now = self.now();
         let known = self.known.get_mut(&looked.log.path)?;
@@ -294,8 +296,8 @@ impl Turns {
         None
     }
 
-    /// Compresses what is older than the file that was rotated last; nobody waits for it. A log has one place in the line
-    /// at most, and is held by nobody while it stands there.
+    /// Queues the compression of rotated files other than the newest; nothing waits for it. A log is
+    /// queued at most once, and not locked while it is queued.
     fn pack(&mut self, log: &Path) {
         let Some(waits) = self.waiting.try_hold(log) else { return };
         let (log, max_files, packers) = (log.to_owned(), self.rotator.config.max_files, self.packers.clone());
@@ -310,12 +312,12 @@ impl Turns {
                     error!(err = %error, path = %log.display(), "Failed to compress rotated logs");
                 }
             });
-            let _ = job.await; // a panic there is told by its thread
+            let _ = job.await; // a panic is reported by its thread
         });
     }
 }
 
-/// Works in this place; who hangs gives it to another, as long as not too many do.
+/// Runs the work with a permit; hanging work releases it, unless too many others hang.
 async fn at_work<T>(place: OwnedSemaphorePermit, hanging: &Semaphore, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     if let Ok(done) = timeout(SLOW, &mut work).await {
@@ -330,13 +332,13 @@ async fn at_work<T>(place: OwnedSemaphorePermit, hanging: &Semaphore, work: impl
     }
 }
 
-/// What is held while files of a log are compressed.
+/// Path that is locked while files of a log are compressed.
 pub(super) fn packing(log: &Path) -> PathBuf {
     with_suffix(log, ".tmp")
 }
 
-/// Looks at logs. Of one that has still that size, or none, the next write is told: it is asked for before the look, so
-/// that nothing falls between.
+/// Checks the sizes of logs. A log that still has its last size, or had none, gets an inotify watch for
+/// the next write: added before its size is read again, so that no write is missed.
 async fn look(mut armer: Armer, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<Looked> {
     let looked = spawn_blocking(move || {
         let size = |path: &Path| fs::metadata(path).map(|meta| meta.len());
@@ -355,7 +357,7 @@ async fn look(mut armer: Armer, logs: Vec<(RunningLog, Option<u64>)>) -> Vec<Loo
 }
 
 impl Rotator {
-    /// Rotates one log where that is due; whether that was done.
+    /// Rotates one log if it reached the limit; returns whether it was rotated.
     async fn look_after(&self, log: &RunningLog, size: io::Result<u64>) -> bool {
         let (id, path) = (&log.container, &log.path);
         // A log that is being removed needs no rotation.
@@ -380,7 +382,7 @@ impl Rotator {
         true
     }
 
-    /// A log that is not there is opened anew by the runtime first.
+    /// If the log does not exist, the runtime reopens it first.
     async fn size(&self, id: &ContainerId, path: &Path, found: io::Result<u64>) -> Result<u64, RotateError> {
         match found {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -405,7 +407,7 @@ impl Rotator {
         }
     }
 
-    /// Removes what is too old; only once there is another file: where nothing can be rotated, nothing goes either.
+    /// Removes old files after a successful rotation: if nothing can be rotated, nothing is removed.
     async fn tidy(&self, path: &Path) -> Result<(), RotateError> {
         let (log, max_files) = (path.to_owned(), self.config.max_files);
         let packs = self.busy.try_hold(&packing(path));
@@ -414,7 +416,8 @@ impl Rotator {
     }
 }
 
-/// `<log>.<YYYYMMDD-HHMMSS>` in local time, or later than the names there are; one that is taken moves on by a second.
+/// `<log>.<YYYYMMDD-HHMMSS>` in local time, or later than all existing names; on a collision one second
+/// later.
 fn target(log: &Path, now: DateTime) -> PathBuf {
     let names = dirs::beside(log, ".").unwrap_or_default();
     let name = log.file_name().unwrap_or_default().to_string_lossy();
@@ -428,8 +431,8 @@ fn target(log: &Path, now: DateTime) -> PathBuf {
     }
 }
 
-/// The name comes back, so that the next round tries again; unless the runtime has opened a
-/// new file after all (its answer was late), which must not be lost.
+/// Renames the log back, so that the next round retries; unless the runtime has opened a new file after
+/// all (its response was late), which must not be lost.
 fn undo(path: &Path, target: &Path, error: CriError) -> Result<(), RotateError> {
     use rustix::fs::{CWD, renameat_with};
     match renameat_with(CWD, target, CWD, path, RenameFlags::NOREPLACE) {

@@ -1,26 +1,26 @@
-//! Which rotated files stay, which are compressed, which go. Pure.
+//! Retention plan of rotated logs: which to keep, compress, and remove. Pure.
 //!
-//! `<log>` is written to; `<log>.<YYYYMMDD-HHMMSS>` was rotated; `….gz` was compressed; `….tmp`
-//! is left over from a compression that did not end (spec 03b §11).
+//! `<log>` is being written; `<log>.<YYYYMMDD-HHMMSS>` was rotated; `….gz` was compressed; `….tmp` is
+//! the leftover of an interrupted compression (spec 03b §11).
 
 use std::collections::HashSet;
 
 use jiff::{ToSpan, civil::DateTime};
 
-/// How a name tells when a log was rotated, in local time.
+/// Format of the rotation time in a name, in local time.
 pub const MOMENT: &str = "%Y%m%d-%H%M%S";
 
-/// What to do before the next rotation; file names.
+/// Actions before the next rotation; file names.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
-    /// To delete.
+    /// Files to delete.
     pub remove: Vec<String>,
-    /// To compress.
+    /// Files to compress.
     pub compress: Vec<String>,
 }
 
-/// Decides about the files that match `<log>.*`, so that after one more rotation there are at
-/// most `max_files`, the current one included.
+/// Plans the files that match `<log>.*`, so that after one more rotation there are at most `max_files`,
+/// including the current one.
 pub fn plan(names: Vec<String>, max_files: usize) -> Plan {
     let all: HashSet<&str> = names.iter().map(String::as_str).collect();
     let is_leftover = |name: &str| name.ends_with(".tmp") || all.contains(format!("{name}.gz").as_str());
@@ -34,15 +34,15 @@ pub fn plan(names: Vec<String>, max_files: usize) -> Plan {
     Plan { remove, compress: kept.into_iter().filter(|n| !n.ends_with(".gz")).collect() }
 }
 
-/// The next rotated file to compress, the newest of all left out; `None` where there is none.
+/// The next rotated file to compress, excluding the newest; `None` if there is none.
 pub fn to_compress(names: Vec<String>, max_files: usize) -> Option<String> {
     let newest = oldest_first(names.clone()).pop()?;
     let older: Vec<String> = names.into_iter().filter(|name| !name.starts_with(newest.as_str())).collect();
     plan(older, max_files).compress.into_iter().next()
 }
 
-/// When a log is rotated now, by these names of it: later than it ever was, also where the clock was set back or summer
-/// ended. What is older by its name goes first.
+/// Rotation time for the next name: later than all existing names, even if the clock was set back or
+/// daylight saving time ended. Files are removed in the order of their names.
 pub fn moment(log: &str, names: &[String], now: DateTime) -> DateTime {
     let of = |name: &String| {
         let at = name.strip_prefix(log)?.strip_prefix('.')?;
@@ -104,10 +104,10 @@ mod tests {
             (&[][..], "20261025-020000"),
             (&["0.log.20261025-015959.gz"], "20261025-020000"),
             (&["0.log.20261025-020000"], "20261025-020001"),
-            // Summer has ended, or somebody has set the clock.
+            // Daylight saving time has ended, or the clock was set back.
             (&["0.log.20261025-023000", "0.log.20261025-025959.gz"], "20261025-030000"),
             (&["0.log.20991231-235959"], "21000101-000000"),
-            // Nothing of ours, and what nothing comes after.
+            // Foreign names, and a name without a later time.
             (&["0.log.old", "0.log.20261025-023000.tmp", "1.log.20270101-000000"], "20261025-020000"),
             (&["0.log.99991231-235959"], "20261025-020000"),
         ] {

@@ -1,11 +1,11 @@
-//! Where the last lines of a file begin.
+//! Finds the start of the last lines of a file.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
 const BLOCK: u64 = 16 * 1024;
 
-/// Offset behind which the last `lines` newline-terminated lines are, found by searching
-/// backwards in blocks. An incomplete last line is not counted (spec 03b §10).
+/// Offset of the last `lines` newline-terminated lines, found by searching backwards in blocks. An
+/// incomplete last line is not counted (spec 03b §10).
 ///
 /// # Errors
 /// The file cannot be read.

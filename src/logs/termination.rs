@@ -1,4 +1,4 @@
-//! Termination messages: the end of a file, or of the log (spec 03b §9).
+//! Termination messages: the end of the message file, or of the log (spec 03b §9).
 
 use std::{
     fs::File,
@@ -14,15 +14,15 @@ use super::{
 };
 use berth_ports::{ContainerExit, LogPolicy};
 
-/// Last bytes of the message file that are read.
+/// Maximum bytes read from the end of the message file.
 const FILE_BYTES: u64 = 4096;
-/// Last lines of the log that are read.
+/// Maximum lines read from the end of the log.
 const LOG_LINES: u64 = 80;
-/// Last bytes of those lines that are kept.
+/// Maximum bytes kept of these lines.
 const LOG_BYTES: usize = 2048;
 
-/// The message of an exited container: the runtime's, and what the container left; its log lies
-/// below `root`.
+/// The message of an exited container: that of the runtime, and that of the container; its log is below
+/// `root`.
 pub fn message(exit: &ContainerExit, root: &Path) -> String {
     let falls_back =
         exit.policy == LogPolicy::FallbackToLogsOnError && exit.exit_code != 0 && exit.reason != "ContainerCannotRun";
@@ -42,8 +42,8 @@ pub fn message(exit: &ContainerExit, root: &Path) -> String {
     }
 }
 
-/// Opens without following a link and without waiting for the writer of a pipe: the container
-/// had its hands on this file.
+/// Opens without following a link and without waiting for the writer of a FIFO: the container controls
+/// this file.
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW;
     let file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
@@ -63,7 +63,7 @@ fn end_of(path: &Path) -> io::Result<String> {
     Ok(text(&bytes))
 }
 
-/// A cut may fall into a character; what is left of it is dropped.
+/// Drops the rest of a truncated UTF-8 character at the start.
 fn text(bytes: &[u8]) -> String {
     let broken = bytes.iter().take(3).take_while(|b| **b & 0xc0 == 0x80).count();
     String::from_utf8_lossy(bytes.get(broken..).unwrap_or_default()).into_owned()
@@ -130,7 +130,7 @@ mod tests {
 
     use LogPolicy::{FallbackToLogsOnError, File as OnlyFile};
 
-    /// The message, where each test's directory is a pod's.
+    /// The message, with each test's directory as that of a pod.
     fn message(exit: &ContainerExit) -> String {
         super::message(exit, exit.log_path.ancestors().nth(2).expect("two directories"))
     }

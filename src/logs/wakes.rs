@@ -1,5 +1,7 @@
-//! Hears of the first write to logs that nobody wrote to: one inotify instance, a watch per log that ends with its first
-//! event. What cannot be watched is found by the round of all logs.
+//! inotify watches for the first write to idle logs.
+//!
+//! One inotify instance, a one-shot watch per log. Logs that cannot be watched are checked in the
+//! periodic round.
 
 use std::{collections::HashMap, io, path::PathBuf};
 
@@ -7,14 +9,14 @@ use futures::StreamExt;
 use inotify::{EventMask, EventStream, Inotify, WatchDescriptor, WatchMask, Watches};
 use tracing::debug;
 
-/// Bytes of events read at once.
+/// Size of the event buffer in bytes.
 const EVENTS: usize = 4096;
 
-/// Sets watches; blocks as little as a file does.
+/// Adds watches; blocks only like a file operation.
 #[derive(Clone)]
 pub struct Armer(Option<Watches>);
 
-/// See the file's documentation.
+/// inotify instance with its watches; see the module documentation.
 pub struct Wakes {
     events: Option<EventStream<Vec<u8>>>,
     armer: Armer,
@@ -22,14 +24,14 @@ pub struct Wakes {
 }
 
 impl Armer {
-    /// Has the next write to a log told; `None` where that cannot be.
+    /// Adds a one-shot watch for the next write to a log; `None` if that fails.
     pub fn arm(&mut self, log: &PathBuf) -> Option<WatchDescriptor> {
         self.0.as_mut()?.add(log, WatchMask::MODIFY | WatchMask::ONESHOT).ok()
     }
 }
 
 impl Wakes {
-    /// Hears of no log yet. Must be called within a runtime.
+    /// Creates the instance without watches. Must be called within a Tokio runtime.
     pub fn new() -> Self {
         let opened = || -> io::Result<_> {
             let inotify = Inotify::init()?;
@@ -46,22 +48,22 @@ impl Wakes {
         Self { events, armer: Armer(watches), logs: HashMap::new() }
     }
 
-    /// Sets watches.
+    /// Returns a handle that adds watches.
     pub fn armer(&self) -> Armer {
         self.armer.clone()
     }
 
-    /// Such a watch was set.
+    /// Records an added watch.
     pub fn armed(&mut self, watch: WatchDescriptor, log: PathBuf) {
         self.logs.insert(watch, log);
     }
 
-    /// Waits for the first write to a log; for ever where nothing is told. Safe to drop.
+    /// Waits for the first write to a log; pending forever without inotify. Cancel-safe.
     pub async fn next(&mut self) -> PathBuf {
         loop {
             let Some(events) = &mut self.events else { return std::future::pending().await };
             match events.next().await {
-                // Their end comes with a word of its own, also where there was no event.
+                // The end of a watch is a separate event, even if there was no other.
                 Some(Ok(event)) if event.mask.contains(EventMask::IGNORED) => {
                     self.logs.remove(&event.wd);
                 }

@@ -1,10 +1,10 @@
-//! One watch of the kernel for everybody who follows a log.
+//! Shared inotify instance for all log followers.
 //!
-//! A user may have 128 inotify instances, all processes of root together; one per follower would
-//! take those of the whole machine (and leave later followers to the tick). So there is one,
-//! opened with the first follower and closed behind the last, and a task that tells each
-//! follower what happens in its directory. Directories are watched, since a rename would lose a
-//! watch on the file. Where no watch can be had, the tick alone drives a follower.
+//! A user may have 128 inotify instances, for all processes of root together; one per follower would
+//! use up those of the whole machine (and later followers would depend on the tick). So there is one,
+//! opened with the first follower and closed after the last, and a task that notifies each follower of
+//! changes in its directory. Directories are watched, since a rename would lose a watch on the file. If
+//! no watch can be added, a follower depends on the tick alone.
 
 use std::{
     collections::HashMap,
@@ -19,14 +19,14 @@ use inotify::{Event, EventMask, EventStream, Inotify, WatchDescriptor, WatchMask
 use tokio::{sync::watch, task::AbortHandle, time::timeout};
 use tracing::debug;
 
-/// Re-check after this time without any event.
+/// Period of re-checks without any event.
 const TICK: Duration = Duration::from_secs(1);
-/// Bytes of events read at once.
+/// Size of the event buffer in bytes.
 const EVENTS: usize = 4096;
-/// Events passed on at once.
+/// Maximum number of events processed per lock.
 const BURST: usize = 64;
 
-/// The watch that followers share; copies are the same one.
+/// Handle to the shared instance.
 #[derive(Clone, Default)]
 pub struct Watches(Arc<Mutex<State>>);
 
@@ -36,7 +36,7 @@ struct State {
     folders: HashMap<WatchDescriptor, Folder>,
 }
 
-/// The instance, and the task that owns its events.
+/// The instance, and the task that reads its events.
 struct Kernel {
     watches: inotify::Watches,
     task: AbortHandle,
@@ -48,14 +48,14 @@ impl Drop for Kernel {
     }
 }
 
-/// A directory.
+/// A watched directory.
 struct Folder {
     followers: usize,
     moved: watch::Sender<()>,
 }
 
 impl Watches {
-    /// Watches the directory of a log, from now on.
+    /// Watches the directory of a log from now on.
     pub fn watch(&self, log: &Path) -> Watch {
         let added = log.parent().ok_or(io::ErrorKind::InvalidInput.into()).and_then(|folder| self.add(folder));
         if let Err(error) = &added {
@@ -95,7 +95,7 @@ impl Watches {
         if folder.followers == 0 {
             state.folders.remove(descriptor);
             if let Some(kernel) = &mut state.kernel {
-                let _ = kernel.watches.remove(descriptor.clone()); // gone with its directory, maybe
+                let _ = kernel.watches.remove(descriptor.clone()); // it may be gone with its directory
             }
         }
         state.close_unused();
@@ -111,7 +111,7 @@ impl State {
 
     fn tell<T>(&self, event: &Event<T>) {
         if event.mask.contains(EventMask::Q_OVERFLOW) {
-            // Whatever was lost may have been anybody's.
+            // The lost events may concern any follower.
             for folder in self.folders.values() {
                 folder.moved.send_replace(());
             }
@@ -137,7 +137,7 @@ async fn pass_on(events: EventStream<Vec<u8>>, state: Weak<Mutex<State>>) {
         for event in &burst {
             match event {
                 Ok(event) => state.tell(event),
-                // Followers see their channels close, and go on by the tick.
+                // Followers observe closed channels, and depend on the tick.
                 Err(error) => {
                     debug!(err = %error, "The watch on directories of logs has failed");
                     state.folders.clear();
@@ -149,7 +149,7 @@ async fn pass_on(events: EventStream<Vec<u8>>, state: Weak<Mutex<State>>) {
     }
 }
 
-/// A follower's share.
+/// Watch of one follower.
 pub struct Watch {
     watches: Watches,
     folder: Option<(WatchDescriptor, watch::Receiver<()>)>,

@@ -1,7 +1,7 @@
-//! What happened to a pod between two looks. Pure.
+//! Container lifecycle events from the difference of two pod observations. Pure.
 //!
-//! Spec 03b §6: the table of old and new states. Nothing depends on these changes but the log,
-//! the metrics and the pruning of dead containers: workers follow observations.
+//! Spec 03b §6: table of old and new states. Only the log, the metrics, and the pruning of dead
+//! containers use these events: workers follow observations.
 
 use std::sync::Arc;
 
@@ -10,33 +10,33 @@ use berth_types::{
     observed::{ContainerState, ObservedContainer, ObservedPod},
 };
 
-/// What happened to a container; displayed as the event's name in the log.
+/// Kind of a lifecycle event; displayed as the event's name in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChangeKind {
-    /// It runs now.
+    /// The container is running.
     ContainerStarted,
-    /// It ended.
+    /// The container exited.
     ContainerDied,
-    /// It is gone from the runtime.
+    /// The container was removed from the runtime.
     ContainerRemoved,
-    /// Created, or the runtime lost track of it; internal.
+    /// The container was created, or its state became unknown; internal.
     ContainerChanged,
 }
 
-/// One change.
+/// One lifecycle event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// What happened.
+    /// Kind of the event.
     pub kind: ChangeKind,
-    /// To which instance.
+    /// ID of the instance.
     pub id: ContainerId,
-    /// Its name.
+    /// Name of the container.
     pub container: Arc<str>,
-    /// Its exit code, where the new look still shows it exited.
+    /// Exit code, if the new observation still shows the exited container.
     pub exit_code: Option<i32>,
 }
 
-/// The changes from `old` (`None`: never looked at) to `new`, in the order of the containers.
+/// The events from `old` (`None`: never observed) to `new`, in the order of the containers.
 pub fn between(old: Option<&ObservedPod>, new: &ObservedPod) -> Vec<Change> {
     let before: &[ObservedContainer] = old.map_or(&[], |pod| &pod.containers);
     let mut changes = Vec::new();
@@ -60,7 +60,7 @@ fn change(kind: ChangeKind, container: &ObservedContainer, exit_code: Option<i32
     Change { kind, id: container.id.clone(), container: container.name.clone(), exit_code }
 }
 
-/// Created and unknown are one state here, as the table has it.
+/// Created and unknown are one state here, as in the table.
 fn appeared(old: Option<ContainerState>, new: ContainerState) -> Option<ChangeKind> {
     use ContainerState::{Created, Exited, Running, Unknown};
     match (old, new) {

@@ -1,4 +1,4 @@
-//! What PLEG is given: its parts and its numbers.
+//! Settings and dependencies of PLEG.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,61 +10,61 @@ use berth_metrics::PlegMetrics;
 use berth_ports::{Clock, TerminationMessages};
 use berth_types::{ContainerId, observed::ObservedPod};
 
-/// A container ended (or vanished while it was not known to have ended).
+/// A container exited (or disappeared before it was observed as exited).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerDied {
-    /// The look that found it.
+    /// The observation that showed it.
     pub pod: Arc<ObservedPod>,
-    /// The container's name.
+    /// Name of the container.
     pub container: Arc<str>,
-    /// The instance that ended.
+    /// ID of the exited instance.
     pub id: ContainerId,
 }
 
-/// What PLEG works with.
+/// Dependencies of PLEG.
 pub struct PlegDeps {
-    /// The runtime.
+    /// CRI runtime service.
     pub cri: Arc<dyn RuntimeService>,
-    /// Sources of hints, the best one first; a source that the runtime does not have is passed over.
+    /// Event sources in order of preference; sources that the runtime does not support are skipped.
     pub hints: Vec<Arc<dyn EventHints>>,
     /// Reads termination messages.
     pub messages: Arc<dyn TerminationMessages>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
     /// Metrics.
     pub metrics: PlegMetrics,
-    /// Told of dead containers so that they can be pruned (spec 03b §6). Bounded and lossy: when
-    /// full, the report is dropped and counted; garbage collection finds the container later.
+    /// Receives dead containers so that they can be pruned (spec 03b §6). Bounded and lossy: when full,
+    /// the report is dropped and counted; garbage collection finds the container later.
     pub died: Option<mpsc::Sender<ContainerDied>>,
 }
 
-/// PLEG's numbers; the defaults are those of spec 03b §6 and §15.
+/// Periods and limits of PLEG; the defaults are those of spec 03b §6 and §15.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlegConfig {
-    /// Time from the end of one list to the next while no event stream is live.
+    /// Delay from the end of one list to the next while no event stream is live.
     pub relist_period: Duration,
-    /// The same while one is live: the audit.
+    /// The same delay while a stream is live: the list audits the events.
     pub audit_period: Duration,
-    /// Age of the last good list beyond which the node is unhealthy.
+    /// Age of the last successful list beyond which the node is unhealthy.
     pub unhealthy_after: Duration,
-    /// Deadline of a list.
+    /// Timeout of a list.
     pub list_deadline: Duration,
-    /// Deadline of a look at one pod.
+    /// Timeout of the query of one pod.
     pub look_deadline: Duration,
-    /// How many looks may run at once.
+    /// Maximum number of concurrent pod queries.
     pub parallel_looks: usize,
-    /// A look that takes longer gives its place to others and goes on beside them.
+    /// A query that takes longer releases its semaphore permit and continues without one.
     pub look_patience: Duration,
-    /// First delay before a failed look is repeated; doubles.
+    /// First retry delay after a failed query; doubles.
     pub retry_first: Duration,
-    /// Longest delay before a failed look is repeated.
+    /// Maximum retry delay after a failed query.
     pub retry_max: Duration,
-    /// First delay before a broken stream is opened again; doubles.
+    /// First delay before a broken stream is reopened; doubles.
     pub reconnect_first: Duration,
-    /// Longest delay before a broken stream is opened again.
+    /// Maximum delay before a broken stream is reopened.
     pub reconnect_max: Duration,
-    /// A stream that is neither refused nor answered within this time counts as open: servers
-    /// send their headers with the first event.
+    /// A stream that is neither refused nor answered within this time counts as open: servers send
+    /// their headers with the first event.
     pub open_patience: Duration,
 }
 

@@ -1,8 +1,7 @@
-//! Hints from containerd's native events service on the same socket.
+//! Event source: containerd's native events service on the CRI socket.
 //!
-//! For runtimes named `containerd` that have no CRI event stream (1.6). Only the namespace of
-//! the CRI counts, and of a task's exits only that of its init process: exec probes come by the
-//! hundred.
+//! For runtimes named `containerd` without a CRI event stream (1.6). Only events of the CRI namespace
+//! count, and only exits of a task's init process: exec probes cause hundreds of others.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -14,13 +13,13 @@ use berth_proto::containerd_events::{ContainerHint, Envelope, SubscribeRequest, 
 
 const NAMESPACE: &str = "k8s.io";
 
-/// containerd's events service.
+/// Client of containerd's events service.
 pub struct ContainerdEvents {
     channel: Channel,
 }
 
 impl ContainerdEvents {
-    /// Over a channel to containerd's socket; the channel reconnects by itself.
+    /// Creates the source from a channel to containerd's socket; the channel reconnects by itself.
     pub fn new(channel: Channel) -> Self {
         Self { channel }
     }
@@ -54,15 +53,14 @@ fn refusal(status: Status) -> HintError {
     }
 }
 
-/// The first field of every task and container event; further fields differ in type.
+/// The first field of every task and container event; the other fields differ in type.
 #[derive(Clone, PartialEq, Message)]
 struct OnlyId {
     #[prost(string, tag = "1")]
     container_id: String,
 }
 
-/// What an event says about a container of the CRI; `None` where it says nothing that matters, or
-/// is malformed.
+/// Converts an event of a CRI container to a hint; `None` for irrelevant or malformed events.
 pub fn hint(envelope: &Envelope) -> Option<Hint> {
     if envelope.namespace != NAMESPACE {
         return None;

@@ -1,7 +1,7 @@
-//! From the runtime's answers to observations. Values in, values out; no IO.
+//! Converts CRI responses to observations. No I/O.
 //!
-//! Foreign data: whatever is missing or malformed becomes an error of the item or a documented
-//! default, never a panic (spec 03a §2.2, §12).
+//! Untrusted data: missing or malformed fields become an error of the item or a documented default,
+//! never a panic (spec 03a §2.2, §12).
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -25,7 +25,7 @@ const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 
-/// State of a listed container.
+/// Converts the state of a container.
 pub fn container_state(raw: i32) -> ContainerState {
     match cri::ContainerState::try_from(raw) {
         Ok(cri::ContainerState::ContainerCreated) => ContainerState::Created,
@@ -35,7 +35,7 @@ pub fn container_state(raw: i32) -> ContainerState {
     }
 }
 
-/// State of a listed sandbox.
+/// Converts the state of a sandbox.
 pub fn sandbox_state(raw: i32) -> SandboxState {
     match cri::PodSandboxState::try_from(raw) {
         Ok(cri::PodSandboxState::SandboxReady) => SandboxState::Ready,
@@ -43,17 +43,17 @@ pub fn sandbox_state(raw: i32) -> SandboxState {
     }
 }
 
-/// UID of the pod a listed sandbox belongs to; `""` where it has none.
+/// UID of the pod a listed sandbox belongs to; `""` if it has none.
 pub fn sandbox_uid(sandbox: &cri::PodSandbox) -> &str {
     sandbox.metadata.as_ref().map_or("", |m| &m.uid)
 }
 
-/// UID of the pod a listed container belongs to; `""` where it is not one of ours.
+/// UID of the pod a listed container belongs to; `""` if it has no UID label.
 pub fn container_uid(container: &cri::Container) -> &str {
     container.labels.get(UID_LABEL).map_or("", String::as_str)
 }
 
-/// Who the pod is, by the metadata of a sandbox of it.
+/// The pod of a sandbox, by its metadata.
 pub fn pod_of_sandbox(sandbox: &cri::PodSandbox) -> Option<PodRef> {
     let meta = sandbox.metadata.as_ref()?;
     Some(PodRef {
@@ -63,7 +63,7 @@ pub fn pod_of_sandbox(sandbox: &cri::PodSandbox) -> Option<PodRef> {
     })
 }
 
-/// Who the pod is, by the labels of a container of it.
+/// The pod of a container, by its labels.
 pub fn pod_of_container(container: &cri::Container) -> Option<PodRef> {
     let label = |key: &str| container.labels.get(key).map(String::as_str);
     Some(PodRef {
@@ -73,7 +73,7 @@ pub fn pod_of_container(container: &cri::Container) -> Option<PodRef> {
     })
 }
 
-/// A sandbox as far as a list tells: without network.
+/// Converts a listed sandbox, without network.
 pub fn listed_sandbox(sandbox: &cri::PodSandbox) -> ObservedSandbox {
     ObservedSandbox {
         id: SandboxId::from(sandbox.id.as_str()),
@@ -87,10 +87,10 @@ pub fn listed_sandbox(sandbox: &cri::PodSandbox) -> ObservedSandbox {
     }
 }
 
-/// A sandbox with its status.
+/// Converts a sandbox with its status.
 ///
 /// # Errors
-/// The status lacks what it must have.
+/// The status lacks a required field.
 pub fn sandbox(status: &cri::PodSandboxStatus) -> Result<ObservedSandbox, String> {
     let meta = status.metadata.as_ref().ok_or("status.Metadata is not set")?;
     if status.id.is_empty() {
@@ -113,14 +113,14 @@ pub fn sandbox(status: &cri::PodSandboxStatus) -> Result<ObservedSandbox, String
     })
 }
 
-/// Primary address first; one that does not parse voids them all (spec 03a §4).
+/// Primary address first; empty if any address does not parse (spec 03a §4).
 fn addresses(network: &cri::PodSandboxNetworkStatus) -> Vec<IpAddr> {
     let primary = (!network.ip.is_empty()).then_some(&network.ip);
     let all = primary.into_iter().chain(network.additional_ips.iter().map(|a| &a.ip));
     all.map(|ip| ip.parse()).collect::<Result<_, _>>().unwrap_or_default()
 }
 
-/// A container as far as a list tells: enough to know that it is there and whether it lives.
+/// Converts a listed container: sufficient to know that it exists and whether it runs.
 pub fn listed_container(container: &cri::Container) -> ObservedContainer {
     let state = container_state(container.state);
     let created_at = instant(container.created_at);
@@ -146,10 +146,10 @@ pub fn listed_container(container: &cri::Container) -> ObservedContainer {
     }
 }
 
-/// A container with its status; `message` still is the runtime's alone.
+/// Converts a container with its status; `message` is only the runtime's so far.
 ///
 /// # Errors
-/// The status lacks what it must have.
+/// The status lacks a required field.
 pub fn container(listed: &cri::Container, status: &cri::ContainerStatus) -> Result<ObservedContainer, String> {
     let meta = status.metadata.as_ref().ok_or("status.Metadata is not set")?;
     let image = status.image.as_ref().ok_or("status.Image is not set")?;
@@ -188,7 +188,7 @@ pub fn container(listed: &cri::Container, status: &cri::ContainerStatus) -> Resu
     })
 }
 
-/// What the reader of termination messages must know of an exited container (spec 03b §9).
+/// Data of an exited container needed to read its termination message (spec 03b §9).
 pub fn exit(status: &cri::ContainerStatus) -> ContainerExit {
     let wanted = status.annotations.get(MESSAGE_PATH).map(String::as_str).filter(|p| !p.is_empty());
     let mount = wanted.and_then(|wanted| {
@@ -235,7 +235,7 @@ fn instant(nanos: i64) -> Timestamp {
     Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// A shared name, so that a new look reuses the allocation of the last one.
+/// Replaces the name by a shared one, so that a new observation reuses the allocation of the last one.
 pub fn share_name(container: &mut ObservedContainer, known: Option<&Arc<str>>) {
     if let Some(known) = known.filter(|known| **known == container.name) {
         container.name = known.clone();
@@ -244,12 +244,12 @@ pub fn share_name(container: &mut ObservedContainer, known: Option<&Arc<str>>) {
 
 #[cfg(test)]
 pub mod fixtures {
-    //! Small observations for the tables of this room.
+    //! Small observations for table tests of PLEG.
 
     use super::*;
     use berth_types::observed::{Generation, ObservedPod};
 
-    /// A pod `web` in `default`.
+    /// A pod `web` in `default` with these containers.
     pub fn pod(containers: impl IntoIterator<Item = ObservedContainer>) -> ObservedPod {
         let id = PodRef { uid: "u1".into(), name: "web".into(), namespace: "default".into() };
         let mut pod = ObservedPod::empty(id, Generation(0), Timestamp::UNIX_EPOCH);
@@ -257,7 +257,7 @@ pub mod fixtures {
         pod
     }
 
-    /// A container.
+    /// A container in that state.
     pub fn container(id: &str, name: &str, state: ContainerState) -> ObservedContainer {
         listed_container(&cri::Container {
             id: id.to_owned(),
@@ -272,7 +272,7 @@ pub mod fixtures {
         })
     }
 
-    /// A sandbox.
+    /// A sandbox in that state.
     pub fn sandbox(id: &str, attempt: u32, state: SandboxState) -> ObservedSandbox {
         ObservedSandbox {
             id: id.into(),

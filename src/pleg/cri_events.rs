@@ -1,7 +1,7 @@
-//! Hints from the CRI's own event stream, `GetContainerEvents`.
+//! Event source: the CRI event stream `GetContainerEvents`.
 //!
-//! containerd 1.6 answers `Unimplemented`, CRI-O with events switched off ends the stream at
-//! once, containerd 1.7 may lose events: hints, no more (spec 03b §7 "Runtime facts").
+//! containerd 1.6 returns `Unimplemented`, CRI-O with events disabled ends the stream at once, and
+//! containerd 1.7 may lose events: they are hints only (spec 03b §7 "Runtime facts").
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use berth_cri::{CriError, RuntimeService};
 use berth_proto::cri;
 use berth_types::PodUid;
 
-/// The CRI's event stream.
+/// Source of CRI events.
 pub struct CriEvents {
     cri: Arc<dyn RuntimeService>,
 }
 
 impl CriEvents {
-    /// Over any runtime.
+    /// Creates the source for any CRI runtime.
     pub fn new(cri: Arc<dyn RuntimeService>) -> Self {
         Self { cri }
     }

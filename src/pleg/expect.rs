@@ -1,29 +1,30 @@
-//! What an event promised, and whether a look shows it yet. Pure.
+//! Expected state changes after runtime events, checked against observations. Pure.
 //!
-//! containerd publishes the end of a task a moment before its CRI part has noted it, so the look
-//! that follows at once may still see a running container. Such a look is repeated a few times,
-//! from 2 ms on, doubling every other time; after that the list is trusted.
+//! containerd publishes the exit of a task shortly before its CRI plugin has recorded it, so a query
+//! right after the event may still show a running container. Such a query is repeated a few times, with
+//! delays from 2 ms, doubling every other time; after that the list is trusted.
 
 use std::time::Duration;
 
 use berth_types::observed::{ContainerState, ObservedPod, SandboxState};
 
-/// What the sender of a hint says of an object.
+/// State change that an event announces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// Something about it changed.
+    /// Any change.
     Anything,
-    /// It was created or started. Not urgent: who started it asks for a look when it is done.
+    /// The object was created or started. Not urgent: the component that started it requests an
+    /// observation afterwards.
     Started,
-    /// Its process ended, and the runtime is clearing up after it: a hint that it stopped follows.
+    /// The process exited, and the runtime is cleaning up: a stop event follows.
     Stopping,
-    /// It ended.
+    /// The object stopped.
     Stopped,
-    /// It was removed.
+    /// The object was removed.
     Gone,
 }
 
-/// Events that still have to come true for one pod.
+/// Expected changes of one pod that are not observed yet.
 #[derive(Debug, Default)]
 pub struct Expectations {
     open: Vec<Open>,
@@ -38,11 +39,11 @@ struct Open {
 
 const FIRST: Duration = Duration::from_millis(2);
 const ATTEMPTS: u32 = 14;
-/// A pod with more open ones than this is left to the list.
+/// Maximum expectations per pod; others are left to the list.
 const LIMIT: usize = 64;
 
 impl Expectations {
-    /// Notes what was promised.
+    /// Adds an expected change.
     pub fn add(&mut self, object: &str, expect: Expect) {
         let expect = match expect {
             Expect::Stopping | Expect::Stopped => Expect::Stopped,
@@ -55,13 +56,13 @@ impl Expectations {
         }
     }
 
-    /// Whether nothing is open.
+    /// Whether nothing is expected.
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Drops what a look shows to be true; the delay after which to look again for the rest,
-    /// `None` when nothing is left or all attempts are used up.
+    /// Removes the changes that an observation shows; returns the delay until the next query for the
+    /// rest, `None` if nothing is left or all attempts are used up.
     pub fn check(&mut self, pod: &ObservedPod) -> Option<Duration> {
         self.open.retain_mut(|o| {
             o.attempts += 1;

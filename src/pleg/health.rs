@@ -1,12 +1,13 @@
-//! Whether PLEG is alive: the age of the last good list. Pure.
+//! PLEG health: age of the last successful list. Pure.
 //!
-//! A pod whose query hangs never makes the node unhealthy; it marks only itself (spec 03b §15 item 2).
+//! A pod whose query hangs never makes the node unhealthy; only that pod is affected (spec 03b §15 item
+//! 2).
 
 use std::time::Duration;
 
-/// `None` while healthy, else the text behind `PLEG is not healthy: ` (spec 03b §6).
+/// `None` while healthy, else the text after `PLEG is not healthy: ` (spec 03b §6).
 ///
-/// `age` is the time since the start of the last list that worked.
+/// `age` is the time since the start of the last successful list.
 pub fn verdict(age: Option<Duration>, threshold: Duration) -> Option<String> {
     match age {
         None => Some("pleg has yet to be successful".to_owned()),
@@ -17,7 +18,7 @@ pub fn verdict(age: Option<Duration>, threshold: Duration) -> Option<String> {
     }
 }
 
-/// A duration as Go prints it: `3m0s`, `1h2m3.5s`, `15ms`; people and tools read these texts.
+/// Formats a duration as Go does: `3m0s`, `1h2m3.5s`, `15ms`; users and tools parse these texts.
 fn go(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     match nanos {

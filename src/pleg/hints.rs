@@ -1,8 +1,8 @@
-//! Streams of hints: who may have changed. Followed for ever, believed never.
+//! Runtime event streams as hints: which pods may have changed.
 //!
-//! A hint marks a pod; a lost one is made good by the list, a doubled or late one costs a look.
-//! A stream that breaks (a clean end counts) is opened again after 100 ms, doubling to 30 s; each
-//! break and each opening asks for a list at once (spec 03b §7, §15 item 2).
+//! A hint marks a pod for a query; a lost one is compensated by the list, a duplicate or late one costs
+//! a query. A broken stream (a clean end counts) is reopened after 100 ms, doubling to 30 s; each break
+//! and each opening triggers a list (spec 03b §7, §15 item 2).
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,26 +19,26 @@ use berth_metrics::PlegMetrics;
 use berth_ports::Clock;
 use berth_types::PodUid;
 
-/// Something about one object of the runtime may have changed.
+/// Hint that an object of the runtime may have changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hint {
-    /// Id of a container or sandbox.
+    /// ID of a container or sandbox.
     pub object: String,
-    /// Its pod, where the source knows.
+    /// UID of its pod, if the source provides it.
     pub pod: Option<PodUid>,
-    /// What a look should show.
+    /// State change that the query should show.
     pub expect: Expect,
-    /// When the event was made, in nanoseconds since the epoch, where the source tells.
+    /// Time of the event in nanoseconds since the epoch, if the source provides it.
     pub created_at: Option<i64>,
 }
 
-/// Why there are no hints (any more).
+/// Why a stream ended or could not be opened.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HintError {
-    /// The runtime does not have this source: the next one is tried.
+    /// The runtime does not support this source: the next one is used.
     #[error("not supported by the runtime: {0}")]
     Unsupported(String),
-    /// The stream broke or could not be opened: it is tried again.
+    /// The stream broke or could not be opened: it is retried.
     #[error("{0}")]
     Broken(String),
 }
@@ -49,25 +49,25 @@ pub type HintStream = BoxStream<'static, Result<Hint, HintError>>;
 /// A source of hints.
 #[async_trait]
 pub trait EventHints: Send + Sync + 'static {
-    /// How the source is called in the log.
+    /// Name of the source in the log.
     fn name(&self) -> &'static str;
-    /// Opens the stream. May stay pending until the first event; has no deadline.
+    /// Opens the stream. May stay pending until the first event; has no timeout.
     ///
     /// # Errors
     /// See [`HintError`].
     async fn open(&self) -> Result<HintStream, HintError>;
 }
 
-/// State of the stream, as the list timer needs it.
+/// State of the stream, for the list timer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct StreamState {
     /// Whether a stream is open.
     pub is_live: bool,
-    /// How often one was opened or broke: a change asks for a list.
+    /// Number of openings and breaks: each change triggers a list.
     pub turns: u64,
 }
 
-/// Follows the sources.
+/// Follows the event sources.
 pub(super) struct Follower {
     pub sources: Vec<Arc<dyn EventHints>>,
     pub config: PlegConfig,
@@ -75,7 +75,7 @@ pub(super) struct Follower {
     pub metrics: PlegMetrics,
     pub hints: mpsc::Sender<Hint>,
     pub state: watch::Sender<StreamState>,
-    /// Told when the runtime answers again after it did not: it may be another one now.
+    /// Notified when the runtime responds again after an outage: it may be a different one now.
     pub recovered: Arc<Notify>,
 }
 
@@ -111,7 +111,7 @@ impl Follower {
         }
     }
 
-    /// Follows one source until it ends; says why it ended.
+    /// Follows one source until it ends; returns why it ended.
     async fn follow(&self, source: &dyn EventHints) -> HintError {
         let mut opening = source.open();
         let opened = tokio::select! {
@@ -131,8 +131,8 @@ impl Follower {
 
     async fn drain(&self, mut stream: HintStream, name: &'static str) -> HintError {
         let mut first = true;
-        // A runtime without events answers so as the first item: wait a little before the
-        // stream counts as open.
+        // A runtime without events reports that as the first item: the stream counts as open only after
+        // a short wait.
         let patience = sleep(self.config.open_patience);
         tokio::pin!(patience);
         loop {
@@ -170,7 +170,7 @@ impl Follower {
             let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
             self.metrics.stream_latency.observe(age.as_secs_f64());
         }
-        // Waiting here slows the stream down, never the owner; a closed channel is shutdown.
+        // Backpressure slows down the stream, never the owner; a closed channel means shutdown.
         let _ = self.hints.send(hint).await;
     }
 
@@ -185,7 +185,7 @@ impl Follower {
     }
 }
 
-/// 100 ms, doubling, up to `max`.
+/// Doubles the delay, up to `max`.
 fn next_delay(delay: Duration, max: Duration) -> Duration {
     delay.saturating_mul(2).min(max)
 }

@@ -1,7 +1,7 @@
-//! Every sandbox and container of the last looks: what lists are compared with. Pure.
+//! Inventory of observed sandboxes and containers, compared with each runtime list. Pure.
 //!
-//! A list of a quiet node costs one look-up per object and no allocation. Only looks write here,
-//! so a pod whose look failed differs from the next list again and is looked at again.
+//! A list of a quiet node costs one lookup per object and no allocation. Only observations update the
+//! inventory, so a pod whose query failed differs from the next list again and is queried again.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use berth_types::{
     observed::{ContainerState, ObservedPod, SandboxState},
 };
 
-/// State of one object of the runtime.
+/// State of a sandbox or container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectState {
     /// A sandbox.
@@ -26,23 +26,23 @@ impl ObjectState {
     }
 }
 
-/// One line of a list.
+/// One object of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listed<'a> {
-    /// The runtime's id.
+    /// The runtime's ID.
     pub id: &'a str,
     /// UID of the pod it belongs to.
     pub pod: &'a str,
-    /// Its state.
+    /// State of the object.
     pub state: ObjectState,
 }
 
-/// What runs on the node, for the gauges.
+/// Totals for the metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
     /// Pods with at least one ready sandbox.
     pub running_pods: i64,
-    /// Containers created, running, exited, unknown.
+    /// Number of containers created, running, exited, unknown.
     pub containers: [i64; 4],
 }
 
@@ -53,7 +53,7 @@ struct Known {
     audit: u64,
 }
 
-/// See the file's documentation.
+/// Objects by ID; see the module documentation.
 #[derive(Debug, Default)]
 pub struct Inventory {
     objects: HashMap<Box<str>, Known>,
@@ -62,7 +62,7 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Replaces what is known of one pod by a new look.
+    /// Replaces the objects of one pod by those of a new observation.
     pub fn replace(&mut self, old: Option<&ObservedPod>, new: &ObservedPod) {
         if let Some(old) = old {
             for (id, _) in objects(old) {
@@ -87,12 +87,12 @@ impl Inventory {
         self.objects.get(object).map(|k| k.state)
     }
 
-    /// What runs on the node.
+    /// Totals for the metrics.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// The pods of which a complete list shows something else than the last looks did.
+    /// The pods for which a complete list differs from the last observations.
     pub fn audit<'a>(&mut self, list: impl Iterator<Item = Listed<'a>>) -> HashSet<PodUid> {
         self.audit += 1;
         let mut differing = HashSet::new();

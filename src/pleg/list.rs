@@ -1,4 +1,4 @@
-//! The complete list: the audit of all that looks and events have told.
+//! Complete list of the runtime's sandboxes and containers: audits observations and events.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,12 +20,12 @@ use berth_types::{
     observed::{Generation, ObservedPod},
 };
 
-/// When a list began, on every clock that matters.
+/// Start of a list, by all relevant clocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ListStart {
-    /// Place in the order of all looks and lists.
+    /// Sequence number among all queries and lists.
     pub seq: u64,
-    /// Generation.
+    /// Generation of observations.
     pub generation: Generation,
     /// Monotonic time.
     pub at: Instant,
@@ -33,19 +33,19 @@ pub(super) struct ListStart {
     pub wall: Timestamp,
 }
 
-/// A list that has ended.
+/// Result of a list.
 pub(super) struct ListEnd {
     pub start: ListStart,
     pub result: Result<List, CriError>,
 }
 
-/// Everything the runtime holds.
+/// All sandboxes and containers of the runtime.
 pub(super) struct List {
     pub sandboxes: Vec<cri::PodSandbox>,
     pub containers: Vec<cri::Container>,
 }
 
-/// Lists without filter, within `limit`.
+/// Lists without filter, with timeout `limit`.
 pub(super) async fn list(cri: Arc<dyn RuntimeService>, start: ListStart, limit: Duration) -> ListEnd {
     let both = async { tokio::try_join!(cri.list_pod_sandbox(None), cri.list_containers(None)) };
     let result = match timeout(limit, both).await {
@@ -57,7 +57,7 @@ pub(super) async fn list(cri: Arc<dyn RuntimeService>, start: ListStart, limit: 
 }
 
 impl List {
-    /// Every object of a pod. What names no pod is not ours.
+    /// All objects that belong to a pod. Objects without a pod UID are foreign.
     pub fn objects(&self) -> impl Iterator<Item = Listed<'_>> {
         let sandboxes = self.sandboxes.iter().map(|s| Listed {
             id: &s.id,
@@ -72,12 +72,12 @@ impl List {
         sandboxes.chain(containers).filter(|item| !item.pod.is_empty())
     }
 
-    /// UIDs of all pods that the runtime holds something of.
+    /// UIDs of all pods in the runtime.
     pub fn held(&self) -> HashSet<&str> {
         self.objects().map(|item| item.pod).collect()
     }
 
-    /// What the list shows of some pods, in the detail of `last` where that knows the object.
+    /// Observations of some pods from the list, with the details of `last` for known objects.
     pub fn pods(
         &self,
         wanted: &HashSet<PodUid>,

@@ -1,8 +1,8 @@
-//! One look at one pod: list what carries its UID, ask for the status of what changed.
+//! Observes one pod: lists its sandboxes and containers, and queries the status of changed ones.
 //!
-//! Two filtered lists, then as few status calls as possible: an exited container is asked for
-//! once, a running one when it is new or after an action (its resources may have changed), a
-//! sandbox until it has an address. Whatever the runtime lost in between is skipped.
+//! Two filtered lists, then as few status calls as possible: an exited container is queried once, a
+//! running one when it is new or after an action (its resources may have changed), a sandbox until it
+//! has an address. Objects that the runtime removed in between are skipped.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -20,28 +20,28 @@ use berth_types::{
     },
 };
 
-/// What a look is about.
+/// Parameters of one observation.
 pub(super) struct LookAt<'a> {
-    /// Who the pod is, as far as known.
+    /// The pod, as far as known.
     pub pod: &'a PodRef,
-    /// The last good look.
+    /// The last successful observation.
     pub last: Option<&'a ObservedPod>,
-    /// Whether an action went before: what runs is asked for again.
+    /// Whether an action preceded it: running containers are queried again.
     pub acted: bool,
-    /// The generation at which this look begins.
+    /// The generation at its start.
     pub generation: Generation,
-    /// Wall time at which it begins.
+    /// Wall time at its start.
     pub began_at: Timestamp,
 }
 
-/// Looks at pods.
+/// Observes pods through the CRI.
 pub(super) struct Looker {
     pub cri: Arc<dyn RuntimeService>,
     pub messages: Arc<dyn TerminationMessages>,
 }
 
 impl Looker {
-    /// Looks at one pod. No deadline of its own beyond those of the calls.
+    /// Observes one pod. No timeout beyond those of the calls.
     pub async fn look(&self, at: LookAt<'_>) -> Result<ObservedPod, CriError> {
         let labels = HashMap::from([(convert::UID_LABEL.to_owned(), at.pod.uid.to_string())]);
         let (sandboxes, containers) = tokio::try_join!(
@@ -95,7 +95,7 @@ impl Looker {
     async fn containers(&self, at: &LookAt<'_>, listed: &[cri::Container]) -> Result<Vec<ObservedContainer>, CriError> {
         let seen = try_join_all(listed.iter().map(|container| self.container(at, container))).await?;
         let mut seen: Vec<_> = seen.into_iter().flatten().collect();
-        // It is kept as long as the pod, and a list of one has room for four.
+        // Kept as long as the pod; a list of one would keep the capacity for four.
         seen.shrink_to_fit();
         Ok(seen)
     }
@@ -124,8 +124,8 @@ impl Looker {
     }
 }
 
-/// Whether nothing new is to be learnt about a sandbox. One that is no longer ready is only
-/// told apart by its state; a ready one may still be waiting for its address.
+/// Whether a sandbox needs no status query. For one that is no longer ready only the state matters; a
+/// ready one may still be waiting for its address.
 fn is_settled(last: &ObservedSandbox, now: SandboxState) -> bool {
     match now {
         SandboxState::NotReady => true,
@@ -133,7 +133,8 @@ fn is_settled(last: &ObservedSandbox, now: SandboxState) -> bool {
     }
 }
 
-/// Addresses of the newest sandbox where that is ready; those of before while none is (spec 03b §6 step 5).
+/// Addresses of the newest sandbox if it is ready; the previous ones while none is (spec 03b §6 step
+/// 5).
 fn ips(pod: &ObservedPod, last: Option<&ObservedPod>) -> Vec<std::net::IpAddr> {
     if let Some(newest) = pod.sandboxes.first().filter(|s| s.state == SandboxState::Ready) {
         return newest.ips.clone();

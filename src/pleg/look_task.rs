@@ -1,7 +1,7 @@
-//! One look as a task: waits for a place, takes the mark, looks, within its deadline.
+//! Task of one pod observation: acquires a permit, clears the mark, queries with a timeout.
 //!
-//! A look that takes longer than its patience gives its place to others and goes on beside them:
-//! pods that hang cannot use up the places.
+//! An observation that takes longer than its patience releases its semaphore permit and continues
+//! without one: pods that hang cannot use up the permits.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use berth_types::{
     observed::{Generation, ObservedPod},
 };
 
-/// A look that has ended.
+/// Result of an observation.
 pub(super) struct LookEnd {
     pub uid: PodUid,
     pub generation: Generation,
@@ -30,7 +30,7 @@ pub(super) struct LookEnd {
     pub result: Result<ObservedPod, String>,
 }
 
-/// Everything one look needs.
+/// Inputs of one observation.
 pub(super) struct LookTask {
     pub uid: PodUid,
     pub last: Option<Arc<ObservedPod>>,
@@ -43,7 +43,7 @@ pub(super) struct LookTask {
 }
 
 impl LookTask {
-    /// Runs to the end; a panic becomes a failed look.
+    /// Runs to completion; a panic becomes a failed observation.
     pub async fn run(self) -> LookEnd {
         let place = self.places.clone().acquire_owned().await;
         let began = Instant::now();

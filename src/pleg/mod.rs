@@ -1,23 +1,23 @@
-//! What really runs: one store of observations, refreshed by events and lists.
+//! Pod lifecycle event generator (PLEG): one store of observations, refreshed by events and lists.
 //!
 //! ```text
 //!   CRI stream ─┐                            ┌─► pod store ─► PodView (worker)
-//!   containerd ─┼─► dirty marks ─► look ─────┤
+//!   containerd ─┼─► dirty marks ─► query ────┤
 //!   list timer ─┤                            ├─► metrics, log, died
 //!   acted()    ─┘                            └─► health
 //! ```
 //!
-//! In: [`PodObserver::acted`](berth_ports::PodObserver::acted), [`Hint`]s, the clock.
-//! Out: observations on watch channels, each with the generation at which its look *began*.
+//! Input: [`PodObserver::acted`](berth_ports::PodObserver::acted), [`Hint`]s, the clock. Output:
+//! observations on watch channels, each with the generation at which its query *began*.
 //!
-//! One task (`owner.rs`) decides what is looked at and when; a look is a task of its own with its
-//! own deadline, so a pod whose query hangs stops nobody else. Marks coalesce: a flood costs one
-//! look per pod, and a mark set during a look costs exactly one more. Events are only ever marks;
-//! the truth is the query that follows, and the list audits both. The store (`store.rs`) is
-//! written by this room alone.
+//! One task (`owner.rs`) decides which pods are queried and when; a query is a separate task with its
+//! own timeout, so a pod whose query hangs blocks no other pod. Marks coalesce: a flood of events costs
+//! one query per pod, and a mark set during a query costs exactly one more. Events are only marks; the
+//! query that follows is authoritative, and the list audits both. The store (`store.rs`) is written by
+//! this module alone.
 //!
-//! Behaviour: spec 03b §5-7, §15 items 1-2; 03a §12. Do better (03b §15): no event queue that overflows, no
-//! pod that makes the node unhealthy, streams are re-opened for ever.
+//! Implements spec 03b §5-7, §15 items 1-2; 03a §12. Improvements (03b §15): no event queue that
+//! overflows, no pod that makes the node unhealthy, streams are reopened forever.
 
 mod changes;
 mod config;

@@ -1,4 +1,4 @@
-//! PLEG as the rest of the house sees it.
+//! PLEG handle: starts the tasks and implements [`PodObserver`].
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,16 +23,16 @@ use berth_types::{
     observed::{Generation, ObservedPod},
 };
 
-/// A pod whose look has been under way for long.
+/// A pod whose query has been running for long.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StuckPod {
     /// The pod.
     pub pod: PodRef,
-    /// For how long.
+    /// How long the query has been running.
     pub since: Duration,
 }
 
-/// The pod store; see the room's documentation.
+/// Handle to PLEG and its pod store; see the module documentation.
 pub struct Pleg {
     store: Arc<Store>,
     waiters: mpsc::Sender<Waiter>,
@@ -40,7 +40,7 @@ pub struct Pleg {
     unhealthy_after: Duration,
 }
 
-/// Starts PLEG: the first complete list begins at once. The task ends when `cancel` is cancelled.
+/// Starts PLEG with the first complete list. The task ends when `cancel` is cancelled.
 pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (Arc<Pleg>, JoinHandle<()>) {
     let (store, marked) = Store::new();
     let (hints, hinted) = mpsc::channel(1024);
@@ -84,13 +84,13 @@ pub fn start(deps: PlegDeps, config: PlegConfig, cancel: CancellationToken) -> (
 }
 
 impl Pleg {
-    /// Waits until the first complete list has worked.
+    /// Waits until the first complete list has succeeded.
     pub async fn listed(&self) {
-        // The sender is ours: it is never gone.
+        // The handle owns the sender, so it is never closed.
         let _ = self.last_good.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// Pods whose look has been under way for longer than `limit`; for people, never for health.
+    /// Pods whose query has been running for longer than `limit`; for diagnostics, not for health.
     pub fn stuck(&self, limit: Duration) -> Vec<StuckPod> {
         self.store.stuck(limit).into_iter().map(|(pod, since)| StuckPod { pod, since }).collect()
     }

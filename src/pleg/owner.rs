@@ -1,8 +1,7 @@
-//! The one task that decides what is looked at, and when.
+//! PLEG owner task: schedules pod queries and runtime lists.
 //!
-//! Per pod at most one look is under way; whatever marks the pod meanwhile costs one more after
-//! it. Looks and lists are tasks of their own with deadlines: this loop never waits for the
-//! runtime.
+//! At most one query per pod is running; marks set in the meantime cost one more query after it.
+//! Queries and lists are separate tasks with timeouts: this loop never waits for the runtime.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -38,19 +37,19 @@ use berth_types::{
     observed::{Generation, ObservedPod},
 };
 
-/// Who waits for a complete list.
+/// Sender to a caller that waits for a complete list.
 pub(super) type Waiter = oneshot::Sender<Result<RuntimePods, String>>;
 
-/// How long hints about unknown or just started objects wait for a look that tells of them anyway.
+/// How long hints about unknown or just started objects wait for a query that explains them anyway.
 const SUSPICION: Duration = Duration::from_millis(200);
-/// How long a runtime that clears up after a container may take before it is asked.
+/// How long a runtime may take to clean up after a container before the pod is queried.
 const CLEARING_UP: Duration = Duration::from_millis(100);
-/// How long a worker that saw the last of its pod may take to let go of it.
+/// How long a worker may take to drop its view after it observed that the pod is gone.
 const LETTING_GO: Duration = Duration::from_secs(1);
-/// More suspects than this are left to the list.
+/// Maximum number of suspects; others are left to the list.
 const SUSPECTS: usize = 1024;
 
-/// What comes in.
+/// Inputs of the task.
 pub(super) struct Inbox {
     pub marked: mpsc::UnboundedReceiver<PodUid>,
     pub hints: mpsc::Receiver<Hint>,
@@ -58,10 +57,10 @@ pub(super) struct Inbox {
     pub stream: watch::Receiver<StreamState>,
 }
 
-/// Start of the last good list, for who asks for health or waits for the first.
+/// Start time of the last successful list, for health checks and waiters of the first list.
 pub(super) type LastGood = Arc<watch::Sender<Option<Instant>>>;
 
-/// What the owner works with.
+/// Dependencies of the task.
 pub(super) struct Tools {
     pub store: Arc<Store>,
     pub looker: Arc<Looker>,
@@ -73,11 +72,11 @@ pub(super) struct Tools {
     pub recovered: Arc<Notify>,
 }
 
-/// What is known of one pod beyond its slot.
+/// State of one pod beyond its slot in the store.
 #[derive(Default)]
 struct Record {
     last: Option<Arc<ObservedPod>>,
-    /// Place in the order of the look that `last` came from, or of the one under way.
+    /// Sequence number of the query that `last` came from, or of the running one.
     seq: u64,
     is_looking: bool,
     failures: u32,
@@ -86,34 +85,34 @@ struct Record {
 
 #[derive(Default)]
 struct Lists {
-    /// Whether one is under way.
+    /// Whether a list is running.
     is_running: bool,
-    /// Whether the last one failed.
+    /// Whether the last list failed.
     is_failing: bool,
     next: Option<Instant>,
     last_start: Option<Instant>,
-    /// Waiting for the one under way.
+    /// Waiters of the running list.
     served: Vec<Waiter>,
-    /// Waiting for the next one: they asked after the current one began.
+    /// Waiters of the next list: they were added after the current one began.
     queued: Vec<Waiter>,
-    /// Whether another list must follow the one under way.
+    /// Whether another list must follow the running one.
     is_wanted: bool,
-    /// Shortened period after an audit found what no event had told.
+    /// Shortened period after an audit found changes without an event.
     distrust: Option<Duration>,
 }
 
-/// See the file's documentation.
+/// State of the owner task; see the module documentation.
 pub(super) struct Owner {
     tools: Tools,
     records: HashMap<PodUid, Record>,
     inventory: Inventory,
     lists: Lists,
-    /// When to mark which pod again.
+    /// Times at which pods are marked again.
     again: BTreeSet<(Instant, PodUid)>,
-    /// Objects that hints named, and the pod they named; looked into at the time beside.
+    /// Objects from hints, with the pod if the hint had one; examined at `suspects_due`.
     suspects: HashMap<String, Option<PodUid>>,
     suspects_due: Option<Instant>,
-    /// Pods of which nothing is left but a view; forgotten at the time beside, or with a list.
+    /// Pods of which only a view is left; removed at `leaving_due`, or after a list.
     leaving: Vec<PodUid>,
     leaving_due: Option<Instant>,
     seq: u64,
@@ -144,13 +143,13 @@ impl Owner {
         }
     }
 
-    /// Runs until cancelled; looks that are under way end with it.
+    /// Runs until cancelled; running queries end with it.
     pub async fn run(mut self, mut inbox: Inbox, cancel: CancellationToken) {
         self.begin_list();
         loop {
             let wake = self.wake();
             tokio::select! {
-                biased; // stopping wins over work, results over new marks
+                biased; // cancellation wins over work, results win over new marks
                 () = cancel.cancelled() => return,
                 Some(Ok(end)) = self.looks.join_next() => self.looked(end),
                 Some(Ok(end)) = self.listing.join_next() => self.listed(end),
@@ -193,7 +192,7 @@ impl Owner {
         }
     }
 
-    /// Forgets a pod of which the runtime holds nothing, unless it is followed or looked at.
+    /// Removes a pod that is gone from the runtime, unless it has a view or a running query.
     fn forget(&mut self, uid: &PodUid) -> bool {
         let gone = |r: &Record| !r.is_looking && r.last.as_ref().is_none_or(|pod| pod.is_gone());
         let forgotten = self.records.get(uid).is_some_and(gone) && self.tools.store.forget_unused(uid);
@@ -204,7 +203,7 @@ impl Owner {
     }
 
     fn marked(&mut self, uid: PodUid) {
-        // A mark that comes during a look stays set: the next look follows that one.
+        // A mark set during a query stays set: the next query follows that one.
         let is_looking = self.records.get(&uid).is_some_and(|r| r.is_looking);
         if !is_looking && self.tools.store.is_marked(&uid) {
             self.begin_look(uid);
@@ -278,7 +277,7 @@ impl Owner {
         self.tools.store.publish(Observation { pod, generation, error: Some(error.into()) });
     }
 
-    /// Tells the log and the pruner what happened to containers.
+    /// Logs container events and reports dead containers to the pruner.
     fn report(&self, last: Option<&ObservedPod>, pod: &Arc<ObservedPod>) {
         for change in changes::between(last, pod) {
             let uid = &pod.id.uid;
@@ -290,7 +289,7 @@ impl Owner {
             if let Some(code) = change.exit_code {
                 info!(podID = %uid, containerID = %change.id, exitCode = code, "Generic (PLEG): container finished");
             }
-            // What was dead before the first look is left to garbage collection.
+            // Containers that were dead before the first observation are left to garbage collection.
             let Some(died) = self.tools.died.as_ref().filter(|_| last.is_some()) else { continue };
             let report = ContainerDied { pod: pod.clone(), container: change.container, id: change.id };
             if died.try_send(report).is_err() {
@@ -354,7 +353,7 @@ impl Owner {
         };
         for waiter in self.lists.served.drain(..) {
             let known = answer.clone().map(|()| self.tools.store.known().unwrap_or_default());
-            // Who asked may have given up.
+            // The caller may have given up.
             let _ = waiter.send(known);
         }
         self.lists.next = Some(Instant::now() + self.period());
@@ -365,7 +364,7 @@ impl Owner {
 
     fn audited(&mut self, start: ListStart, list: &List) {
         let mut differing = self.inventory.audit(list.objects());
-        // A look that began later knows better than this list.
+        // A query that began later than this list is newer.
         differing.retain(|uid| self.records.get(uid).is_none_or(|r| r.seq < start.seq));
         let records = &self.records;
         let last = |uid: &PodUid| records.get(uid).and_then(|r| r.last.clone());
@@ -389,8 +388,8 @@ impl Owner {
         self.count();
     }
 
-    /// An audit that finds what no event told makes the next ones come sooner: the period falls
-    /// to that of a node without stream and doubles with each clean audit.
+    /// An audit that finds changes without an event shortens the period of lists: to that of a node
+    /// without a stream, doubling with each clean audit.
     fn distrust_stream(&mut self, has_missed: bool) {
         let shortest = self.tools.config.relist_period;
         self.lists.distrust = match self.lists.distrust {
@@ -415,12 +414,12 @@ impl Owner {
         self.begin_list();
     }
 
-    /// A stream opened or broke: events may have been lost either way.
+    /// A stream opened or broke: events may have been lost in either case.
     fn stream_turned(&mut self, state: StreamState) {
         self.stream = state;
         self.lists.distrust = None;
         if self.lists.is_running {
-            // The one under way may be older than what was lost: another follows it.
+            // The running list may be older than the lost events: run another one after it.
             self.lists.is_wanted = true;
         } else {
             self.begin_list();
@@ -439,7 +438,7 @@ impl Owner {
                 let is_held = self.inventory.state_of(&hint.object).is_some();
                 let is_looking = self.records.get(&uid).is_some_and(|r| r.is_looking);
                 if hint.expect == Expect::Gone && !is_held && !is_looking {
-                    return; // a look has told already
+                    return; // a query has already shown it
                 }
                 let record = self.records.entry(uid.clone()).or_default();
                 record.promised.add(&hint.object, hint.expect);
@@ -457,7 +456,7 @@ impl Owner {
         }
     }
 
-    /// What no look has explained meanwhile is looked into: by a look where the pod is known,
+    /// Examines objects that no query has explained in the meantime: by a query if the pod is known,
     /// else by one list for all.
     fn examine_suspects(&mut self) {
         self.suspects_due = None;

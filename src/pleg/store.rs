@@ -1,11 +1,11 @@
-//! The pod store: one slot per pod, an observation channel in each.
+//! Pod store: one slot with an observation channel per pod.
 //!
-//! Written by this room alone: [`super::owner`] publishes, [`super::Pleg`] opens views and sets
-//! marks. The lock guards map operations only and is never held across an await.
+//! Written by this module alone: [`super::owner`] publishes, [`super::Pleg`] opens views and sets
+//! marks. The mutex guards map operations only and is never held across an await.
 //!
-//! Generations are drawn from one counter for all pods. So they stay ordered when a slot is
-//! dropped and made again, and a look needs no agreement with who acts: it reads the counter
-//! when it begins, an action raises it when it has ended.
+//! Generations come from one counter for all pods, so they stay ordered when a slot is dropped and
+//! recreated, and a query needs no coordination with actions: it reads the counter when it begins, an
+//! action increments it when it has ended.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,10 +28,10 @@ use berth_types::{
     observed::{Generation, ObservedPod},
 };
 
-/// Why a pod is to be looked at.
+/// Why a pod is to be queried.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Mark {
-    /// Not at all.
+    /// No query is needed.
     Clean,
     /// Something may have changed.
     Changed,
@@ -39,7 +39,7 @@ pub(super) enum Mark {
     Acted,
 }
 
-/// What a look begins with.
+/// Parameters at the start of a query.
 pub(super) struct Beginning {
     pub pod: PodRef,
     pub mark: Mark,
@@ -49,26 +49,26 @@ pub(super) struct Beginning {
 struct Slot {
     pod: PodRef,
     sender: watch::Sender<Option<Observation>>,
-    /// What the last list showed, while no look has confirmed it.
+    /// State from the last list, until a query has confirmed it.
     listed: Option<Arc<ObservedPod>>,
     mark: Mark,
     looking_since: Option<Instant>,
-    /// When the last action on it ended.
+    /// Generation at the end of the last action on the pod.
     acted: Generation,
 }
 
 #[derive(Default)]
 struct Index {
     slots: HashMap<PodUid, Slot>,
-    /// When the last complete list began.
+    /// Start of the last complete list.
     listed: Option<(Generation, Timestamp)>,
 }
 
-/// See the file's documentation.
+/// Slots and generation counter; see the module documentation.
 pub(super) struct Store {
     index: Mutex<Index>,
     generation: AtomicU64,
-    /// Pods that were marked, each at most once until its look begins.
+    /// Marked pods, each at most once until its query begins.
     marked: mpsc::UnboundedSender<PodUid>,
 }
 
@@ -78,12 +78,13 @@ impl Store {
         (Arc::new(Self { index: Mutex::default(), generation: AtomicU64::new(0), marked }), receiver)
     }
 
-    /// The generation of whatever begins now.
+    /// The current generation.
     pub fn now(&self) -> Generation {
         Generation(self.generation.load(Ordering::SeqCst))
     }
 
-    /// Follows a pod. What the runtime is known not to hold is empty at once.
+    /// Opens a view of a pod. A pod that is known not to be in the runtime is observed as empty at
+    /// once.
     pub fn view(&self, pod: &PodRef) -> PodView {
         let mut index = self.lock();
         let listed = index.listed;
@@ -99,7 +100,7 @@ impl Store {
         PodView::new(receiver, slot.acted)
     }
 
-    /// An action has ended: raises the generation and marks the pod.
+    /// Records the end of an action: increments the generation and marks the pod.
     pub fn acted(&self, pod: &PodUid) -> Generation {
         let generation = Generation(self.generation.fetch_add(1, Ordering::SeqCst) + 1);
         self.mark(pod, Mark::Acted);
@@ -109,7 +110,7 @@ impl Store {
         generation
     }
 
-    /// Asks for a look at a pod, unless one is asked for already.
+    /// Marks a pod for a query, unless it is already marked.
     pub fn mark(&self, pod: &PodUid, mark: Mark) {
         let mut index = self.lock();
         let slot = index.slots.entry(pod.clone()).or_insert_with(|| {
@@ -119,7 +120,7 @@ impl Store {
         let was = slot.mark;
         slot.mark = was.max(mark);
         if was == Mark::Clean {
-            // The owner is gone at shutdown only; nothing is left to look then.
+            // The owner is gone only at shutdown, when no queries are needed.
             let _ = self.marked.send(pod.clone());
         }
     }
@@ -129,8 +130,8 @@ impl Store {
         self.lock().slots.get(pod).is_some_and(|s| s.mark != Mark::Clean)
     }
 
-    /// Begins a look: takes the mark, then reads the generation, in this order: an action that
-    /// ends later finds no mark and sets a new one.
+    /// Begins a query: clears the mark, then reads the generation, in this order: an action that ends
+    /// later finds no mark and sets a new one.
     pub fn begin(&self, pod: &PodUid) -> Option<Beginning> {
         let mut index = self.lock();
         let slot = index.slots.get_mut(pod)?;
@@ -139,7 +140,7 @@ impl Store {
         Some(Beginning { pod: slot.pod.clone(), mark, generation: self.now() })
     }
 
-    /// Publishes a look, even one that shows what was known: its generation is news.
+    /// Publishes an observation, even an unchanged one: its generation is new.
     pub fn publish(&self, seen: Observation) {
         let mut index = self.lock();
         let Some(slot) = index.slots.get_mut(&seen.pod.id.uid) else { return };
@@ -151,8 +152,8 @@ impl Store {
         slot.sender.send_replace(Some(seen));
     }
 
-    /// Notes that a complete list is known, and what it showed of pods that differ from their
-    /// last look; pods without any observation that are not in it get an empty one.
+    /// Records a complete list, and its state of pods that differ from their last observation; pods
+    /// without any observation that are not in it get an empty one.
     pub fn listed(
         &self,
         generation: Generation,
@@ -173,7 +174,7 @@ impl Store {
         }
     }
 
-    /// Drops a pod that nobody follows, that is not marked and of which the runtime holds nothing.
+    /// Removes a pod without view and mark that is gone from the runtime.
     pub fn forget_unused(&self, pod: &PodUid) -> bool {
         let mut index = self.lock();
         let unused = index.slots.get(pod).is_none_or(Slot::is_unused);
@@ -183,7 +184,7 @@ impl Store {
         unused
     }
 
-    /// Drops every pod that [`Store::forget_unused`] would drop; returns them.
+    /// Removes every pod that [`Store::forget_unused`] would remove; returns them.
     pub fn sweep(&self) -> Vec<PodUid> {
         let mut index = self.lock();
         if index.listed.is_none() {
@@ -197,7 +198,7 @@ impl Store {
         unused
     }
 
-    /// Everything that is known without asking; `None` before the first complete list.
+    /// All known pods of the runtime, without a query; `None` before the first complete list.
     pub fn known(&self) -> Option<RuntimePods> {
         let index = self.lock();
         index.listed?;
@@ -219,7 +220,7 @@ impl Store {
         index.listed.is_none() || index.slots.get(pod).is_some_and(alive)
     }
 
-    /// The pod of the latest observation, or an empty one where there is none yet.
+    /// The pod of the latest observation, or an empty one without any.
     pub fn latest(&self, pod: &PodUid) -> Option<Arc<ObservedPod>> {
         let index = self.lock();
         let slot = index.slots.get(pod)?;
@@ -228,14 +229,14 @@ impl Store {
         Some(seen.unwrap_or_else(never))
     }
 
-    /// Pods whose look has been under way for longer than `limit`.
+    /// Pods whose query has been running for longer than `limit`.
     pub fn stuck(&self, limit: Duration) -> Vec<(PodRef, Duration)> {
         let index = self.lock();
         let since = index.slots.values().filter_map(|s| Some((s.pod.clone(), s.looking_since?.elapsed())));
         since.filter(|(_, age)| *age > limit).collect()
     }
 
-    /// How many pods have a slot.
+    /// Number of pods with a slot.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.lock().slots.len()
@@ -258,7 +259,7 @@ impl Slot {
         }
     }
 
-    /// The last that was seen of it, unless that is nothing.
+    /// The last known state, unless the pod is gone.
     fn held(&self) -> Option<Arc<ObservedPod>> {
         let latest = self.listed.clone().or_else(|| self.sender.borrow().as_ref().map(|seen| seen.pod.clone()));
         latest.filter(|pod| !pod.is_gone())

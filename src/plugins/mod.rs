@@ -1,15 +1,16 @@
-//! Programs that register with this agent by a socket in `<root>/plugins_registry`.
+//! Plugin registration: watches the sockets in `<root>/plugins_registry`.
 //!
 //! ```text
 //!  inotify ─┐                     ┌─► task of a socket ─► GetInfo ─► handler of its type
-//!  walk ────┴─► sockets there are ┤                       ◄─ NotifyRegistrationStatus
+//!  walk ────┴─► current sockets   ┤                       ◄─ NotifyRegistrationStatus
 //!                                 └─► …
 //! ```
 //!
-//! In: the directory. Out: calls of a [`PluginHandler`](berth_ports::PluginHandler), one after the other
-//! for each socket. One task owns what is there, and one per socket what became of it: a plugin that hangs
-//! holds up itself. inotify says that something happened, a walk what; every half minute it walks without being
-//! told. What plugins say is bounded, what they are refused for is told them. Behaviour: spec 06c §2, 07 §12.1.
+//! Input: the directory. Output: calls of a [`PluginHandler`](berth_ports::PluginHandler), sequential
+//! per socket. One task owns the set of sockets, and one task per socket its registration: a plugin
+//! that hangs blocks only itself. inotify triggers a walk of the directory; without events the walk
+//! runs every 30 seconds. Sizes of plugin messages are limited, and plugins are notified of rejections.
+//! Implements spec 06c §2, 07 §12.1.
 
 mod registrant;
 mod socket;

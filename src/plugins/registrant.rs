@@ -1,4 +1,4 @@
-//! Who listens behind a registration socket. Spec 06c §2.
+//! Client of a plugin's registration service. Spec 06c §2.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,30 +16,30 @@ use berth_cri::CriError;
 use berth_ports::PluginInfo;
 use berth_proto::plugin_registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient};
 
-/// How long a connection is tried for: the socket is there before its owner listens.
+/// Timeout of connecting: the socket exists before its owner listens.
 const DIAL: Duration = Duration::from_secs(10);
-/// First and longest pause between two tries.
+/// First and maximum delay between connection attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-/// How long it may think about what it is.
+/// Timeout of `GetInfo`.
 const INFO: Duration = Duration::from_secs(1);
-/// How long it may take note.
+/// Timeout of `NotifyRegistrationStatus`.
 const NOTIFY: Duration = Duration::from_secs(5);
-/// The largest message of it that is taken, in bytes.
+/// Maximum size of a message from the plugin, in bytes.
 const MESSAGE: usize = 64 << 10;
-/// The longest text of it that is passed on, in bytes.
+/// Maximum length of a text from the plugin that is logged or passed on, in bytes.
 const TEXT: usize = 1 << 10;
 
-/// A connection to it.
+/// Connection to a plugin's registration service.
 pub struct Registrant {
     client: RegistrationClient<Channel>,
     socket: PathBuf,
 }
 
 impl Registrant {
-    /// Connects.
+    /// Connects to the socket, with retries.
     ///
     /// # Errors
-    /// Nobody listens.
+    /// No connection within the timeout.
     pub async fn dial(socket: &Path) -> Result<Self, String> {
         let mut cause = "context deadline exceeded".to_owned();
         let connecting = async {
@@ -60,10 +60,10 @@ impl Registrant {
         Ok(Self { client, socket: socket.to_owned() })
     }
 
-    /// What it is.
+    /// Calls `GetInfo`.
     ///
     /// # Errors
-    /// It does not say so in time.
+    /// The call fails or times out.
     pub async fn info(&mut self) -> Result<PluginInfo, String> {
         let answer = limited(INFO, self.client.get_info(InfoRequest {})).await;
         let info = answer.map_err(|error| {
@@ -82,10 +82,10 @@ impl Registrant {
         })
     }
 
-    /// Tells it what became of it.
+    /// Calls `NotifyRegistrationStatus` with the outcome.
     ///
     /// # Errors
-    /// It does not take note in time.
+    /// The call fails or times out.
     pub async fn notify(&mut self, outcome: Result<(), &str>) -> Result<(), String> {
         let error = outcome.err().map(cut).unwrap_or_default().to_owned();
         let status = RegistrationStatus { plugin_registered: outcome.is_ok(), error };
@@ -93,7 +93,7 @@ impl Registrant {
     }
 }
 
-/// The text, no longer than is passed on.
+/// Truncates a text to the maximum length.
 pub fn cut(text: &str) -> &str {
     let end = (0..=TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     end.and_then(|end| text.get(..end)).unwrap_or(text)
@@ -113,7 +113,7 @@ async fn limited<T>(
 async fn connect(socket: &Path) -> Result<Channel, String> {
     let stream = UnixStream::connect(socket).await.map_err(|error| error.to_string())?;
     let mut stream = Some(TokioIo::new(stream));
-    // One connection serves for the little that is asked; who loses it begins anew.
+    // One connection is sufficient for these calls; after it is lost the registration starts again.
     let once = tower::service_fn(move |_: http::Uri| {
         let taken = stream.take().ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected));
         async move { taken }

@@ -1,4 +1,5 @@
-//! One socket: registers who listens there until it succeeds, and deregisters it when the socket goes.
+//! Registration of one plugin socket, with retries; deregistration when the socket disappears.
+//!
 //! Spec 06c §2.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -13,28 +14,28 @@ use super::{
 use berth_metrics::{PluginMetrics, World};
 use berth_ports::{PluginHandler, PluginInfo};
 
-/// First and longest pause before a plugin is tried again.
+/// First and maximum delay between registration attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 
-/// A socket that is there; each one of its name has a number of its own.
+/// A plugin socket; each socket created under its path has a number of its own.
 pub struct Socket {
-    /// Where.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// Who takes plugins.
+    /// Handlers by plugin type.
     pub handlers: Handlers,
-    /// What is counted.
+    /// Metrics of the plugin manager.
     pub metrics: PluginMetrics,
 }
 
-/// A plugin that was taken, and by whom.
+/// A registered plugin with its handler.
 struct Held {
     plugin: PluginInfo,
     handler: Arc<dyn PluginHandler>,
 }
 
 impl Socket {
-    /// Follows which socket of that name there is, until there is none. Ends as well when nobody says any more:
-    /// plugins stay registered then, because they outlive the agent.
+    /// Follows the number of the current socket at this path until there is none. Also ends when the
+    /// sender is dropped: plugins then stay registered, because they outlive the agent.
     pub async fn keep(self, mut wanted: watch::Receiver<Option<u64>>) {
         let label = self.path.display().to_string();
         while wanted.borrow_and_update().is_some() {
@@ -56,7 +57,7 @@ impl Socket {
         self.metrics.gone(&label, World::Desired);
     }
 
-    /// Tries until it succeeds; `None` if the socket is another one, or gone.
+    /// Retries until the registration succeeds; `None` if the socket was replaced or removed.
     async fn until_registered(&self, wanted: &mut watch::Receiver<Option<u64>>) -> Option<Held> {
         let mut pause = PAUSE.0;
         loop {
@@ -65,7 +66,7 @@ impl Socket {
                 _ = wanted.changed() => return None,
                 asked = self.ask() => asked,
             };
-            // From here on it is finished, or there is no telling what was done.
+            // Not cancelled from here: the state of an interrupted registration would be unknown.
             let done = match asked {
                 Ok((mut registrant, plugin)) => self.register(&mut registrant, plugin).await,
                 Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! Which sockets there are. Blocking. Spec 06c §2.
+//! Directory walk for plugin sockets. Blocking. Spec 06c §2.
 
 use std::{
     collections::BTreeMap,
@@ -11,38 +11,38 @@ use std::{
 use inotify::{WatchDescriptor, WatchMask, Watches};
 use tracing::debug;
 
-/// No more sockets and directories are looked at than this, and none deeper.
+/// Maximum number of sockets and of directories; `DEEPEST` is the maximum depth.
 pub const MOST: usize = 1024;
 const DEEPEST: usize = 8;
 
-/// What tells a socket from another one of its name.
+/// Identity of a socket, to detect a replacement under the same path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     device: u64,
     inode: u64,
-    /// Inodes are used again at once; `None` where the file system does not know.
+    /// Creation time, because inodes are reused at once; `None` if the file system does not provide it.
     created: Option<SystemTime>,
 }
 
 impl Identity {
-    /// Whether the file system tells sockets of one name apart.
+    /// Whether the file system distinguishes successive sockets of one path.
     pub fn is_certain(&self) -> bool {
         self.created.is_some()
     }
 }
 
-/// What a walk found.
+/// Result of a walk.
 #[derive(Default)]
 pub struct Walked {
     /// Sockets by path.
     pub sockets: BTreeMap<PathBuf, Identity>,
-    /// Directories under watch.
+    /// Watched directories.
     pub directories: BTreeMap<PathBuf, WatchDescriptor>,
-    /// Something was left out because there was too much.
+    /// Whether a limit was exceeded.
     pub is_cut: bool,
 }
 
-/// Walks everything below the directory, and watches what it walks.
+/// Walks everything below the directory, and watches all directories.
 pub fn walk(root: &Path, mut watches: Watches) -> Walked {
     let mut found = Walked::default();
     let mut left = vec![(root.to_owned(), 0_usize)];
@@ -58,7 +58,7 @@ pub fn walk(root: &Path, mut watches: Watches) -> Walked {
             found.is_cut = true;
             break;
         }
-        // First watched, then read: what comes in between is told.
+        // Watch before reading: changes in between are reported.
         match watches.add(&directory, mask) {
             Ok(descriptor) => drop(found.directories.insert(directory.clone(), descriptor)),
             Err(error) => debug!(path = %directory.display(), err = %error, "Cannot watch a directory of plugins"),
@@ -76,7 +76,7 @@ fn list(directory: &Path, depth: usize, left: &mut Vec<(PathBuf, usize)>, found:
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        // It may be gone again.
+        // It may already be gone.
         let Ok(meta) = entry.metadata() else { continue };
         if meta.file_type().is_dir() && depth < DEEPEST && left.len() < MOST {
             left.push((entry.path(), depth.saturating_add(1)));

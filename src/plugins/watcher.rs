@@ -1,4 +1,4 @@
-//! Follows the directory of registration sockets. Spec 06c §2, 07 §12.1.
+//! Watcher of the plugin registration directory. Spec 06c §2, 07 §12.1.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -28,49 +28,49 @@ use super::{
 use berth_metrics::PluginMetrics;
 use berth_ports::PluginHandler;
 
-/// Walks though nothing was told.
+/// Period of walks without events.
 const RESYNC: Duration = Duration::from_secs(30);
-/// Between two walks, however much is told.
+/// Minimum delay between two walks, however many events arrive.
 const REST: Duration = Duration::from_millis(20);
-/// How long a walk may take.
+/// Timeout of a walk.
 const WALK_LIMIT: Duration = Duration::from_secs(10);
 
-/// Who takes plugins, by their type.
+/// Handlers by plugin type.
 pub type Handlers = Arc<BTreeMap<&'static str, Arc<dyn PluginHandler>>>;
 
-/// What the watcher needs of others.
+/// Dependencies of the watcher.
 pub struct WatcherDeps {
     /// `<root>/plugins_registry`.
     pub directory: PathBuf,
-    /// Who takes plugins.
+    /// Handlers by plugin type.
     pub handlers: Handlers,
-    /// What is counted.
+    /// Metrics of the plugin manager.
     pub metrics: PluginMetrics,
-    /// Where tasks are counted.
+    /// Tracks the tasks of sockets.
     pub tasks: TaskTracker,
 }
 
-/// A socket's task, and who listened there when it was looked at last.
+/// Task of a socket, and the socket's identity at the last walk.
 struct Known {
     identity: Identity,
     wanted: watch::Sender<Option<u64>>,
 }
 
-/// Follows the directory.
+/// Watches the directory and runs a task per socket.
 pub struct Watcher {
     deps: WatcherDeps,
     events: Option<EventStream<Vec<u8>>>,
     directories: HashMap<WatchDescriptor, PathBuf>,
     known: BTreeMap<PathBuf, Known>,
-    /// Sockets that came since the last walk.
+    /// Sockets created since the last walk.
     came: BTreeSet<PathBuf>,
-    /// The number of the last socket.
+    /// Number of the last socket.
     last: u64,
     is_cut: bool,
 }
 
 impl Watcher {
-    /// Nothing is known yet.
+    /// Creates a watcher without known sockets.
     pub fn new(deps: WatcherDeps) -> Self {
         Self {
             deps,
@@ -83,7 +83,7 @@ impl Watcher {
         }
     }
 
-    /// Follows until stopped.
+    /// Runs until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let _stopped = stop.run_until_cancelled(self.live()).await;
     }
@@ -97,7 +97,7 @@ impl Watcher {
                 }
             }
             sleep(REST).await;
-            // What is missed is found by the next walk.
+            // The next walk finds missed changes.
             let _missed = timeout(RESYNC, self.moved()).await;
         }
     }
@@ -127,7 +127,7 @@ impl Watcher {
                 known.wanted.send_if_modified(|wanted| wanted.take().is_some());
             }
         }
-        // A task ends once nothing is left to do: until then another one of that name waits for it.
+        // A task ends once nothing is left to do: until then a new socket of that path waits for it.
         self.known.retain(|_, known| !known.wanted.is_closed());
         for (path, identity) in walked.sockets {
             self.found(path, identity, &came);
@@ -159,7 +159,7 @@ impl Watcher {
         self.known.insert(path, Known { identity, wanted });
     }
 
-    /// Returns when something happened. Safe to drop while waiting.
+    /// Returns on a relevant event. Cancel-safe.
     async fn moved(&mut self) {
         loop {
             let Some(events) = &mut self.events else { return std::future::pending().await };

@@ -1,8 +1,8 @@
-//! How much of the node is for pods, and how much is kept back. Pure. Behaviour: spec 06a §8.1.
+//! Node allocatable: capacity less system and kube reservations. Pure. Implements spec 06a §8.1.
 
 use super::values::Amounts;
 
-/// Who something is kept back for.
+/// Kind of a reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReservedFor {
     /// `systemReserved`
@@ -12,7 +12,7 @@ pub enum ReservedFor {
 }
 
 impl ReservedFor {
-    /// As texts call it.
+    /// Name in texts.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "System",
@@ -21,31 +21,31 @@ impl ReservedFor {
     }
 }
 
-/// What is enforced on the group that a reservation names.
+/// Enforcement of a reservation on its own cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Enforcement {
-    /// Nothing.
+    /// Not enforced.
     None,
-    /// All of it.
+    /// All resources are enforced.
     Full,
-    /// Only what can be squeezed: the CPU weight.
+    /// Only compressible resources are enforced: the CPU weight.
     Compressible,
 }
 
-/// A part of the node that pods do not get.
+/// Resources of the node that are not available to pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reservation {
-    /// For whom.
+    /// Kind of the reservation.
     pub for_whom: ReservedFor,
-    /// How much.
+    /// Reserved amounts.
     pub amounts: Amounts,
-    /// `systemReservedCgroup` or `kubeReservedCgroup`; it must exist where something is enforced.
+    /// `systemReservedCgroup` or `kubeReservedCgroup`; it must exist if the reservation is enforced.
     pub cgroup: String,
-    /// What is enforced.
+    /// Enforcement on that cgroup.
     pub enforcement: Enforcement,
 }
 
-/// All reservations together.
+/// Sum of all reservations.
 pub fn reserved(all: &[Reservation]) -> Amounts {
     let mut sum = Amounts::default();
     let add = |to: &mut Option<i64>, more: Option<i64>| {
@@ -65,12 +65,12 @@ pub fn reserved(all: &[Reservation]) -> Amounts {
     sum
 }
 
-/// What kubepods gets: the node less what is reserved, or all of it where pods are not held to it.
+/// Amounts for kubepods: the capacity less reservations, or all of it if `pods` is not enforced.
 pub fn for_pods(capacity: &Amounts, reservations: &[Reservation], enforced: bool) -> Amounts {
     if enforced { capacity.less(&reserved(reservations)) } else { capacity.clone() }
 }
 
-/// What is wrong with the reservations; `None` where they fit.
+/// Why the reservations exceed the capacity; `None` if they fit.
 pub fn complaint(capacity: &Amounts, reservations: &[Reservation]) -> Option<String> {
     let reserved = reserved(reservations);
     let pairs = [

@@ -1,7 +1,9 @@
-//! `cpu_manager_state`: which processors which container has alone. Nobody is given any here; what another agent has
-//! given must not be forgotten without a word. Behaviour: spec 01 §17.2, §17.3, spec 06 §8.
+//! CPU manager checkpoint `cpu_manager_state` for the policy `none`.
 //!
-//! Byte-compatible with the reference, so that a node can change agents in both directions.
+//! No exclusive CPUs are assigned; but a file in which another agent has assigned some must not be
+//! silently discarded. Implements spec 01 §17.2, §17.3, spec 06 §8.
+//!
+//! Byte-compatible with upstream, so that a node can switch agents in both directions.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -10,12 +12,12 @@ use serde::Deserialize;
 use berth_ports::StateFile;
 use berth_types::hash::fnv1a_32;
 
-/// The one policy there is: every container runs wherever it likes.
+/// The only supported policy: containers run on all CPUs.
 pub const POLICY_NONE: &str = "none";
-/// What the file says under it.
+/// Content of the file under this policy.
 const NONE: &str = r#"{"policyName":"none","defaultCpuSet":"","checksum":1353318690}"#;
 
-/// Processors by container, by UID of the pod.
+/// CPU sets by pod UID and container.
 type Entries = BTreeMap<String, BTreeMap<String, String>>;
 
 #[derive(Deserialize)]
@@ -31,24 +33,24 @@ struct State {
     checksum: u64,
 }
 
-/// Why the file stands in the way.
+/// Why the file is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// The checksum is not that of the content.
+    /// The checksum does not match the content.
     #[error("checkpoint is corrupted")]
     Corrupt,
-    /// It is not the JSON it should be.
+    /// The JSON is malformed.
     #[error("cannot be decoded: {0}")]
     Json(String),
-    /// Containers may have been given processors under another policy.
+    /// The file has another policy, under which CPUs may have been assigned exclusively.
     #[error("configured policy \"{POLICY_NONE}\" differs from state checkpoint policy \"{0}\"")]
     OtherPolicy(String),
 }
 
-/// Takes over the file of whoever was the agent before, and leaves it as the next one expects it.
+/// Checks the file of a previous agent; creates it if it is missing.
 ///
 /// # Errors
-/// The reference's text, where containers may have been given processors of their own, or nobody can tell.
+/// Upstream's text, if CPUs may have been assigned exclusively, or the file cannot be read or written.
 pub async fn take_over(file: &dyn StateFile) -> Result<(), String> {
     let path = file.path().display();
     let found = file.read().await.map_err(|err| format!("start cpu manager error: cannot read {path}: {err}"))?;
@@ -65,13 +67,13 @@ pub async fn take_over(file: &dyn StateFile) -> Result<(), String> {
     written.map_err(|err| format!("start cpu manager error: cannot write {path}: {err}"))
 }
 
-/// Whether the file's text says that nobody was given anything.
+/// Checks that the content has policy `none`, under which no CPUs are assigned exclusively.
 ///
 /// # Errors
-/// It does not, or nobody can tell.
+/// Another policy, a wrong checksum, or malformed JSON.
 pub fn check(bytes: &[u8]) -> Result<(), Unusable> {
     let state: State = serde_json::from_slice(bytes).map_err(|err| Unusable::Json(err.to_string()))?;
-    // Zero stands for files from before there were checksums.
+    // Zero: files from before checksums were introduced.
     if state.checksum != 0 && state.checksum != u64::from(fnv1a_32(dump(&state).as_bytes())) {
         return Err(Unusable::Corrupt);
     }
@@ -81,7 +83,7 @@ pub fn check(bytes: &[u8]) -> Result<(), Unusable> {
     Ok(())
 }
 
-/// What the checksum is of: the value as the reference's language prints it.
+/// The text that is checksummed: the value as Go prints it.
 fn dump(state: &State) -> String {
     let map = |text: &mut String, entries: &BTreeMap<String, String>| {
         let pairs: Vec<String> = entries.iter().map(|(key, value)| format!("{key}:{value}")).collect();

@@ -1,6 +1,6 @@
-//! The text of a pod's `userns` file. Pure. Behaviour: spec 06 §5.1, §5.3.
+//! Document of a pod's `userns` file with its ID mappings. Pure. Implements spec 06 §5.1, §5.3.
 //!
-//! Byte-compatible with the reference, so that a node can change agents in both directions.
+//! Byte-compatible with upstream, so that a node can switch agents in both directions.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,37 +21,37 @@ struct Mapping {
     length: u32,
 }
 
-/// Why a file cannot be used.
+/// Why a file is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdFileError {
-    /// It is no JSON of that shape.
+    /// The JSON is malformed.
     #[error("invalid user namespace mappings file: {0}")]
     Json(String),
-    /// Not exactly one mapping of users.
+    /// There is not exactly one UID mapping.
     #[error("invalid user namespace configuration: no more than one mapping allowed.")]
     Count,
-    /// Another number of mappings of groups.
+    /// The number of GID mappings differs.
     #[error("invalid user namespace configuration: GID and UID mappings should be identical.")]
     GidCount,
-    /// Another mapping of groups.
+    /// The GID mapping differs from the UID mapping.
     #[error("invalid user namespace configuration: GID and UID mapping should be identical")]
     Gid,
-    /// It does not begin at id 0.
+    /// The mapping does not begin at ID 0.
     #[error("invalid user namespace configuration: UID 0 must be mapped")]
     NoRoot,
 }
 
-/// The file of a pod that has these host ids.
+/// Encodes the file of a pod with this host ID range.
 pub fn encode(first: u32, length: u32) -> Vec<u8> {
     let mappings = Some(vec![Mapping { host: first, container: 0, length }]);
     let file = File { uids: mappings.clone(), gids: mappings };
     serde_json::to_vec(&file).expect("numbers serialise")
 }
 
-/// First host id and number of ids.
+/// Decodes the first host ID and the number of IDs.
 ///
 /// # Errors
-/// Says what is wrong with the shape; whether the range fits the node is the table's question.
+/// The mappings are malformed; whether the range fits the node is checked by the ID table.
 pub fn decode(bytes: &[u8]) -> Result<(u32, u32), IdFileError> {
     let file: File = serde_json::from_slice(bytes).map_err(|e| IdFileError::Json(e.to_string()))?;
     let (uids, gids) = (file.uids.unwrap_or_default(), file.gids.unwrap_or_default());

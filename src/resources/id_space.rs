@@ -1,75 +1,75 @@
-//! Which host ids are ours to hand out. Pure. Behaviour: spec 06 §5.2.
+//! Host ID space for user namespaces of pods. Pure. Implements spec 06 §5.2.
 
-/// All ids there are.
+/// Number of all IDs.
 const ALL: u64 = 1 << 32;
-/// A range must hold every id that images may use.
+/// Minimum unit of a range, so that it contains every ID that images may use.
 const GRANULE: u64 = 65_536;
 
-/// Host ids in units of `per_pod`.
+/// Host IDs in units of `per_pod`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IdSpace {
-    /// First host id.
+    /// First host ID.
     pub first: u64,
-    /// How many.
+    /// Number of host IDs.
     pub length: u64,
     /// `userNamespaces.idsPerPod`.
     pub per_pod: u64,
 }
 
-/// Why the ids cannot be used; the agent does not start.
+/// Why the ID space is invalid; the agent does not start.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdSpaceError {
-    /// `idsPerPod`.
+    /// `idsPerPod` is not a multiple of 65536.
     #[error("kubelet user namespace length {0} is not a multiple of 65536")]
     PerPod(u64),
-    /// The first id.
+    /// The first ID is not a multiple of `idsPerPod`.
     #[error("kubelet user assigned ID {first} is not a multiple of {per_pod}")]
     First {
-        /// First id.
+        /// First ID.
         first: u64,
         /// `idsPerPod`.
         per_pod: u64,
     },
-    /// The first id belongs to the node itself.
+    /// The first ID is in the range of the node itself.
     #[error("kubelet user assigned ID {first} must be greater or equal to {per_pod}")]
     TooLow {
-        /// First id.
+        /// First ID.
         first: u64,
         /// `idsPerPod`.
         per_pod: u64,
     },
-    /// The number of ids.
+    /// The number of IDs is not a multiple of `idsPerPod`.
     #[error("kubelet user assigned IDs length {length} is not a multiple of {per_pod}")]
     Length {
-        /// Number of ids.
+        /// Number of IDs.
         length: u64,
         /// `idsPerPod`.
         per_pod: u64,
     },
-    /// Fewer ranges than pods.
+    /// There are fewer ranges than pods.
     #[error("kubelet user assigned IDs are not enough to support {0} pods")]
     TooFew(u64),
-    /// `getsubids` says different things of users and groups.
+    /// `getsubids` prints different ranges for users and groups.
     #[error("mismatched subuids and subgids for user \"kubelet\"")]
     Mismatch,
-    /// `getsubids` lists several ranges.
+    /// `getsubids` prints several ranges.
     #[error("error parsing line {0:?}: it must contain only one line")]
     Lines(String),
-    /// What `getsubids` printed is not understood.
+    /// The output of `getsubids` cannot be parsed.
     #[error("invalid line {0:?}")]
     Line(String),
 }
 
 impl IdSpace {
-    /// Everything above the first range, where no user `kubelet` with ids of its own exists.
+    /// All IDs above the first range, for nodes without subordinate IDs of a user `kubelet`.
     pub fn whole(per_pod: u64) -> Self {
         Self { first: per_pod, length: ALL.saturating_sub(per_pod), per_pod }
     }
 
-    /// What `getsubids kubelet` and `getsubids -g kubelet` printed.
+    /// Parses the output of `getsubids kubelet` and `getsubids -g kubelet`.
     ///
     /// # Errors
-    /// Where they are not one and the same single range.
+    /// The outputs are not one identical single range.
     pub fn of_subids(users: &str, groups: &str, per_pod: u64) -> Result<Self, IdSpaceError> {
         if users != groups {
             return Err(IdSpaceError::Mismatch);
@@ -87,10 +87,10 @@ impl IdSpace {
         Ok(Self { first: first.into(), length: length.into(), per_pod })
     }
 
-    /// Whether the ids can serve that many pods.
+    /// Checks that the ID space is sufficient for that many pods.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first violated rule.
     pub fn checked(self, max_pods: u64) -> Result<Self, IdSpaceError> {
         let Self { first, length, per_pod } = self;
         if per_pod == 0 || per_pod % GRANULE != 0 {

@@ -1,34 +1,34 @@
-//! Which pod has which host ids. Pure. Behaviour: spec 06 §5.1, §5.3.
+//! Table of host ID ranges by pod. Pure. Implements spec 06 §5.1, §5.3.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::id_space::IdSpace;
 use berth_types::PodUid;
 
-/// Why a range cannot be recorded or found.
+/// Why a range cannot be recorded or allocated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdTableError {
-    /// Another length than the node's.
+    /// The length differs from that of the node.
     #[error("wrong user namespace length {0}")]
     Length(u32),
-    /// It does not begin at a multiple of the length.
+    /// The first ID is not a multiple of the length.
     #[error("wrong user namespace offset specified {0}")]
     Offset(u32),
-    /// The pod has another range.
+    /// The pod has a different range.
     #[error("different user namespace range already used by pod {0:?}")]
     Different(PodUid),
-    /// Not ours to hand out.
+    /// The range is outside the ID space.
     #[error("id {0} is out of range")]
     OutOfRange(u32),
-    /// Another pod has it.
+    /// The range belongs to another pod.
     #[error("range picked for pod {0:?} already taken")]
     Taken(PodUid),
-    /// All are handed out.
+    /// All ranges are allocated.
     #[error("could not find an empty slot to allocate a user namespace")]
     Full,
 }
 
-/// The table: slots of equal size, the lowest free one is given out first.
+/// Slots of equal size; the lowest free slot is allocated first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IdTable {
     space: IdSpace,
@@ -37,30 +37,30 @@ pub struct IdTable {
 }
 
 impl IdTable {
-    /// An empty table over a checked space.
+    /// Creates an empty table for a checked ID space.
     pub fn new(space: IdSpace) -> Self {
         Self { space, by_pod: BTreeMap::new(), used: BTreeSet::new() }
     }
 
-    /// Number of ids in a range.
+    /// Number of IDs per range.
     pub fn length(&self) -> u32 {
         u32::try_from(self.space.per_pod).unwrap_or(u32::MAX)
     }
 
-    /// The first host id of a pod's range.
+    /// First host ID of a pod's range.
     pub fn of(&self, pod: &PodUid) -> Option<u32> {
         self.by_pod.get(pod).map(|slot| self.first_of(*slot))
     }
 
-    /// All pods that have a range.
+    /// All pods with a range.
     pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
         self.by_pod.keys()
     }
 
-    /// Takes over a range that is written down for a pod.
+    /// Records the range from a pod's file.
     ///
     /// # Errors
-    /// Where it does not fit the node or collides with another pod's.
+    /// The range does not fit the node, or collides with that of another pod.
     pub fn record(&mut self, pod: &PodUid, first: u32, length: u32) -> Result<(), IdTableError> {
         let per_pod = self.space.per_pod;
         if u64::from(length) != per_pod {
@@ -84,10 +84,10 @@ impl IdTable {
         Ok(())
     }
 
-    /// Gives a pod the lowest free range and returns its first host id.
+    /// Allocates the lowest free range for a pod; returns its first host ID. Idempotent.
     ///
     /// # Errors
-    /// Where all are handed out.
+    /// All ranges are allocated.
     pub fn allocate(&mut self, pod: &PodUid) -> Result<u32, IdTableError> {
         if let Some(present) = self.of(pod) {
             return Ok(present);
@@ -101,7 +101,7 @@ impl IdTable {
         Ok(self.first_of(lowest))
     }
 
-    /// Takes a pod's range back.
+    /// Releases the range of a pod.
     pub fn release(&mut self, pod: &PodUid) {
         if let Some(slot) = self.by_pod.remove(pod) {
             self.used.remove(&slot);

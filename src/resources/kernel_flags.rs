@@ -1,6 +1,6 @@
-//! Kernel settings that pods rely on: written where they differ, or only checked.
+//! Kernel settings (sysctls) that pods rely on: writes them, or only checks them.
 //!
-//! Behaviour: spec 06a §8.2.
+//! Implements spec 06a §8.2.
 
 use std::{fs, path::Path};
 
@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use super::manager::blocking;
 use berth_ports::ResourceError;
 
-/// Setting below `/proc/sys` and the value it must have.
+/// Path below `/proc/sys` and required value.
 const WANTED: [(&str, i64); 6] = [
     ("vm/overcommit_memory", 1),
     ("vm/panic_on_oom", 0),
@@ -19,21 +19,21 @@ const WANTED: [(&str, i64); 6] = [
     ("kernel/keys/root_maxbytes", 25_000_000),
 ];
 
-/// What becomes of a setting that differs.
+/// Action for a setting that differs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnDifference {
-    /// It stops the start (`protectKernelDefaults`).
+    /// The agent does not start (`protectKernelDefaults`).
     Refuse,
-    /// It is written.
+    /// The setting is written.
     Write,
-    /// It is written where that is possible: in a user namespace it is not.
+    /// The setting is written if possible: in a user namespace it is not.
     TryToWrite,
 }
 
-/// Brings the kernel's settings below `root` (`/proc/sys`) to what pods rely on.
+/// Sets the kernel settings below `root` (`/proc/sys`) to the required values.
 ///
 /// # Errors
-/// All settings that differ and may not be, or cannot be, changed.
+/// All settings that differ and must not be, or cannot be, changed.
 pub async fn apply(root: &Path, on_difference: OnDifference) -> Result<(), ResourceError> {
     let root = root.to_owned();
     blocking("kernel settings", move || {
@@ -104,7 +104,7 @@ mod tests {
         let root = settings("0\n");
         let path = root.path().join("vm/overcommit_memory");
         fs::remove_file(&path).expect("removable");
-        // Reads as a number, and refuses to be written even by root.
+        // Readable as a number, and not writable even by root.
         std::os::unix::fs::symlink("/proc/self/sessionid", &path).expect("a link");
         let error = apply(root.path(), OnDifference::Write).await.expect_err("not writable");
         assert!(error.0.contains("vm/overcommit_memory: "), "{error}");

@@ -1,4 +1,4 @@
-//! The manager: pod cgroups for the workers, QoS groups and node allocatable for the node.
+//! Resource manager: pod cgroups for workers; QoS cgroups and node allocatable for the node.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -32,56 +32,56 @@ use berth_sys::cgroup::{
 };
 use berth_types::{ContainerId, ContainerKind, Pod, PodRef, PodUid, qos::Qos};
 
-/// Longest wait for a cgroup operation. Killing what is left may take seconds.
+/// Timeout of a cgroup operation. Killing remaining processes may take seconds.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often what stands in the QoS groups is verified, and node allocatable tried again.
+/// Period of verifying QoS cgroups and of retrying node allocatable enforcement.
 const VERIFY_PERIOD: Duration = Duration::from_secs(60);
 
-/// Settings of the resources room.
+/// Settings of the resource manager.
 #[derive(Clone, Debug)]
 pub struct ManagerConfig {
     /// `cgroupRoot`.
     pub cgroup_root: String,
     /// `cgroupsPerQOS`.
     pub cgroups_per_qos: bool,
-    /// What pod values depend on; holds the driver.
+    /// Settings that pod values depend on, including the cgroup driver.
     pub rules: PodRules,
-    /// What the node has.
+    /// Capacity of the node.
     pub capacity: Amounts,
-    /// What of it is kept back.
+    /// Reservations of the capacity.
     pub reservations: Vec<Reservation>,
-    /// Whether `enforceNodeAllocatable` names `pods`.
+    /// Whether `enforceNodeAllocatable` contains `pods`.
     pub enforce_pods: bool,
-    /// The node's online CPUs (`0-3`); `None` where kubepods gets no CPU set.
+    /// Online CPUs of the node (`0-3`); `None` if kubepods gets no cpuset.
     pub online_cpus: Option<String>,
 }
 
-/// The players the resources room calls.
+/// Dependencies of the resource manager.
 pub struct ManagerDeps {
-    /// Takes events.
+    /// Recorder of events.
     pub events: Arc<dyn EventSink>,
-    /// What is counted.
+    /// Metrics of cgroup operations.
     pub metrics: CgroupMetrics,
-    /// Host ids: given back when a pod's group is removed.
+    /// Host ID ranges: released when a pod's cgroup is removed.
     pub ids: Arc<IdRanges>,
-    /// systemd, where it is the driver.
+    /// Client of systemd, for the systemd cgroup driver.
     pub units: Option<Arc<dyn Units>>,
 }
 
-/// Owns the cgroups of pods. [`Manager::start`] comes before the first pod, [`Manager::run`] goes
-/// on in the background.
+/// Owner of the pod cgroups. Call [`Manager::start`] before the first pod, and run [`Manager::run`] in
+/// the background.
 pub struct Manager {
     config: ManagerConfig,
     events: Arc<dyn EventSink>,
     ids: Arc<IdRanges>,
     names: PodTree,
-    /// `None` where there are no groups per pod.
+    /// `None` without pod cgroups (`cgroupsPerQOS: false`).
     groups: Option<Arc<Groups>>,
-    /// Heard of slices of ours, until [`Manager::run`] takes it.
+    /// Notifications of changes in slices, until [`Manager::run`] takes them.
     writes: Mutex<Option<Writes>>,
 }
 
-/// What the blocking pool works with.
+/// State shared with jobs on the blocking pool.
 struct Groups {
     tree: Tree,
     shares: BurstableShares,
@@ -90,12 +90,12 @@ struct Groups {
 }
 
 impl Manager {
-    /// Puts it together; touches no group yet. Must be called within a runtime. `hierarchy` is not
-    /// needed where there are no groups per pod.
+    /// Creates the manager without changing any cgroup. Must be called within a Tokio runtime.
+    /// `hierarchy` is not needed without pod cgroups.
     ///
     /// # Errors
-    /// For a root that is no name, systemd as a driver where it does not run, or reservations
-    /// beyond what the node has.
+    /// The cgroup root is not a valid name, systemd is the driver but not running, or the reservations
+    /// exceed the capacity.
     pub fn new(
         config: ManagerConfig,
         hierarchy: Option<Hierarchy>,
@@ -133,11 +133,11 @@ impl Manager {
         Ok(Arc::new(Self { config, events: deps.events, ids: deps.ids, names, groups, writes: Mutex::new(writes) }))
     }
 
-    /// Makes kubepods and the QoS groups, takes stock of pods that are there already, and holds
-    /// the reserved groups to their shares.
+    /// Creates kubepods and the QoS cgroups, sums the requests of existing Burstable pods, and enforces
+    /// the reservations on their cgroups.
     ///
     /// # Errors
-    /// The agent cannot run pods then.
+    /// The agent cannot run pods.
     pub async fn start(&self) -> Result<(), ResourceError> {
         let Some(groups) = self.groups.clone() else { return Ok(()) };
         blocking("kubepods", move || groups.start()).await?;
@@ -173,8 +173,8 @@ impl Manager {
         done
     }
 
-    /// Holds pods to their share of the node, trying each minute until it succeeds, verifies the QoS
-    /// groups, and writes again what others change in slices of ours, until stopped.
+    /// Enforces node allocatable on pods, retried each minute until it succeeds, verifies the QoS
+    /// cgroups, and restores values that others change in slices of the agent, until stopped.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(VERIFY_PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -248,7 +248,7 @@ impl Groups {
             }
         }
         for (_, uid) in self.tree.pods()?.into_iter().filter(|(class, _)| *class == Qos::Burstable) {
-            // What cannot be read counts as nothing; the pod's first sync says better.
+            // An unreadable value counts as zero; the pod's first sync corrects it.
             let milli = names.pod(Qos::Burstable, &uid).ok().and_then(|n| self.tree.requested_milli(&n).ok());
             self.shares.set_milli(uid, milli.unwrap_or(0));
         }
@@ -290,7 +290,7 @@ impl Groups {
         let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
         let mut ensured = self.tree.ensure(&name, &values::of_pod(pod, &self.rules))?;
         self.shares.set(pod);
-        // Groups above were gone and are there again, but without their values.
+        // Parent cgroups had disappeared and were recreated, but without their values.
         let above = if ensured.made_above { self.restore_classes() } else { self.write_burstable() };
         ensured.complaints.extend(above.err().map(|e| e.0));
         Ok(ensured)
@@ -301,7 +301,7 @@ impl Groups {
         self.tree.update(&self.tree.names.kubepods(), &self.kubepods)
     }
 
-    /// Whether the pod's group is there; one that lacks controllers is mended first.
+    /// Whether the pod's cgroup exists; one that lacks controllers is repaired first.
     fn has_pod(&self, pod: &Pod) -> Result<bool, ResourceError> {
         let name = self.tree.names.pod(Qos::of(pod), pod.uid())?;
         match self.tree.presence(&name)? {
@@ -318,7 +318,7 @@ impl Groups {
         self.tree.remove_pod(uid)?;
         self.shares.remove(uid);
         if let Err(e) = self.write_burstable() {
-            // The pod is gone; the weight is verified each minute.
+            // The pod cgroup is removed; the weight is verified each minute.
             warn!(podUID = %uid, err = %e, "Weight of burstable pods not written");
         }
         Ok(())
@@ -343,7 +343,7 @@ impl ResourceManager for Manager {
             return String::new();
         }
         let name = self.names.pod(Qos::of(pod), pod.uid());
-        // A UID that cannot be part of a name is refused by `ensure`, which comes first.
+        // A UID that is not a valid component is rejected by `ensure`, which is called first.
         name.map(|name| self.names.path(&name)).unwrap_or_default()
     }
 
@@ -354,7 +354,7 @@ impl ResourceManager for Manager {
         match blocking("pod cgroup", move || groups.has_pod(&pod)).await {
             Ok(there) => there,
             Err(e) => {
-                // Killing containers on a doubt would be worse than a group that is not as it should be.
+                // Killing containers because of a read error would be worse than an incomplete cgroup.
                 warn!(pod = %pod_id, err = %e, "Pod cgroup cannot be looked at");
                 true
             }
@@ -445,7 +445,7 @@ impl ResourceManager for Manager {
     }
 }
 
-/// The next writes to slices; for ever where nothing is heard.
+/// The next notification of changes in slices; pending forever without a watch.
 async fn heard(writes: &mut Option<Writes>) -> Written {
     match writes {
         Some(writes) => writes.next().await,
@@ -453,7 +453,7 @@ async fn heard(writes: &mut Option<Writes>) -> Written {
     }
 }
 
-/// Runs work on the blocking pool; work that hangs is left behind and named.
+/// Runs work on the blocking pool; on a timeout the work is abandoned and named in the error.
 pub(super) async fn blocking<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> Result<T, ResourceError> + Send + 'static,

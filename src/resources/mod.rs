@@ -1,16 +1,16 @@
-//! Shares of the machine: the cgroups of pods, and the host ids of their user namespaces.
+//! Resource management: cgroups of pods, and host IDs of their user namespaces.
 //!
 //! ```text
 //!  pod ─► values (pure) ─┐                              ┌─► sys::cgroup
-//!                        ├─► Tree (blocking file work) ─┴─► Slices, where systemd makes the groups
+//!                        ├─► Tree (blocking file work) ─┴─► Slices, for the systemd driver
 //!  uid ─► names  (pure) ─┘          ▲
-//!  pod workers, housekeeping ─► Manager ─► burstable's weight, node allocatable
+//!  pod workers, housekeeping ─► Manager ─► weight of Burstable pods, node allocatable
 //! ```
 //!
-//! [`Manager`] plays [`ResourceManager`](berth_ports::ResourceManager): it owns what
-//! burstable pods request together and writes the QoS groups when that changes. File work runs on
-//! the blocking pool, each call with a deadline. [`IdRanges`] hands out host
-//! ids. Behaviour: spec 06 §5, 06a.
+//! [`Manager`] implements [`ResourceManager`](berth_ports::ResourceManager): it owns the sum of the
+//! requests of Burstable pods and updates the QoS cgroups when that changes. File work runs on the
+//! blocking pool, each call with a timeout. [`IdRanges`] allocates host IDs. Implements spec 06 §5,
+//! 06a.
 
 mod budget;
 pub mod cpu_state;

@@ -1,24 +1,24 @@
-//! Names of cgroups in both notations. Pure. Behaviour: spec 06a §3.
+//! Cgroup names in cgroupfs and systemd notation. Pure. Implements spec 06a §3.
 
 use berth_types::{PodUid, qos::Qos};
 
 /// `cgroupDriver`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Driver {
-    /// Directories are made by us.
+    /// The agent creates directories.
     #[default]
     Cgroupfs,
-    /// systemd makes slices.
+    /// systemd creates slices.
     Systemd,
 }
 
-/// A name cannot be written.
+/// Why a cgroup name is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NameError {
-    /// A component of a name.
+    /// A component of the name is invalid.
     #[error("{0:?} cannot be part of a cgroup name")]
     Component(String),
-    /// The name of a slice.
+    /// The name of the slice is invalid.
     #[error("invalid slice name: {0}")]
     Slice(String),
 }
@@ -28,10 +28,10 @@ pub enum NameError {
 pub struct CgroupName(Vec<String>);
 
 impl CgroupName {
-    /// Reads `cgroupRoot`: `""` and `/` are the root.
+    /// Parses `cgroupRoot`: `""` and `/` are the root.
     ///
     /// # Errors
-    /// Where a component is empty, leads upwards, or cannot be told from an escape.
+    /// A component is empty, refers to a parent directory, or is ambiguous with an escaped name.
     pub fn root(path: &str) -> Result<Self, NameError> {
         let mut name = Self::default();
         for component in path.trim_matches('/').split('/').filter(|_| !path.trim_matches('/').is_empty()) {
@@ -40,7 +40,7 @@ impl CgroupName {
         Ok(name)
     }
 
-    /// The cgroup of that name below this one.
+    /// The child cgroup of that name.
     ///
     /// # Errors
     /// As [`Self::root`].
@@ -53,7 +53,7 @@ impl CgroupName {
         Ok(Self(components))
     }
 
-    /// Its path below the root of a hierarchy; with systemd the chain of slices.
+    /// Path below the root of a hierarchy; with systemd the chain of slices.
     pub fn path(&self, driver: Driver) -> String {
         match driver {
             Driver::Cgroupfs => format!("/{}", self.0.join("/")),
@@ -66,10 +66,10 @@ impl CgroupName {
         }
     }
 
-    /// The name that a path in the driver's notation stands for.
+    /// Parses a path in the driver's notation.
     ///
     /// # Errors
-    /// For what is no path of that driver.
+    /// The path is not valid for that driver.
     pub fn parse(path: &str, driver: Driver) -> Result<Self, NameError> {
         if driver == Driver::Cgroupfs {
             return Self::root(path);
@@ -87,31 +87,31 @@ impl CgroupName {
     }
 }
 
-/// The names of the tree that holds pods.
+/// Names in the cgroup tree of pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodTree {
     root: CgroupName,
     driver: Driver,
 }
 
-/// What a pod's component begins with.
+/// Prefix of a pod's component.
 const POD_PREFIX: &str = "pod";
 
 impl PodTree {
-    /// The tree below `cgroupRoot`.
+    /// Creates the tree below `cgroupRoot`.
     ///
     /// # Errors
-    /// Where that is no name.
+    /// The root is not a valid name.
     pub fn new(cgroup_root: &str, driver: Driver) -> Result<Self, NameError> {
         Ok(Self { root: CgroupName::root(cgroup_root)?, driver })
     }
 
-    /// The notation.
+    /// The cgroup driver, which determines the notation.
     pub fn driver(&self) -> Driver {
         self.driver
     }
 
-    /// The root itself.
+    /// The root cgroup.
     pub fn root(&self) -> &CgroupName {
         &self.root
     }
@@ -121,7 +121,7 @@ impl PodTree {
         self.below_root(&["kubepods"])
     }
 
-    /// Where the pods of a class live; that of Guaranteed ones is `kubepods` itself.
+    /// Parent cgroup of the pods of a QoS class; for Guaranteed pods it is `kubepods` itself.
     pub fn qos(&self, class: Qos) -> CgroupName {
         match class {
             Qos::Guaranteed => self.kubepods(),
@@ -130,31 +130,31 @@ impl PodTree {
         }
     }
 
-    /// A pod's cgroup.
+    /// The cgroup of a pod.
     ///
     /// # Errors
-    /// Where the UID cannot be part of a name.
+    /// The UID is not a valid component of a name.
     pub fn pod(&self, class: Qos, uid: &PodUid) -> Result<CgroupName, NameError> {
         self.qos(class).child(&format!("{POD_PREFIX}{uid}"))
     }
 
-    /// The three places where a pod of that UID may be: its class may not be known any more.
+    /// The three possible cgroups of a pod: its QoS class may no longer be known.
     pub fn pod_anywhere(&self, uid: &PodUid) -> Vec<CgroupName> {
         CLASSES.into_iter().filter_map(|class| self.pod(class, uid).ok()).collect()
     }
 
-    /// The UID of the pod to which a directory below a class belongs; `None` for other groups.
+    /// The UID of the pod that a directory below a QoS class belongs to; `None` for other cgroups.
     pub fn uid_of(&self, directory: &str) -> Option<PodUid> {
         let component = match self.driver {
             Driver::Cgroupfs => directory.to_owned(),
             Driver::Systemd => directory.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"),
         };
-        // Only the first prefix is cut: a UID may itself contain `pod`.
+        // Strips only the first prefix: a UID may itself contain `pod`.
         let uid = component.strip_prefix(POD_PREFIX)?;
         (!uid.is_empty()).then(|| PodUid::from(uid))
     }
 
-    /// A name as a path.
+    /// Path of a name in the driver's notation.
     pub fn path(&self, name: &CgroupName) -> String {
         name.path(self.driver)
     }
@@ -166,7 +166,7 @@ impl PodTree {
     }
 }
 
-/// All classes.
+/// All QoS classes.
 pub const CLASSES: [Qos; 3] = [Qos::Guaranteed, Qos::Burstable, Qos::BestEffort];
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What burstable pods request together, and the weight that follows for their group.
+//! Sum of the CPU requests of Burstable pods, and the CPU shares of their QoS cgroup.
 //!
-//! Owned by the manager; counted when a pod comes, goes or is resized, written only when it
-//! changes (the reference rewrites it each minute and before each pod).
+//! Owned by the manager; updated when a pod is added, removed, or resized, and written only when it
+//! changes (upstream rewrites it each minute and before each pod).
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use berth_types::{Pod, PodUid, cpu, qos::Qos};
 
 use super::values;
 
-/// The sum and what was last written of it.
+/// The requests by pod, and the shares last written.
 #[derive(Debug, Default)]
 pub(super) struct BurstableShares(Mutex<State>);
 
@@ -23,28 +23,28 @@ struct State {
 }
 
 impl BurstableShares {
-    /// A pod runs with these requests.
+    /// Sets the request of a running pod.
     pub(super) fn set(&self, pod: &Pod) {
         if Qos::of(pod) == Qos::Burstable {
             self.set_milli(pod.uid().clone(), values::requested_milli(pod));
         }
     }
 
-    /// A pod of a former life of the agent is there.
+    /// Sets the request of a pod that an earlier agent started.
     pub(super) fn set_milli(&self, pod: PodUid, milli: i64) {
         self.state().requested.insert(pod, milli.max(0));
     }
 
-    /// A pod is gone.
+    /// Removes a pod.
     pub(super) fn remove(&self, pod: &PodUid) {
         self.state().requested.remove(pod);
     }
 
-    /// Lets `write` bring the group to the present sum where the weight differs from what was
-    /// written; one at a time, so that an older sum never overtakes a newer one. Blocks.
+    /// Calls `write` with the current sum if its shares differ from those last written; serialized, so
+    /// that an older sum never overwrites a newer one. Blocks.
     ///
     /// # Errors
-    /// What `write` says; the next call tries again.
+    /// The error of `write`; the next call retries.
     pub(super) fn write_changed<E>(&self, write: impl FnOnce(i64) -> Result<(), E>) -> Result<(), E> {
         let mut state = self.state();
         let sum = state.requested.values().fold(0_i64, |sum, milli| sum.saturating_add(*milli));
@@ -57,7 +57,7 @@ impl BurstableShares {
         Ok(())
     }
 
-    /// Forgets what was written: the next [`Self::write_changed`] writes whatever the sum.
+    /// Invalidates the last written value: the next [`Self::write_changed`] writes in any case.
     pub(super) fn doubt(&self) {
         self.state().written = None;
     }

@@ -1,7 +1,8 @@
-//! Slices of systemd's that are ours, and what we made stand in them.
+//! systemd slices of the agent, and restoring of values that others change in them.
 //!
-//! systemd sets values back when it is reloaded or told to by somebody. What was written is kept, so that it can be written
-//! again when a file is heard to have changed. Blocks: the manager calls it on the blocking pool. Behaviour: spec 06a §7.
+//! systemd resets values on a reload or on request. Written values are kept, so that they can be
+//! restored on a notification that a file was changed. Blocks: the manager calls it on the blocking
+//! pool. Implements spec 06a §7.
 
 use std::{
     collections::HashMap,
@@ -20,12 +21,12 @@ use berth_sys::cgroup::{
     },
 };
 
-/// Slices, and what stands in those that are ours.
+/// Slices, with the values of those that belong to the agent.
 pub(super) struct Slices {
     driver: Driver,
     watch: Option<Watch>,
-    /// What the files said after they were written. Held while they are: what is written again is never what was before a
-    /// change.
+    /// Content of the files after they were written. Locked while they are written, so that a restore
+    /// never writes values from before a change.
     kept: Mutex<HashMap<GroupPath, Vec<Write>>>,
 }
 
@@ -36,22 +37,22 @@ impl fmt::Debug for Slices {
 }
 
 impl Slices {
-    /// By way of this driver; without a watch nothing is written again.
+    /// Creates the set for this driver; without a watch nothing is restored.
     pub(super) fn new(driver: Driver, watch: Option<Watch>) -> Self {
         Self { driver, watch, kept: Mutex::default() }
     }
 
-    /// Starts a slice; returns the groups above that had to be made.
+    /// Starts a slice; returns the parent cgroups that had to be created.
     pub(super) fn make(&self, on: &Hierarchy, group: &GroupPath, writes: &[Write]) -> CgroupResult<Vec<GroupPath>> {
         self.driver.make_slice(on, group, &files(writes))
     }
 
-    /// Takes over a slice that is there already: seen the first time in the agent's life.
+    /// Adopts an existing slice, the first time this agent sees it.
     pub(super) fn adopt(&self, on: &Hierarchy, group: &GroupPath, writes: &[Write]) {
         if self.kept().contains_key(group) {
             return;
         }
-        // It may be a mere directory; systemd would not keep that.
+        // It may be a plain directory, which systemd would not keep.
         if let Err(error) = self.driver.make_slice(on, group, &[]) {
             warn!(cgroupName = %group, err = %error, "A slice is there that systemd does not start");
             return;
@@ -59,7 +60,7 @@ impl Slices {
         self.keep(on, group, writes);
     }
 
-    /// Remembers what stands in these files now.
+    /// Records the current content of these files.
     pub(super) fn keep(&self, on: &Hierarchy, group: &GroupPath, writes: &[Write]) {
         keep(&mut self.kept(), on, group, writes);
         let Some(watch) = &self.watch else { return };
@@ -70,7 +71,7 @@ impl Slices {
         }
     }
 
-    /// Changes values: systemd is told, and then the files are written.
+    /// Changes values: first through systemd, then in the files.
     pub(super) fn change(
         &self,
         on: &Hierarchy,
@@ -87,7 +88,7 @@ impl Slices {
         failures
     }
 
-    /// Writes again what differs from what is remembered.
+    /// Restores values that differ from those recorded.
     pub(super) fn repair(
         &self,
         on: &Hierarchy,
@@ -111,12 +112,12 @@ impl Slices {
             for error in told.into_iter().chain(write(&group, &wanted)) {
                 warn!(cgroupName = %group, err = %error, "A value that was changed cannot be written again");
             }
-            // Whatever stands there now is heard of, and must not look changed for ever.
+            // Record the actual content, or the same difference would be repaired forever.
             keep(&mut kept, on, &group, &wanted);
         }
     }
 
-    /// Stops a slice with all that is in it, and forgets it.
+    /// Stops a slice with everything in it, and removes its record.
     pub(super) fn remove(&self, on: &Hierarchy, group: &GroupPath) -> CgroupResult<()> {
         self.kept().remove(group);
         self.driver.remove(on, group)
@@ -137,7 +138,7 @@ fn keep(kept: &mut HashMap<GroupPath, Vec<Write>>, on: &Hierarchy, group: &Group
     }
 }
 
-/// A file with what stands in it now.
+/// A file with its current content.
 fn read(on: &Hierarchy, group: &GroupPath, write: &Write) -> Option<Write> {
     let value = on.read(group, controller(write.owner), &write.file).ok()?;
     Some(Write { value, ..write.clone() })

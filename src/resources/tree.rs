@@ -1,5 +1,6 @@
-//! The cgroups of pods on this machine: made, written, read and removed. Blocks: the manager calls
-//! it on the blocking pool.
+//! Cgroups of pods on this node: create, update, read, and remove.
+//!
+//! Blocks: the manager calls it on the blocking pool.
 
 use prometheus::Histogram;
 use tracing::debug;
@@ -20,24 +21,24 @@ use berth_types::{ContainerId, PodUid, cpu, qos::Qos};
 const EINVAL: i32 = 22;
 const EBUSY: i32 = 16;
 
-/// How it went to make sure of a group.
+/// Result of ensuring a cgroup.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ensured {
-    /// Whether nothing of it was there before.
+    /// Whether the cgroup did not exist before.
     pub created: bool,
-    /// Whether groups above it had to be made.
+    /// Whether parent cgroups had to be created.
     pub made_above: bool,
-    /// Values that could not be written; a group without them is better than none.
+    /// Values that could not be written; a cgroup without them is better than none.
     pub complaints: Vec<String>,
 }
 
-/// The groups of this machine, by name.
+/// The cgroups of this node, by name.
 #[derive(Debug)]
 pub(super) struct Tree {
     hierarchy: Hierarchy,
     pub names: PodTree,
     metrics: CgroupMetrics,
-    /// Where systemd makes the groups.
+    /// Slices, for the systemd driver.
     slices: Option<Slices>,
 }
 
@@ -54,12 +55,12 @@ impl Tree {
         }
     }
 
-    /// How much of the group is there.
+    /// Whether the cgroup exists with all controllers.
     pub(super) fn presence(&self, name: &CgroupName) -> Result<Presence, ResourceError> {
         self.hierarchy.presence(&self.group(name)?).map_err(text_of)
     }
 
-    /// Makes the group with its values where it is missing, and mends one that lacks controllers.
+    /// Creates the cgroup with its values if it is missing, and repairs one that lacks controllers.
     pub(super) fn ensure(&self, name: &CgroupName, limits: &Limits) -> Result<Ensured, ResourceError> {
         let group = self.group(name)?;
         let before = self.hierarchy.presence(&group).map_err(text_of)?;
@@ -79,12 +80,12 @@ impl Tree {
         })
     }
 
-    /// Writes the values of a group that exists.
+    /// Writes the values of an existing cgroup.
     pub(super) fn update(&self, name: &CgroupName, limits: &Limits) -> Result<(), ResourceError> {
         self.update_group(&self.group(name)?, limits)
     }
 
-    /// Like [`Self::update`], for a group that is not ours.
+    /// Like [`Self::update`], for a cgroup that is not part of the pod tree.
     pub(super) fn update_group(&self, group: &GroupPath, limits: &Limits) -> Result<(), ResourceError> {
         timed(&self.metrics.update, || {
             let write = || self.apply(group, limits);
@@ -99,7 +100,7 @@ impl Tree {
         })
     }
 
-    /// Writes again what systemd or somebody else has changed in slices of ours.
+    /// Restores values that systemd or others have changed in slices of the agent.
     pub(super) fn repair(&self, written: &Written) {
         if let Some(slices) = &self.slices {
             slices.repair(&self.hierarchy, written, |group, writes| {
@@ -108,7 +109,7 @@ impl Tree {
         }
     }
 
-    /// Kills what is left in the groups of a pod, of whatever class, and removes them.
+    /// Kills remaining processes in the cgroups of a pod, of any QoS class, and removes them.
     pub(super) fn remove_pod(&self, uid: &PodUid) -> Result<(), ResourceError> {
         for name in self.names.pod_anywhere(uid) {
             let group = self.group(&name)?;
@@ -121,7 +122,7 @@ impl Tree {
         Ok(())
     }
 
-    /// All pods that have a group, with the class under which it lies.
+    /// All pods with a cgroup, and the QoS class of its parent.
     pub(super) fn pods(&self) -> Result<Vec<(Qos, PodUid)>, ResourceError> {
         let mut pods = Vec::new();
         for class in CLASSES {
@@ -131,13 +132,13 @@ impl Tree {
         Ok(pods)
     }
 
-    /// The CPU request in thousandths that a group's weight stands for.
+    /// CPU request in milli-CPU that a cgroup's weight corresponds to.
     pub(super) fn requested_milli(&self, name: &CgroupName) -> Result<i64, ResourceError> {
         Ok(cpu::milli_of_shares(self.shares(&self.group(name)?)?))
     }
 
-    /// CPU and memory values of a group as they are. A weight of v2 tells shares apart less finely than
-    /// they are asked for: where it is that of `wanted`, it is that what it stands for.
+    /// Current CPU and memory values of a cgroup. The weight of cgroup v2 is coarser than shares: if it
+    /// equals that of `wanted`, `wanted` is returned.
     pub(super) fn values(&self, name: &CgroupName, wanted: Option<u64>) -> Result<PodCgroupValues, ResourceError> {
         let group = self.group(name)?;
         let (quota, period, memory) = match self.version() {
@@ -166,7 +167,7 @@ impl Tree {
         })
     }
 
-    /// Bytes of memory in use in a group, or in that of one of its containers.
+    /// Memory usage in bytes of a cgroup, or of one of its containers' cgroups.
     pub(super) fn memory_usage(
         &self,
         name: &CgroupName,
@@ -174,7 +175,7 @@ impl Tree {
     ) -> Result<u64, ResourceError> {
         let mut group = self.group(name)?;
         if let Some(id) = container {
-            // Runtimes name it by the id alone, or as `cri-containerd-<id>.scope`, `crio-<id>`.
+            // Runtimes name it by the ID alone, or as `cri-containerd-<id>.scope`, `crio-<id>`.
             let children = self.hierarchy.children(&group).map_err(text_of)?;
             let child = children.iter().find(|child| child.contains(id.as_str()));
             let missing = || ResourceError(format!("container {id} has no cgroup below {group}"));
@@ -187,7 +188,7 @@ impl Tree {
         Ok(self.number(&group, Controller::Memory, file)?.max(0).unsigned_abs())
     }
 
-    /// The path of a group that is named by the configuration; a slice lies where its name says.
+    /// The path of a cgroup from the configuration; that of a slice follows from its name.
     pub(super) fn foreign(&self, path: &str) -> Result<GroupPath, ResourceError> {
         let slice = path.rsplit('/').next().filter(|_| self.names.driver() == Driver::Systemd);
         match slice.and_then(|slice| path_of(slice).ok()) {
@@ -218,7 +219,7 @@ impl Tree {
         }
     }
 
-    /// Makes the group and those above it that are missing; returns those.
+    /// Creates the cgroup and missing parents; returns the created parents.
     fn make(&self, group: &GroupPath, limits: &Limits) -> CgroupResult<Vec<GroupPath>> {
         match &self.slices {
             None => self.hierarchy.create(group),
@@ -233,14 +234,14 @@ impl Tree {
         }
     }
 
-    /// The files that limits become, of the controllers that are there.
+    /// The files to write for limits, for available controllers.
     fn writes(&self, limits: &Limits) -> Vec<Write> {
         let mut writes = values::writes(limits, self.version());
         writes.retain(|write| self.hierarchy.has(controller(write.owner)));
         writes
     }
 
-    /// Writes what there is a controller for; goes on after a failure.
+    /// Writes the files of available controllers; continues after a failure.
     fn apply(&self, group: &GroupPath, limits: &Limits) -> Vec<CgroupError> {
         let writes = self.writes(limits);
         writes.iter().filter_map(|write| self.apply_one(group, write, &writes).err()).collect()
@@ -250,8 +251,8 @@ impl Tree {
         let result = self.hierarchy.write(group, controller(write.owner), &write.file, &write.value);
         match result {
             Err(e) if write.optional && e.is_missing() => Ok(()),
-            // The kernel refuses a period that would make the present quota exceed that of the
-            // group above: the quota goes first then.
+            // The kernel refuses a period that would make the current quota exceed that of the parent:
+            // write the quota first then.
             Err(e) if write.file == "cpu.cfs_period_us" && e.errno() == Some(EINVAL) => {
                 let quota = all.iter().find(|w| w.file == "cpu.cfs_quota_us").ok_or(e)?;
                 self.hierarchy.write(group, Controller::Cpu, &quota.file, &quota.value)?;
@@ -271,7 +272,7 @@ impl Tree {
         }
     }
 
-    /// The kernel clamps shares silently; what it made of them is compared.
+    /// The kernel clamps shares silently; compare the result.
     fn check_shares(&self, group: &GroupPath, wanted: &str) -> Result<(), CgroupError> {
         let got = self.hierarchy.read(group, Controller::Cpu, "cpu.shares")?;
         if got == wanted {
@@ -295,7 +296,7 @@ impl From<NameError> for ResourceError {
     }
 }
 
-/// Whose controller it is, as the kernel's interfaces name it.
+/// Converts to the controller of the kernel interface.
 pub(super) fn controller(owner: Owner) -> Controller {
     match owner {
         Owner::Cpu => Controller::Cpu,
@@ -306,7 +307,7 @@ pub(super) fn controller(owner: Owner) -> Controller {
     }
 }
 
-/// A number, `max` as the largest; numbers beyond the range count as the largest too.
+/// Parses a number; `max` and numbers out of range become the largest.
 fn number(text: &str, group: &GroupPath, file: &str) -> Result<i64, ResourceError> {
     if text == "max" {
         return Ok(i64::MAX);

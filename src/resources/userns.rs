@@ -1,7 +1,7 @@
-//! Hands out host ids to pods with their own user namespace, and writes them down.
+//! Allocates host ID ranges for pods with their own user namespace, and persists them.
 //!
 //! One table, changed only on the blocking pool and only together with the pod's file, so that
-//! what is handed out survives a crash: `<root>/pods/<uid>/userns`. Behaviour: spec 06 §5.
+//! allocations survive a crash: `<root>/pods/<uid>/userns`. Implements spec 06 §5.
 
 use std::{
     fs::{self, DirBuilder},
@@ -27,10 +27,10 @@ use berth_sys::atomic_file;
 use berth_types::PodUid;
 
 const FILE: &str = "userns";
-/// Longest run of `getsubids`.
+/// Timeout of `getsubids`.
 const SUBIDS_LIMIT: Duration = Duration::from_secs(10);
 
-/// The ranges of all pods on this node.
+/// The host ID ranges of all pods on this node.
 pub struct IdRanges(Arc<Shared>);
 
 struct Shared {
@@ -39,10 +39,10 @@ struct Shared {
 }
 
 impl IdRanges {
-    /// Reads what is written down below `root_dir` (`--root-dir`) for the pods on disk.
+    /// Reads the files below `root_dir` (`--root-dir`) of the pods on disk.
     ///
     /// # Errors
-    /// Where a pod's file is malformed or does not fit: its ids might be handed out twice.
+    /// A pod's file is malformed or does not fit: its IDs might be allocated twice.
     pub async fn open(root_dir: &Path, space: IdSpace) -> Result<Self, ResourceError> {
         let shared = Arc::new(Shared { pods: root_dir.join("pods"), table: Mutex::new(IdTable::new(space)) });
         let job = shared.clone();
@@ -50,7 +50,7 @@ impl IdRanges {
         Ok(Self(shared))
     }
 
-    /// Gives back ranges of pods whose file is gone with their directory.
+    /// Releases ranges of pods whose file was removed with their directory.
     pub async fn prune(&self) {
         let shared = self.0.clone();
         if let Err(e) = blocking("user namespaces", move || shared.prune()).await {
@@ -85,7 +85,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The range that is written down for a pod, taken over into the table.
+    /// Reads the range from a pod's file, and records it in the table.
     fn recorded(&self, pod: &PodUid) -> Result<Option<IdRange>, ResourceError> {
         let path = self.file(pod)?;
         let content = atomic_file::read(&path).map_err(|e| ResourceError(format!("{}: {e}", path.display())))?;
@@ -123,7 +123,7 @@ impl Shared {
         let path = self.file(pod)?;
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                // The range stays taken: after a restart the file would claim it again.
+                // The range stays allocated: after a restart the file would claim it again.
                 return Err(ResourceError(format!("{}: {e}", path.display())));
             }
             _ => self.table().release(pod),
@@ -158,11 +158,11 @@ impl UserNamespaces for IdRanges {
     }
 }
 
-/// The host ids of this node: those of the user `kubelet` where it exists and `getsubids` is
-/// installed, else everything above the first range.
+/// Host ID space of this node: the subordinate IDs of the user `kubelet` if it exists and `getsubids`
+/// is installed, else all IDs above the first range.
 ///
 /// # Errors
-/// Where the user exists but its ids cannot be had: they must not be replaced by a guess.
+/// The user exists but its IDs cannot be determined: they must not be replaced by a guess.
 pub async fn discover(per_pod: u64, max_pods: u64) -> Result<IdSpace, ResourceError> {
     let has_user = blocking("user kubelet", || {
         nix::unistd::User::from_name("kubelet").map(|user| user.is_some()).map_err(text_of)
@@ -178,7 +178,7 @@ pub async fn discover(per_pod: u64, max_pods: u64) -> Result<IdSpace, ResourceEr
     space.map_err(|e: IdSpaceError| text_of(e))
 }
 
-/// What `getsubids` prints; `None` where it is not installed.
+/// Output of `getsubids`; `None` if it is not installed.
 async fn subids(arguments: &[&str]) -> Result<Option<String>, ResourceError> {
     let run =
         tokio::process::Command::new("getsubids").args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();

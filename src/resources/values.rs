@@ -1,7 +1,7 @@
-//! What stands in the files of a cgroup. Pure. Behaviour: spec 06a §4-7.
+//! Cgroup values of pods, QoS classes, and the node. Pure. Implements spec 06a §4-7.
 //!
-//! A [`Limits`] says what a group gets; [`writes`] turns it into the files of either kind of
-//! hierarchy, in the order in which the kernel takes them.
+//! [`Limits`] are the values of a cgroup; [`writes`] converts them to the files of either cgroup
+//! version, in the order in which the kernel accepts them.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use berth_types::{
     resources::{self, CPU, MEMORY, Overhead},
 };
 
-/// A huge page limit that limits nothing (burstable and besteffort).
+/// An unlimited huge page limit (Burstable and BestEffort).
 const UNBOUNDED: u64 = 1 << 62;
 
-/// What a group gets; what is absent is not written.
+/// Values of a cgroup; absent ones are not written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
     /// CPU weight in shares.
@@ -28,29 +28,29 @@ pub struct Limits {
     pub cpu_period: Option<u64>,
     /// Memory limit in bytes; -1 for none.
     pub memory: Option<i64>,
-    /// Number of processes; below 0 for any.
+    /// Maximum number of processes; negative for no limit.
     pub pids: Option<i64>,
-    /// Bytes of huge pages by page size in bytes.
+    /// Huge page limits in bytes, by page size in bytes.
     pub hugepages: BTreeMap<u64, u64>,
-    /// CPUs, as a list like `0-3`.
+    /// cpuset, as a list like `0-3`.
     pub cpuset_cpus: Option<String>,
 }
 
-/// An amount of the node's resources.
+/// Amounts of the node's resources.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Amounts {
-    /// Thousandths of a CPU.
+    /// CPU in milli-CPU.
     pub cpu_milli: Option<i64>,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory_bytes: Option<i64>,
     /// Number of processes.
     pub pids: Option<i64>,
-    /// Bytes of huge pages by page size in bytes.
+    /// Huge pages in bytes, by page size in bytes.
     pub hugepages: BTreeMap<u64, u64>,
 }
 
 impl Amounts {
-    /// What is left of it without another amount, nothing below zero.
+    /// Subtracts another amount; no result is negative.
     #[must_use]
     pub fn less(&self, other: &Self) -> Self {
         let less = |own: Option<i64>, other: Option<i64>| own.map(|o| o.saturating_sub(other.unwrap_or(0)).max(0));
@@ -67,14 +67,14 @@ impl Amounts {
     }
 }
 
-/// What a pod's values depend on, apart from the pod.
+/// Inputs of a pod's values, apart from the pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodRules {
     /// `cpuCFSQuota`.
     pub cpu_cfs_quota: bool,
     /// `cpuCFSQuotaPeriod`, in microseconds.
     pub cpu_period_us: u64,
-    /// `podPidsLimit`; not positive for none.
+    /// `podPidsLimit`; zero or negative for none.
     pub pids_limit: i64,
     /// Huge page sizes of the node, in bytes.
     pub hugepage_sizes: Vec<u64>,
@@ -82,7 +82,7 @@ pub struct PodRules {
     pub driver: Driver,
 }
 
-/// What a pod's group gets.
+/// Values of a pod's cgroup.
 pub fn of_pod(pod: &Pod, rules: &PodRules) -> Limits {
     let requests = resources::pod_requests(pod.spec(), Overhead::Included);
     let limits = resources::pod_limits(pod.spec(), Overhead::Included);
@@ -103,7 +103,8 @@ pub fn of_pod(pod: &Pod, rules: &PodRules) -> Limits {
     }
 }
 
-/// What burstable pods request together decides their group's weight; besteffort gets the least.
+/// Values of a QoS class's cgroup: the requests of Burstable pods determine its weight; BestEffort gets
+/// the minimum.
 pub fn of_class(class: Qos, requested_milli: i64, hugepage_sizes: &[u64]) -> Limits {
     let shares = if class == Qos::Burstable { cpu::shares(requested_milli) } else { cpu::MIN_SHARES };
     Limits {
@@ -113,7 +114,7 @@ pub fn of_class(class: Qos, requested_milli: i64, hugepage_sizes: &[u64]) -> Lim
     }
 }
 
-/// What a group gets that holds an amount of the node: kubepods, or one that is reserved.
+/// Values of a cgroup with an amount of the node: kubepods, or a reservation.
 pub fn of_amounts(amounts: &Amounts, hugepage_sizes: &[u64]) -> Limits {
     let mut hugepages: BTreeMap<u64, u64> = hugepage_sizes.iter().map(|&size| (size, 0)).collect();
     hugepages.extend(&amounts.hugepages);
@@ -126,13 +127,13 @@ pub fn of_amounts(amounts: &Amounts, hugepage_sizes: &[u64]) -> Limits {
     }
 }
 
-/// What counts of a pod for the weight of burstable pods.
+/// CPU request of a pod in milli-CPU that counts for the weight of Burstable pods.
 pub fn requested_milli(pod: &Pod) -> i64 {
     resources::pod_requests(pod.spec(), Overhead::Included).get(CPU).map_or(0, |a| a.milli())
 }
 
-/// Whether each container has a limit above zero, or the pod level has one. For an init
-/// container the limits of sidecars before it count too, as in the reference.
+/// Whether each container has a nonzero limit, or the pod level has one. For an init container the
+/// limits of preceding sidecars count too, as upstream.
 fn is_limited(pod: &Pod, resource: &str) -> bool {
     let above_zero = |r: Option<&api::ResourceRequirements>| {
         let quantity = r.and_then(|r| r.limits.as_ref()?.get(resource));
@@ -155,7 +156,7 @@ fn quota(milli: i64, rules: &PodRules) -> i64 {
     if rules.driver == Driver::Systemd { rounded_quota(quota, rules.cpu_period_us) } else { quota }
 }
 
-/// Huge pages come from requests; sizes that are not requested are limited to nothing.
+/// Huge page limits come from requests; sizes without a request are limited to 0.
 fn pod_hugepages(requests: &resources::Amounts, rules: &PodRules) -> BTreeMap<u64, u64> {
     let mut limits: BTreeMap<u64, u64> = rules.hugepage_sizes.iter().map(|&size| (size, 0)).collect();
     for (name, amount) in requests {
@@ -166,16 +167,16 @@ fn pod_hugepages(requests: &resources::Amounts, rules: &PodRules) -> BTreeMap<u6
     limits
 }
 
-/// The kind of hierarchy.
+/// Version of the cgroup hierarchy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Version {
-    /// The old hierarchies.
+    /// cgroup v1: a hierarchy per controller.
     V1,
-    /// The unified one.
+    /// cgroup v2: the unified hierarchy.
     V2,
 }
 
-/// The controller a file belongs to.
+/// Controller that a file belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// `cpu`
@@ -190,16 +191,16 @@ pub enum Owner {
     Hugetlb,
 }
 
-/// One file to write. Skipped where its controller is not there.
+/// One file to write. Skipped if its controller is not available.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Write {
-    /// Whose file it is.
+    /// Controller of the file.
     pub owner: Owner,
-    /// Its name.
+    /// Name of the file.
     pub file: String,
-    /// The text.
+    /// Content to write.
     pub value: String,
-    /// Whether it may be missing.
+    /// Whether the file may be missing.
     pub optional: bool,
 }
 
@@ -207,7 +208,7 @@ fn write(owner: Owner, file: impl Into<String>, value: impl ToString) -> Write {
     Write { owner, file: file.into(), value: value.to_string(), optional: false }
 }
 
-/// The files that a group's limits become, in order.
+/// The files to write for limits, in order.
 pub fn writes(limits: &Limits, version: Version) -> Vec<Write> {
     match version {
         Version::V1 => writes_v1(limits),

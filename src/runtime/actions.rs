@@ -1,7 +1,7 @@
-//! What one pass has to do for a pod, from what should be and what is. Pure.
+//! Computes the actions of one pod sync from desired and observed state (`computePodActions`). Pure.
 //!
-//! Looks at the containers of the *newest* sandbox: leftovers of former sandboxes decide only
-//! whether an exited regular container may run again (spec 03a §3, §16).
+//! Considers the containers of the *newest* sandbox: leftovers of former sandboxes only determine
+//! whether an exited regular container may be restarted (spec 03a §3, §16).
 
 use std::collections::HashMap;
 
@@ -16,25 +16,25 @@ use berth_types::{
     restart::{self, RuleAction},
 };
 
-/// What a probe said last.
+/// Latest result of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Passed.
+    /// The probe succeeded.
     Success,
-    /// Failed as often as its threshold says.
+    /// The probe failed as often as its failure threshold requires.
     Failure,
 }
 
-/// What the probes of one instance said; `None` where there is no result yet.
+/// Probe results of one container instance; `None` where there is no result yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Probed {
-    /// Startup probe.
+    /// Result of the startup probe.
     pub startup: Option<Verdict>,
-    /// Liveness probe.
+    /// Result of the liveness probe.
     pub liveness: Option<Verdict>,
 }
 
-/// Gates that change decisions (spec 03a §1).
+/// Feature gates that change decisions (spec 03a §1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gates {
     /// `InPlacePodVerticalScalingInitContainers`.
@@ -49,26 +49,26 @@ impl Default for Gates {
     }
 }
 
-/// What is decided from.
+/// Inputs of the decision.
 pub struct Inputs<'a> {
-    /// The pod, with allocated resources.
+    /// The pod with its allocated resources.
     pub pod: &'a Pod,
-    /// What the runtime showed after the last action.
+    /// Observation of the runtime after the last action.
     pub observed: &'a ObservedPod,
     /// Probe results of running instances.
     pub probes: &'a HashMap<ContainerId, Probed>,
-    /// Resources last applied; `None` where there is no record.
+    /// Resources last applied; `None` without a record.
     pub actuated: Option<&'a PodResources>,
-    /// All containers are to be removed (spec 03a §3.3).
+    /// Whether all containers are to be removed (spec 03a §3.3).
     pub restart_all: bool,
     /// Feature gates.
     pub gates: Gates,
 }
 
-/// Why a container is killed: decides its grace period.
+/// Cause of a container kill: determines its grace period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// Anything without a special grace period.
+    /// Any cause without a special grace period.
     Unspecified,
     /// The startup probe failed.
     StartupProbe,
@@ -81,37 +81,37 @@ pub enum Cause {
 /// A container to kill.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Kill {
-    /// The instance.
+    /// ID of the instance.
     pub id: ContainerId,
-    /// Container name.
+    /// Name of the container.
     pub name: String,
-    /// The event's message.
+    /// Message of the `Killing` event.
     pub message: String,
-    /// Why.
+    /// Cause of the kill.
     pub cause: Cause,
 }
 
-/// An instance to remove for a restart-all; its logs stay.
+/// An instance to remove for a restart of all containers; its logs are kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reset {
-    /// The instance.
+    /// ID of the instance.
     pub id: ContainerId,
-    /// Container name.
+    /// Name of the container.
     pub name: String,
-    /// Whether it has to be killed first.
+    /// Whether the instance must be killed first.
     pub kill_first: bool,
 }
 
-/// One pass. Lists of containers are indices into the pod's lists.
+/// Actions of one sync. Lists of containers are indices into the pod's lists.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PodActions {
     /// Kill all containers and stop all sandboxes.
     pub kill_pod: bool,
     /// Create a sandbox.
     pub create_sandbox: bool,
-    /// The newest sandbox; `None` where there is none, or its replacement is not worth an event.
+    /// The newest sandbox; `None` if there is none, or if its replacement records no event.
     pub sandbox: Option<SandboxId>,
-    /// Attempt of the sandbox: the next one where one is created.
+    /// Attempt number of the sandbox: the next one if a sandbox is created.
     pub attempt: u32,
     /// Init containers to start, in order.
     pub start_init: Vec<usize>,
@@ -121,13 +121,13 @@ pub struct PodActions {
     pub start_ephemeral: Vec<usize>,
     /// Containers to kill, unless the whole pod is killed.
     pub kill: Vec<Kill>,
-    /// Instances to remove for a restart-all, in order.
+    /// Instances to remove for a restart of all containers, in order.
     pub reset: Vec<Reset>,
-    /// Resources to change in place.
+    /// In-place resource changes.
     pub resize: ResizePlan,
 }
 
-/// Decides one pass (spec 03a §3).
+/// Computes the actions of one sync (spec 03a §3).
 pub fn compute(inputs: &Inputs) -> PodActions {
     let mut actions = sandbox_need(inputs.pod, inputs.observed);
     if inputs.restart_all {
@@ -150,7 +150,7 @@ pub fn compute(inputs: &Inputs) -> PodActions {
     actions
 }
 
-/// Spec 03a §3.1.
+/// Decides whether the sandbox must be (re-)created. Spec 03a §3.1.
 fn sandbox_need(pod: &Pod, observed: &ObservedPod) -> PodActions {
     let Some(newest) = observed.sandboxes.first() else {
         return PodActions { kill_pod: true, create_sandbox: true, ..PodActions::default() };
@@ -176,7 +176,7 @@ fn sandbox_need(pod: &Pod, observed: &ObservedPod) -> PodActions {
     PodActions { sandbox: Some(newest.id.clone()), attempt: newest.attempt, ..PodActions::default() }
 }
 
-/// Spec 03a §3.2.
+/// Decides what to start in a new sandbox. Spec 03a §3.2.
 fn into_new_sandbox(inputs: &Inputs, actions: &mut PodActions) {
     let (pod, observed) = (inputs.pod, inputs.observed);
     let existed = actions.attempt != 0;
@@ -194,7 +194,8 @@ fn into_new_sandbox(inputs: &Inputs, actions: &mut PodActions) {
         let seen = pod.containers().iter().filter_map(|c| observed.newest(&c.name));
         seen.into_iter().any(|c| c.state != ContainerState::Unknown)
     };
-    // A pod without containers (an API server takes none) would have its sandbox made and stopped in turns.
+    // Otherwise the sandbox of a pod without containers (the API server rejects these) would be created
+    // and stopped repeatedly.
     if candidates.is_empty() && (pod.containers().is_empty() || any_started()) {
         actions.create_sandbox = false;
     } else if pod.init_containers().is_empty() {
@@ -204,7 +205,8 @@ fn into_new_sandbox(inputs: &Inputs, actions: &mut PodActions) {
     }
 }
 
-/// Spec 03a §3.3: victims before sources, regular before init containers.
+/// Spec 03a §3.3: instances without a matching rule before those that triggered the restart, regular
+/// before init containers.
 fn resets(pod: &Pod, observed: &ObservedPod) -> Vec<Reset> {
     let is_source = |definition: &api::Container, instance: &ObservedContainer| {
         instance.state == ContainerState::Exited
@@ -227,13 +229,13 @@ fn resets(pod: &Pod, observed: &ObservedPod) -> Vec<Reset> {
     victims
 }
 
-/// Spec 03a §3.4: started once, never again.
+/// Spec 03a §3.4: an ephemeral container is started once and never restarted.
 fn fresh_ephemeral(inputs: &Inputs) -> Vec<usize> {
     let all = inputs.pod.ephemeral_containers().iter().enumerate();
     all.filter(|(_, c)| inputs.observed.newest(&c.name).is_none()).map(|(i, _)| i).collect()
 }
 
-/// What to do with one regular container.
+/// Action for one regular container.
 enum Next {
     Leave,
     Start,
@@ -242,11 +244,11 @@ enum Next {
         cause: Cause,
         restart: bool,
     },
-    /// It stays, unless its resources say otherwise.
+    /// It keeps running, unless a resize requires a restart.
     Keep,
 }
 
-/// Spec 03a §3.6.
+/// Computes the actions for regular containers. Spec 03a §3.6.
 fn regular(inputs: &Inputs, actions: &mut PodActions) {
     let mut kept = false;
     for (index, container) in inputs.pod.containers().iter().enumerate() {
@@ -258,7 +260,7 @@ fn regular(inputs: &Inputs, actions: &mut PodActions) {
                 if restart {
                     actions.start.push(index);
                 }
-                // Its rules decide by the exit code, which is not known yet.
+                // Its restart rules depend on the exit code, which is not known yet.
                 kept |= restart::has_restart_rule(container);
                 actions.kill.push(Kill { id: instance.id.clone(), name: container.name.clone(), message, cause });
             }
@@ -321,7 +323,7 @@ fn running(
     Next::Keep
 }
 
-/// Checks a running container's resources; answers whether it stays as it is (spec 03a §3.8).
+/// Checks the resources of a running container; returns whether it keeps running (spec 03a §3.8).
 pub(super) fn settle_resize(
     inputs: &Inputs,
     container: &api::Container,
@@ -354,7 +356,7 @@ pub(super) fn is_active(observed: &ObservedPod, instance: &ObservedContainer) ->
     observed.sandboxes.first().is_some_and(|s| s.id == instance.sandbox)
 }
 
-/// Whether name or image differ from what the instance was made from; a missing hash reads as 0.
+/// Whether name or image differ from those the instance was created with; a missing hash counts as 0.
 pub(super) fn definition_changed(container: &api::Container, instance: &ObservedContainer) -> bool {
     let wanted = hash::container_hash(&container.name, container.image.as_deref().unwrap_or_default());
     instance.hash.unwrap_or(0) != wanted

@@ -1,7 +1,7 @@
-//! Changing the resources of a running pod in place (spec 03a §10).
+//! In-place resize actuation: applies changed resources to running pods (spec 03a §10).
 //!
-//! Memory before CPU, and at each moment the pod holds at least what its containers hold: what
-//! grows is raised from the outside in, what shrinks is lowered from the inside out.
+//! Memory before CPU. At each step the pod's limits cover those of its containers: increases are
+//! applied to the pod first, decreases to the containers first.
 
 use tokio::time::Instant;
 use tracing::warn;
@@ -15,7 +15,7 @@ use berth_ports::{ActionKind, PodCgroupValues};
 use berth_proto::cri;
 use berth_types::{ContainerId, ContainerKind, Pod, api};
 
-/// Which values are meant.
+/// Resource whose values are changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Resource {
     Memory,
@@ -31,7 +31,7 @@ impl Resource {
     }
 }
 
-/// The steps of a pod's own values, outermost first.
+/// Order of the pod-level steps for increases; decreases use the reverse order.
 const LIMIT_THEN_REQUEST: [Part; 2] = [Part::Limit, Part::Request];
 const REQUEST_THEN_LIMIT: [Part; 2] = [Part::Request, Part::Limit];
 
@@ -42,7 +42,7 @@ enum Part {
 }
 
 impl Pass<'_> {
-    /// Carries out the resize of this pass and reports it.
+    /// Executes the resize of this sync and records its result.
     pub(super) async fn resize(&mut self) {
         let began = Instant::now();
         let _resizes = self.req.stage.open("in-place resize");
@@ -98,7 +98,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Writes one value of the pod if it moves that way: to the runtime first, then the cgroup.
+    /// Applies one pod-level value if it changes in that direction: to the runtime first, then to the
+    /// cgroup.
     async fn move_pod(
         &self,
         resource: Resource,
@@ -145,7 +146,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A memory limit may not go below what is in use: the kernel would kill.
+    /// A memory limit must not be set below the current usage: the kernel would OOM-kill.
     async fn feasible(&self, pod: &Pod, wanted: PodCgroupValues, current: PodCgroupValues) -> Result<(), String> {
         let mut refused = Vec::new();
         let tightens = |limit: i64| current.memory_limit.is_none_or(|now| limit < now);
@@ -165,7 +166,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Memory in use; where pods have no cgroups of their own the runtime is asked about a container.
+    /// Memory usage; without pod cgroups the runtime's container stats are used.
     async fn memory_of(&self, pod: &Pod, container: Option<&ContainerId>) -> Result<u64, String> {
         let used = self.rt.deps.resources.memory_usage(pod, container).await.map_err(|e| e.to_string())?;
         if let Some(used) = used {
@@ -178,7 +179,7 @@ impl Pass<'_> {
     }
 }
 
-/// Memory in use as the runtime tells it of a container.
+/// Memory usage of a container from the runtime's stats.
 fn usage(stats: &[cri::ContainerStats], id: &ContainerId) -> Option<u64> {
     let of_it = stats.iter().find(|s| s.attributes.as_ref().is_some_and(|a| a.id == id.as_str()))?;
     let memory = of_it.memory.as_ref()?;
@@ -202,8 +203,9 @@ fn too_low(what: &str, limit: i64, used: Result<u64, String>) -> Option<String> 
     }
 }
 
-/// The values after one step and the step alone; `None` where nothing moves that way. What is
-/// not wanted keeps its value: limits cannot be removed. No value means no limit.
+/// The pod values after one step, and the change alone; `None` if the value does not change in that
+/// direction. A value that is not desired stays as it is: limits cannot be removed. No value means no
+/// limit.
 fn moved(
     resource: Resource,
     part: Part,
@@ -239,7 +241,7 @@ fn moved(
     moves.then_some((next, change))
 }
 
-/// A pod's values as the runtime wants them: without the overhead.
+/// Converts pod values for the runtime: without the pod overhead.
 fn without(values: PodCgroupValues, overhead: &cri::LinuxContainerResources) -> cri::LinuxContainerResources {
     let number = |value: Option<u64>| value.and_then(|v| i64::try_from(v).ok()).unwrap_or(0);
     let less = |value: i64, by: i64| if value > by { value - by } else { value };
@@ -252,7 +254,7 @@ fn without(values: PodCgroupValues, overhead: &cri::LinuxContainerResources) -> 
     }
 }
 
-/// containerd 2.2 answers `Unknown` where it should say `Unimplemented`.
+/// containerd 2.2 returns `Unknown` instead of `Unimplemented`.
 fn is_not_implemented(error: &CriError) -> bool {
     let vague = |code: &tonic::Code, text: &str| *code == tonic::Code::Unknown && text.contains("not implemented");
     error.is_unimplemented() || matches!(error, CriError::Rpc { code, message } if vague(code, message))

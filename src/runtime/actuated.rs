@@ -1,7 +1,8 @@
-//! The record of resources last applied to containers: what a resize is compared with.
+//! Checkpoint of the resources last applied to containers: the baseline of in-place resizes.
 //!
-//! Kept in memory; a writer brings it to disk soon after a change, many at once, so that neither
-//! a start nor the runtime beside it waits for the disk. What a crash loses in between is applied once more (spec 03a §10).
+//! State is in memory; a writer persists batched changes after a debounce, so that neither a container
+//! start nor the runtime on the same disk waits for an fsync. Changes lost in a crash are applied again
+//! (spec 03a §10).
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -19,13 +20,13 @@ use berth_types::{
     resource_state::{self, PodResources, ResourceEntries},
 };
 
-/// From the first unwritten change to the write: longer than a container takes to start, because
-/// a runtime on the same disk would wait for our fsync.
+/// Debounce from the first unwritten change to the write: longer than a container takes to start,
+/// because a runtime on the same disk would wait for our fsync.
 const GATHER: Duration = Duration::from_secs(1);
-/// After a failed write.
+/// Retry delay after a failed write.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// See the module's documentation.
+/// Applied resources by pod; see the module documentation.
 pub struct ActuatedStore {
     file: Option<Arc<dyn StateFile>>,
     entries: Mutex<ResourceEntries>,
@@ -33,15 +34,15 @@ pub struct ActuatedStore {
 }
 
 impl ActuatedStore {
-    /// Remembers only until the agent ends.
+    /// Creates a store without a file: its content is lost when the agent ends.
     pub fn volatile() -> Self {
         Self { file: None, entries: Mutex::new(BTreeMap::new()), changes: watch::channel(0).0 }
     }
 
-    /// Reads the file (`<root>/actuated_pods_state`).
+    /// Restores the store from the file (`<root>/actuated_pods_state`).
     ///
     /// # Errors
-    /// A text naming the file, where it cannot be read or is corrupt; the agent must not start.
+    /// Names the file, if it cannot be read or is corrupt; the agent must not start.
     pub async fn open(file: Arc<dyn StateFile>) -> Result<Self, String> {
         let failed =
             |what: String| format!("failed to read the actuated resources from {}: {what}", file.path().display());
@@ -52,12 +53,12 @@ impl ActuatedStore {
         Ok(Self { entries: Mutex::new(entries), changes: watch::channel(0).0, file: Some(file) })
     }
 
-    /// What was applied to a pod; `None` where there is no record.
+    /// The resources applied to a pod; `None` without a record.
     pub fn get(&self, pod: &PodUid) -> Option<PodResources> {
         self.entries().get(pod).cloned()
     }
 
-    /// Records what a container has now.
+    /// Records the resources applied to a container.
     pub fn set_container(&self, pod: &PodUid, container: &str, resources: api::ResourceRequirements) {
         self.change(|entries| {
             let known = &mut entries.entry(pod.clone()).or_default().containers;
@@ -65,7 +66,7 @@ impl ActuatedStore {
         });
     }
 
-    /// Records what the pod level has now.
+    /// Records the pod-level resources applied to a pod.
     pub fn set_pod_level(&self, pod: &PodUid, resources: Option<api::ResourceRequirements>) {
         self.change(|entries| {
             let known = &mut entries.entry(pod.clone()).or_default().pod_level;
@@ -75,12 +76,12 @@ impl ActuatedStore {
         });
     }
 
-    /// Forgets a pod.
+    /// Removes the record of a pod.
     pub fn remove(&self, pod: &PodUid) {
         self.change(|entries| entries.remove(pod).is_some());
     }
 
-    /// Forgets all pods but these.
+    /// Removes the records of all other pods.
     pub fn retain(&self, pods: &HashSet<PodUid>) {
         self.change(|entries| {
             let before = entries.len();
@@ -89,7 +90,7 @@ impl ActuatedStore {
         });
     }
 
-    /// Writes after each change until stopped, and then what is left.
+    /// Writes after each change until stopped, then flushes pending changes.
     pub(super) async fn run(&self, stop: &CancellationToken) {
         let Some(file) = &self.file else { return };
         let mut changes = self.changes.subscribe();
@@ -114,7 +115,7 @@ impl ActuatedStore {
                 _ = changes.changed() => {}
                 () = stop.cancelled() => return,
             }
-            let _stopped = tokio::time::timeout(GATHER, stop.cancelled()).await; // either way it is time to write
+            let _stopped = tokio::time::timeout(GATHER, stop.cancelled()).await; // write in either case
         }
     }
 
@@ -142,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// A file whose first writes may fail.
+    /// An in-memory file whose first writes can fail.
     struct Fake {
         content: watch::Sender<Option<Vec<u8>>>,
         failures: Mutex<u32>,

@@ -1,12 +1,12 @@
-//! When a crashed container may start again. Pure.
+//! Crash loop back-off: delay before a crashed container may be restarted. Pure.
 //!
-//! Delays are 0, then the initial one doubling up to the maximum, counted from the moment the
-//! container finished; an entry is forgotten when the container ran well for ten minutes. The
-//! key holds image and resources, so that a mended definition starts at once (spec 03a §8).
+//! Delays are 0, then the initial delay, doubling up to the maximum, counted from the time the
+//! container finished; an entry is reset when the container ran for ten minutes. The key includes image
+//! and resources, so that a corrected definition starts at once (spec 03a §8).
 //!
-//! Runtimes tell the end of a container by the wall clock, which people and NTP set. Once an end
-//! has been asked about its wait is kept on a clock that only goes forward, and no wait is longer
-//! than its delay, wherever the wall clock went.
+//! Runtimes report finish times by the wall clock, which administrators and NTP adjust. Once a delay
+//! has been computed for a finish time it is kept on the monotonic clock, and no wait exceeds its
+//! delay, whatever the wall clock does.
 
 use std::{
     collections::HashMap,
@@ -17,10 +17,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use berth_types::{Pod, PodUid, api, hash};
 
-/// How long a container has to run well for its back-off to be forgotten.
+/// How long a container has to run for its back-off to be reset.
 pub const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-/// Which container in which shape.
+/// Identity of a back-off: pod UID and a hash of the container's definition.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     pod: PodUid,
@@ -28,7 +28,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Of one container of a pod.
+    /// The key of one container of a pod.
     pub fn of(pod: &Pod, container: &api::Container) -> Self {
         let resources = serde_json::to_string(&container.resources).unwrap_or_default();
         let image = container.image.as_deref().unwrap_or_default();
@@ -41,44 +41,45 @@ impl Key {
 struct Entry {
     delay: Duration,
     updated: Timestamp,
-    /// The end that was last asked about, and when the wait after it is over.
+    /// The finish time the last delay was computed for, and when that delay ends.
     wait: Option<(Timestamp, Instant)>,
 }
 
-/// The present, by both clocks.
+/// The current time by both clocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Now {
-    /// As runtimes tell it.
+    /// Wall clock, as runtimes report times.
     pub wall: Timestamp,
-    /// As time passes.
+    /// Monotonic clock.
     pub steady: Instant,
 }
 
-/// Whether a container may start now.
+/// Whether a container may be started now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// It may; the next crash waits longer.
+    /// It may be started; the next crash waits longer.
     Start,
-    /// Not before the time given.
+    /// It must wait.
     Wait {
-        /// The whole delay.
+        /// The full delay.
         delay: Duration,
-        /// When it is over.
+        /// End of the delay.
         until: Instant,
     },
 }
 
-/// First and longest delay.
+/// Initial and maximum delay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// After the second crash.
+    /// Delay after the second crash.
     pub initial: Duration,
-    /// Never longer than this.
+    /// Maximum delay.
     pub max: Duration,
 }
 
 impl Limits {
-    /// From the gate `ReduceDefaultCrashLoopBackOffDecay` and `maxContainerRestartPeriod`.
+    /// Builds the limits from the gate `ReduceDefaultCrashLoopBackOffDecay` and
+    /// `maxContainerRestartPeriod`.
     pub fn new(reduced: bool, configured_max: Option<Duration>) -> Self {
         let (initial, max) = if reduced { (1, 60) } else { (10, 300) };
         let max = configured_max.unwrap_or(Duration::from_secs(max));
@@ -92,7 +93,7 @@ impl Default for Limits {
     }
 }
 
-/// All back-offs.
+/// Crash loop back-offs of all containers.
 #[derive(Debug)]
 pub struct CrashBackoff {
     limits: Limits,
@@ -100,13 +101,13 @@ pub struct CrashBackoff {
 }
 
 impl CrashBackoff {
-    /// Empty.
+    /// Creates an empty set of back-offs.
     pub fn new(limits: Limits) -> Self {
         Self { limits, entries: HashMap::new() }
     }
 
-    /// Asks for a start of a container whose newest exited instance finished at `finished`;
-    /// where it may start, the next delay is set.
+    /// Requests the start of a container whose newest exited instance finished at `finished`; if it may
+    /// be started, the next delay is set.
     pub fn turn(&mut self, key: Key, finished: Timestamp, now: Now) -> Turn {
         let valid = self.entries.get_mut(&key).filter(|e| !older(e.updated, finished));
         let Some(entry) = valid else {
@@ -126,23 +127,23 @@ impl CrashBackoff {
         Turn::Start
     }
 
-    /// Forgets a pod.
+    /// Removes the back-offs of a pod.
     pub fn forget(&mut self, pod: &PodUid) {
         self.entries.retain(|key, _| key.pod != *pod);
     }
 
-    /// Forgets what nobody has asked about for longer than the longest delay and ten minutes.
+    /// Removes entries unused for longer than the maximum delay plus ten minutes.
     pub fn purge(&mut self, now: Timestamp) {
         let max = signed(self.limits.max);
         self.entries.retain(|_, entry| !older(entry.updated.checked_add(max).unwrap_or(entry.updated), now));
     }
 
-    /// How many containers are remembered.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none is.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -152,7 +153,7 @@ fn older(updated: Timestamp, at: Timestamp) -> bool {
     at.duration_since(updated) > signed(FORGET_AFTER)
 }
 
-/// What has passed since; nothing where the clock was set back.
+/// Elapsed time; zero if the clock was set back.
 fn since(past: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(past)).unwrap_or_default()
 }
@@ -161,7 +162,7 @@ fn signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }
 
-/// The duration as the reference prints it: `10s`, `1m20s`, `5m0s`, `500ms`.
+/// Formats a duration as upstream does: `10s`, `1m20s`, `5m0s`, `500ms`.
 pub fn print_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     if seconds == 0 {
@@ -195,12 +196,12 @@ mod tests {
         Key::of(&pod, &pod.containers()[0])
     }
 
-    /// Both clocks at that second, as long as nobody sets one.
+    /// Both clocks at that second, without clock adjustments.
     fn now(start: Instant, seconds: i64) -> Now {
         Now { wall: at(seconds), steady: start + Duration::from_secs(seconds.unsigned_abs()) }
     }
 
-    /// Crashes `runs` seconds after each start, and tells after which delays it was started.
+    /// Lets the container crash `runs` seconds after each start; returns the delays before each start.
     fn schedule(limits: Limits, runs: i64, times: usize) -> Vec<u64> {
         let (mut backoff, zero) = (CrashBackoff::new(limits), Instant::now());
         let mut finished = 0;

@@ -1,11 +1,11 @@
-//! Creates that happen once, whatever becomes of their answer.
+//! Idempotent creation of sandboxes and containers, across lost answers and cancelled callers.
 //!
-//! A create is its own task: who waits for it may give up without cancelling it, and the next
-//! turn takes up the waiting. Where the answer was lost (deadline, broken connection), the object
-//! is looked for by its identity and adopted; until it is found, or the runtime must have given
-//! up, nothing is created again (spec 03a §16). A name that is reserved is an answer: by the call
-//! of an agent that has ended, which may yet succeed (then its object is adopted) or be undone
-//! (then the name is free again). A runtime that reserves names may be asked again soon.
+//! Each create call runs in its own task: a caller may give up without cancelling it, and the next sync
+//! resumes waiting. If the answer was lost (deadline, broken connection), the object is looked up by
+//! its identity and adopted; until it is found, or the runtime must have given up, nothing is created
+//! again (spec 03a §16). A reserved name is an answer: it was reserved by a call of a previous agent,
+//! which may yet succeed (its object is then adopted) or be undone (the name is then free again). A
+//! runtime that reserves names may be called again soon.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ use berth_types::{PodUid, SandboxId};
 const UID_LABEL: &str = "io.kubernetes.pod.uid";
 const CONTAINER_LABEL: &str = "io.kubernetes.container.name";
 
-/// What is created.
+/// Identity of the object to create.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) enum CreateKey {
     /// A sandbox of a pod.
@@ -45,38 +45,38 @@ impl CreateKey {
     }
 }
 
-/// Why there is no object.
+/// Why a create returned no object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum CreateError {
-    /// The runtime refused, or may still be working on it.
+    /// The runtime refused, or may still be working on the call.
     Cri(CriError),
-    /// Another call holds the name; it is worth asking again after that time.
+    /// Another call has reserved the name; retry after that time.
     Reserved(CriError, Duration),
-    /// The caller was told to stop; the create goes on.
+    /// The caller was cancelled; the create continues.
     Stopped,
 }
 
 type Call = Shared<BoxFuture<'static, CriResult<String>>>;
 
-/// What is known of a create that has not ended well yet.
+/// State of a create that has not succeeded yet.
 struct Open {
-    /// The call, while it runs or nobody has taken its answer.
+    /// The call, while it runs or its answer has not been taken.
     call: Option<Call>,
-    /// Its answer was lost: nothing is created before this moment.
+    /// The answer was lost: nothing is created before this time.
     doubt_until: Option<Instant>,
-    /// How often its name was reserved.
+    /// How often the name was reserved.
     refusals: u32,
 }
 
-/// Until a name that is reserved is asked for again, at first; doubles up to [`RESERVED_MAX`].
+/// First retry delay for a reserved name; doubles up to [`RESERVED_MAX`].
 const RESERVED: Duration = Duration::from_millis(500);
-/// The longest of these waits.
+/// Maximum retry delay for a reserved name.
 const RESERVED_MAX: Duration = Duration::from_secs(10);
 
-/// The creates of all pods.
+/// Creates in flight of all pods.
 pub(super) struct Creates {
     cri: Arc<dyn RuntimeService>,
-    /// How long a runtime may go on with a call whose deadline has passed.
+    /// How long a runtime may continue a call after its deadline.
     patience: Duration,
     open: Arc<Mutex<HashMap<CreateKey, Open>>>,
 }
@@ -116,8 +116,8 @@ impl Creates {
         self.settle(key, answer).await
     }
 
-    /// Waits, at most `limit`, for the sandboxes of a pod that are being created, and returns
-    /// their ids. What comes later is stopped as soon as it is there.
+    /// Waits up to `limit` for sandboxes of a pod that are being created, and returns their IDs. A
+    /// sandbox that is created later is stopped immediately.
     pub(super) async fn late_sandboxes(&self, pod: &PodUid, limit: Duration) -> Vec<String> {
         let deadline = Instant::now() + limit;
         let keys: Vec<CreateKey> = {
@@ -136,7 +136,8 @@ impl Creates {
         found
     }
 
-    /// Forgets a pod; sandboxes that are still being created for it are stopped once there.
+    /// Removes the state of a pod; sandboxes that are still being created for it are stopped once
+    /// created.
     pub(super) fn forget(&self, pod: &PodUid) {
         self.lock().retain(|key, _| key.pod() != pod);
     }
@@ -161,14 +162,14 @@ impl Creates {
         let mut open = self.lock();
         open.remove(key);
         if open.is_empty() {
-            // Hundreds at once are rare.
+            // Release the capacity: hundreds of concurrent creates are rare.
             *open = HashMap::new();
         }
     }
 
     fn launch(&self, key: &CreateKey, call: impl Future<Output = CriResult<String>> + Send + 'static) -> Call {
         let (cri, open, named) = (self.cri.clone(), self.open.clone(), key.clone());
-        // Known before it runs: what ends unknown is not wanted any more.
+        // Inserted before the call runs: a create without an entry is no longer wanted.
         let refusals = self.refusals(key);
         self.lock().insert(key.clone(), Open { call: None, doubt_until: None, refusals });
         let task = tokio::spawn(async move {
@@ -208,7 +209,7 @@ impl Creates {
             }
             wait => wait.unwrap_or_default(),
         };
-        // The doubt is noted before looking: should the caller go away now, it is still there.
+        // Record the lost answer before the lookup: the caller may be cancelled during it.
         let before = self.refusals(&key);
         let doubt_until = Some(Instant::now() + wait);
         self.lock().insert(key.clone(), Open { call: None, doubt_until, refusals: before.saturating_add(1) });
@@ -226,7 +227,7 @@ impl Creates {
         }
     }
 
-    /// The object of that identity, if it is there and usable.
+    /// Looks up the object of that identity, if it exists and is usable.
     async fn find(&self, key: &CreateKey) -> Option<String> {
         let found = match key {
             CreateKey::Sandbox { pod, attempt } => self.find_sandbox(pod, *attempt).await,
@@ -271,7 +272,7 @@ impl Creates {
     }
 }
 
-/// For how long nothing may be created again; `None` where the answer was no.
+/// How long nothing may be created again; `None` if the runtime refused.
 fn lost_answer(error: &CriError, patience: Duration) -> Option<Duration> {
     if error.is_timeout() {
         Some(patience)
@@ -282,7 +283,7 @@ fn lost_answer(error: &CriError, patience: Duration) -> Option<Duration> {
     }
 }
 
-/// Whether the runtime refused because it keeps one object per name.
+/// Whether the runtime refused because the name is reserved.
 fn is_reserved(error: &CriError) -> bool {
     matches!(error, CriError::Rpc { message, .. } if message.contains("is reserved"))
 }

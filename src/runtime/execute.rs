@@ -1,5 +1,6 @@
-//! One pass over a pod: carries out what [`actions`](super::actions) decided, in the order of
-//! spec 03a §4, and tells what came of it.
+//! Executes the actions of one pod sync in the order of spec 03a §4, and returns their results.
+//!
+//! The decisions are made in [`actions`](super::actions).
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -26,10 +27,10 @@ use berth_types::{
     resource_state::PodResources,
 };
 
-/// The pass is over before its end; why is in the outcome, if it is to be told.
+/// The sync ends early; the outcome contains the reason, unless the pod is stopping.
 pub(super) struct Halt;
 
-/// The state of one pass.
+/// State of one sync.
 pub(super) struct Pass<'a> {
     pub(super) rt: &'a RuntimeManager,
     pub(super) req: &'a SyncPod,
@@ -38,17 +39,17 @@ pub(super) struct Pass<'a> {
     pub(super) outcome: SyncOutcome,
     /// Addresses of the pod; empty for host network.
     pub(super) ips: Vec<IpAddr>,
-    /// The sandbox containers are created in.
+    /// The sandbox that containers are created in.
     pub(super) sandbox: Option<SandboxId>,
-    /// Its configuration, once something needed it.
+    /// The sandbox configuration, built on first use.
     pub(super) sandbox_config: Option<Arc<cri::PodSandboxConfig>>,
-    /// The runtime handler, once something needed it.
+    /// The runtime handler, read on first use.
     handler: Option<String>,
     /// Images that are mounted as volumes.
     pub(super) image_volumes: ImageVolumes,
 }
 
-/// Decides and carries out one pass.
+/// Computes and executes the actions of one sync.
 pub(super) async fn pass(rt: &RuntimeManager, req: &SyncPod) -> SyncOutcome {
     let actuated = rt.deps.actuated.get(req.pod.uid());
     let probes = probed(rt, req);
@@ -74,7 +75,7 @@ pub(super) async fn pass(rt: &RuntimeManager, req: &SyncPod) -> SyncOutcome {
         actions,
     };
     let userns = pass.actions.create_sandbox && req.pod.spec().host_users == Some(false);
-    // Halted or not: what happened stands in the outcome.
+    // Halted or not: the outcome contains the results.
     let _ended = pass.carry_out().await;
     if userns && pass.outcome.error_text().is_some() {
         rt.deps.metrics.started_userns_pods_errors.inc();
@@ -94,7 +95,7 @@ fn probed(rt: &RuntimeManager, req: &SyncPod) -> HashMap<ContainerId, Probed> {
     req.observed.running().map(ask).collect()
 }
 
-/// Regular containers that have ended and do not start again give back what was theirs alone.
+/// Releases exclusive resources of regular containers that have exited and are not restarted.
 fn release_resources(rt: &RuntimeManager, req: &SyncPod, actions: &PodActions) {
     for (index, container) in req.pod.containers().iter().enumerate() {
         let ended = req.observed.newest(&container.name).is_some_and(|c| c.state == ContainerState::Exited);
@@ -124,7 +125,7 @@ impl Pass<'_> {
         self.start_regular().await
     }
 
-    /// Whether termination was requested: then nothing more is started.
+    /// Whether termination was requested: nothing more is started.
     pub(super) fn stopping(&self) -> bool {
         self.req.stopping.is_cancelled()
     }
@@ -232,7 +233,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Of each init container only the newest ended instance stays.
+    /// Removes all but the newest exited instance of each init container.
     async fn prune_init(&mut self) -> Result<(), Halt> {
         if self.actions.create_sandbox {
             return Ok(());
@@ -255,8 +256,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Removes what nobody needs; a failure is left to garbage collection. Does not set `outcome.acted`: a removal that fails,
-    /// or whose container the runtime still lists, would start the next sync at once, without a pause.
+    /// Removes an unneeded instance; garbage collection retries after a failure. Does not set
+    /// `outcome.acted`: a removal that fails, or whose container the runtime still lists, would start
+    /// the next sync at once, without a pause.
     async fn remove(&mut self, instance: &ObservedContainer, logs: Logs) {
         let _removes = self.req.stage.open(format!("RemoveContainer {}", instance.name));
         if let Err(err) = self.rt.remove_container(&self.req.pod, instance, logs).await {
@@ -325,7 +327,7 @@ impl Pass<'_> {
     }
 
     async fn learn_addresses(&mut self, id: &SandboxId) -> Result<(), Halt> {
-        // Its addresses are the node's: the runtime has none to tell.
+        // Its addresses are the node's; the runtime reports none.
         if self.req.pod.is_host_network() {
             return Ok(());
         }
@@ -347,7 +349,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The sandbox's configuration, built once per pass and only where something needs it.
+    /// The sandbox configuration, built once per sync and only if needed.
     pub(super) async fn sandbox_config(&mut self) -> Result<Arc<cri::PodSandboxConfig>, String> {
         if let Some(known) = &self.sandbox_config {
             return Ok(known.clone());
@@ -364,7 +366,7 @@ impl Pass<'_> {
         Ok(config)
     }
 
-    /// The runtime handler of the pod's class.
+    /// The runtime handler of the pod's RuntimeClass.
     pub(super) async fn handler(&mut self) -> Result<String, String> {
         if let Some(known) = &self.handler {
             return Ok(known.clone());
@@ -380,7 +382,7 @@ impl Pass<'_> {
             let Some(ephemeral) = self.req.pod.ephemeral_containers().get(index) else { continue };
             let container = berth_types::spec::ephemeral_as_container(ephemeral);
             let target = ephemeral.target_container_name.clone();
-            // One that fails does not hold up the others.
+            // A failed ephemeral container does not block the others.
             let _started = self.start(ContainerKind::Ephemeral, &container, target.as_deref()).await;
             if self.stopping() {
                 return Err(Halt);
@@ -406,17 +408,17 @@ enum SandboxError {
     Failed(String),
 }
 
-/// What becomes of a removed container's logs.
+/// Whether the logs of a removed container are removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Logs {
-    /// They stay.
+    /// Logs are kept.
     Keep,
-    /// They go first; where that fails the container stays too.
+    /// Logs are removed first; if that fails the container is kept too.
     Remove,
 }
 
 impl RuntimeManager {
-    /// Removes one ended instance.
+    /// Removes one exited instance.
     pub(super) async fn remove_container(
         &self,
         pod: &Pod,
@@ -432,7 +434,7 @@ impl RuntimeManager {
         self.remove_instance(file, logs).await
     }
 
-    /// Removes one ended instance and, if asked, its logs.
+    /// Removes one exited instance and, depending on `logs`, its logs.
     pub(super) async fn remove_instance(&self, file: ContainerLogFile, logs: Logs) -> Result<(), String> {
         let id = file.id.clone();
         match logs {
@@ -450,7 +452,7 @@ impl RuntimeManager {
     }
 }
 
-/// Primary address first; none at all where one does not parse.
+/// Primary address first; empty if any address does not parse.
 fn addresses(network: Option<cri::PodSandboxNetworkStatus>) -> Vec<IpAddr> {
     let Some(network) = network else { return Vec::new() };
     let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|a| a.ip));

@@ -1,5 +1,6 @@
-//! Removing dead containers and sandboxes: soon after a container died, and every minute
-//! (spec 03a §11, 02a §9.8).
+//! Container garbage collection: removes dead containers and sandboxes after exits and every minute.
+//!
+//! Implements spec 03a §11, 02a §9.8.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,14 +25,14 @@ use berth_types::{
     observed::{ContainerState, ObservedPod},
 };
 
-/// How often garbage is collected.
+/// Period of garbage collection.
 const PERIOD: Duration = Duration::from_secs(60);
-/// How often it is asked, before the first round, whether all sources have told their pods.
+/// Polling interval, before the first round, for all pod sources to be ready.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
-/// How many removals wait at most; garbage collection catches up with what is dropped.
+/// Capacity of the removal queue; garbage collection removes what did not fit.
 const QUEUE: usize = 50;
 
-/// Dead containers that wait for their removal.
+/// Queue of dead containers to remove.
 pub(super) struct PruneQueue {
     sender: mpsc::Sender<ContainerLogFile>,
     receiver: Mutex<Option<mpsc::Receiver<ContainerLogFile>>>,
@@ -44,17 +45,17 @@ impl PruneQueue {
     }
 }
 
-/// Whether terminated pods that are not deleted lose their dead containers too.
+/// Whether dead containers of terminated pods that are not deleted are removed as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GcMode {
-    /// The periodic round.
+    /// Periodic round: they are kept.
     Normal,
-    /// Under disk pressure.
+    /// Under disk pressure: they are removed.
     EvictTerminated,
 }
 
 impl RuntimeManager {
-    /// Queues the removal of dead instances beyond those worth keeping.
+    /// Queues the removal of dead instances beyond those to keep.
     pub(super) fn queue_dead(&self, observed: &ObservedPod, container: Option<(&str, &ContainerId)>, all: bool) {
         let keep = usize::try_from(self.config.gc.max_per_container).unwrap_or(usize::MAX).max(1);
         for id in gc_rank::dead_instances(observed, container.map(|(name, _)| name), keep, all) {
@@ -71,7 +72,7 @@ impl RuntimeManager {
         }
     }
 
-    /// Removes what is queued, one after the other.
+    /// Removes queued containers one at a time.
     pub(super) async fn run_prunes(&self, stop: &CancellationToken) {
         let receiver = self.prunes.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut receiver) = receiver else { return };
@@ -94,8 +95,8 @@ impl RuntimeManager {
         }
     }
 
-    /// Collects garbage once it is known which pods are wanted, and then every minute until
-    /// stopped. The first round finds what an agent that was killed has not finished.
+    /// Runs garbage collection once the pod sources are ready, or after one period, and then every
+    /// minute until stopped. The first round removes what a killed agent left behind.
     pub async fn run_gc(self: Arc<Self>, fates: Arc<dyn PodFates>, stop: CancellationToken) {
         let mut failing = false;
         let mut first = Some(Instant::now() + PERIOD);
@@ -127,10 +128,10 @@ impl RuntimeManager {
         }
     }
 
-    /// One round: containers, sandboxes, log directories, dangling links.
+    /// Runs one round: containers, sandboxes, log directories, dangling links.
     ///
     /// # Errors
-    /// The joined texts of what could not be listed or removed.
+    /// The joined texts of failed lists and removals.
     pub async fn collect_garbage(&self, fates: &Arc<dyn PodFates>, mode: GcMode) -> Result<(), String> {
         let mut failures = Vec::new();
         self.backoff().purge(self.deps.clock.now());
@@ -214,7 +215,7 @@ impl RuntimeManager {
     }
 }
 
-/// The pod an object belongs to; `None` for what is not of our making.
+/// The pod an object belongs to; `None` for objects that this agent did not create.
 fn owner(labels: &HashMap<String, String>) -> Option<PodRef> {
     let label = |key: &str| labels.get(key).filter(|text| !text.is_empty());
     Some(PodRef {

@@ -1,8 +1,8 @@
-//! Which dead containers and sandboxes are worth removing. Pure.
+//! Selects the dead containers and sandboxes that garbage collection removes. Pure.
 //!
-//! Of one name the higher attempt is the newer one, whatever the clock said when it was created.
+//! Of one name the higher attempt is the newer one, whatever the clock was at its creation.
 //!
-//! Behaviour: spec 03a §11, 02a §9.8.
+//! Implements spec 03a §11, 02a §9.8.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,14 +13,14 @@ use berth_types::{
     observed::{ContainerState, ObservedPod},
 };
 
-/// How many dead containers are kept (`minimumGCAge`, `maxPerPodContainer`, `maxContainerCount`).
+/// Limits of retained dead containers (`minimumGCAge`, `maxPerPodContainer`, `maxContainerCount`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GcPolicy {
-    /// Younger ones stay.
+    /// Minimum age of a removed container.
     pub min_age: SignedDuration,
-    /// Kept per pod and container name; negative for all.
+    /// Maximum retained per pod and container name; negative for no limit.
     pub max_per_container: i32,
-    /// Kept on the node; negative for all.
+    /// Maximum retained on the node; negative for no limit.
     pub max_total: i32,
 }
 
@@ -30,18 +30,18 @@ impl Default for GcPolicy {
     }
 }
 
-/// One container as a list shows it.
+/// A container from the runtime's list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedContainer {
-    /// The instance.
+    /// ID of the instance.
     pub id: ContainerId,
-    /// Its pod.
+    /// UID of its pod.
     pub pod: PodUid,
-    /// Its name.
+    /// Name of the container.
     pub name: String,
     /// The sandbox it belongs to.
     pub sandbox: SandboxId,
-    /// State.
+    /// State of the container.
     pub state: ContainerState,
     /// `metadata.attempt`.
     pub attempt: u32,
@@ -49,14 +49,14 @@ pub struct ListedContainer {
     pub created_at: Timestamp,
 }
 
-/// One sandbox as a list shows it.
+/// A sandbox from the runtime's list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedSandbox {
-    /// The runtime's id.
+    /// The runtime's ID.
     pub id: SandboxId,
-    /// Its pod.
+    /// UID of its pod.
     pub pod: PodUid,
-    /// Whether it is ready.
+    /// Whether the sandbox is ready.
     pub ready: bool,
     /// `metadata.attempt`.
     pub attempt: u32,
@@ -64,11 +64,12 @@ pub struct ListedSandbox {
     pub created_at: Timestamp,
 }
 
-/// Containers to remove, and those of them whose state is unknown and which are killed first.
+/// Containers to remove, including those of unknown state, which must be killed first.
 ///
-/// `may_go` tells of which pods everything goes; it must answer `false` while sources are not
-/// ready. The newest instance of a container that was made and not started yet is about to run:
-/// it stays and does not count, or the one before, whose end its pod shows, would go for it.
+/// `may_go` returns whether all containers of a pod may be removed; it must return `false` while
+/// sources are not ready. The newest instance of a container that is created but not started is about
+/// to run: it is kept and not counted; otherwise the instance before it, whose exit the pod's status
+/// shows, would be removed instead.
 pub fn containers(
     all: &[ListedContainer],
     policy: GcPolicy,
@@ -77,7 +78,7 @@ pub fn containers(
 ) -> Vec<&ListedContainer> {
     let mut groups: BTreeMap<(&PodUid, &str), Vec<&ListedContainer>> = BTreeMap::new();
     for c in all {
-        // One that has yet to come was made before the clock was set back.
+        // A creation time in the future dates from before the clock was set back.
         let age = now.duration_since(c.created_at);
         let old = age >= policy.min_age || age.is_negative();
         if c.state != ContainerState::Running && old {
@@ -106,7 +107,7 @@ pub fn containers(
     doomed
 }
 
-/// At least one per group first, then the oldest overall.
+/// Keeps at least one per group first, then removes the oldest overall.
 fn over_total<'a>(
     mut groups: BTreeMap<(&PodUid, &str), Vec<&'a ListedContainer>>,
     limit: usize,
@@ -125,8 +126,8 @@ fn over_total<'a>(
     doomed.extend(rest.drain(limit.min(rest.len())..));
 }
 
-/// Sandboxes to remove: inactive ones, except the newest of a pod that may not go. Active is
-/// what is ready or still has containers.
+/// Sandboxes to remove: inactive ones, except the newest of a pod whose content is kept. A sandbox is
+/// active if it is ready or has containers.
 pub fn sandboxes<'a>(
     all: &'a [ListedSandbox],
     containers: &[ListedContainer],
@@ -147,8 +148,8 @@ pub fn sandboxes<'a>(
         .collect()
 }
 
-/// Dead instances of a pod that are removed after one of them died: those beyond the `keep`
-/// newest of that container, or all of the pod.
+/// Dead instances of a pod to remove after one of its containers died: those beyond the `keep` newest
+/// per container, or all of the pod.
 pub fn dead_instances(observed: &ObservedPod, container: Option<&str>, keep: usize, all: bool) -> Vec<ContainerId> {
     let exited = |c: &&berth_types::observed::ObservedContainer| c.state == ContainerState::Exited;
     if all {

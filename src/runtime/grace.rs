@@ -1,14 +1,14 @@
-//! How long a container has to stop, and what else stopping it needs to know. Pure.
+//! Termination grace period of a container, and other facts needed to stop it. Pure.
 //!
-//! A pod may be known by nothing but the annotations its containers were created with: after a
-//! restart of the agent they are the only memory (spec 03a §6.1, §9).
+//! A pod may be known only by the annotations of its containers: after a restart of the agent they are
+//! the only record (spec 03a §6.1, §9).
 
 use std::{collections::HashMap, time::Duration};
 
 use super::actions::Cause;
 use berth_types::{ContainerKind, Pod, api};
 
-/// Nobody gets less than this, so that a signal can be handled at all.
+/// Minimum grace period, so that a signal can be handled at all.
 pub const MINIMUM: Duration = Duration::from_secs(2);
 
 /// Annotation with `deletionGracePeriodSeconds`.
@@ -20,27 +20,27 @@ pub const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
 /// Annotation with the container's ports as JSON.
 pub const PORTS: &str = "io.kubernetes.container.ports";
 
-/// What stopping one container needs of its definition. Grace periods in seconds.
+/// Parts of a container's definition needed to stop it. Grace periods are in seconds.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct StopFacts {
     /// `metadata.deletionGracePeriodSeconds`.
     pub deletion: Option<i64>,
     /// `spec.terminationGracePeriodSeconds`.
     pub termination: Option<i64>,
-    /// The startup probe's own period.
+    /// `terminationGracePeriodSeconds` of the startup probe.
     pub startup_probe: Option<i64>,
-    /// The liveness probe's own period.
+    /// `terminationGracePeriodSeconds` of the liveness probe.
     pub liveness_probe: Option<i64>,
     /// The preStop hook.
     pub pre_stop: Option<api::LifecycleHandler>,
-    /// Ports, for hooks that name one.
+    /// Container ports, for hooks that refer to one by name.
     pub ports: Vec<api::ContainerPort>,
-    /// Where events point.
+    /// Field path of the container in events.
     pub field_path: Option<String>,
 }
 
 impl StopFacts {
-    /// From the definition; `None` where the pod has no container of that name.
+    /// From the definition; `None` if the pod has no container of that name.
     pub fn from_spec(pod: &Pod, container: &str) -> Option<Self> {
         let facts = Self {
             deletion: pod.metadata.deletion_grace_period_seconds,
@@ -62,7 +62,7 @@ impl StopFacts {
         ephemeral.then(|| Self { field_path: Some(ContainerKind::Ephemeral.field_path(container)), ..facts })
     }
 
-    /// From what a container was created with; what does not parse counts as absent.
+    /// From the annotations of a container; values that do not parse count as absent.
     pub fn from_annotations(annotations: &HashMap<String, String>) -> Self {
         let number = |key: &str| annotations.get(key).and_then(|text| text.parse().ok());
         Self {
@@ -74,7 +74,7 @@ impl StopFacts {
         }
     }
 
-    /// The grace period where nobody overrides it (spec 03a §9).
+    /// The grace period without an override (spec 03a §9).
     pub fn period(&self, cause: Cause) -> Duration {
         let probe = match cause {
             Cause::StartupProbe => self.startup_probe,
@@ -90,13 +90,13 @@ impl StopFacts {
     }
 }
 
-/// What is left of a grace period in whole seconds: begun seconds count as not yet used.
+/// Rounds the rest of a grace period up to whole seconds.
 pub fn whole_seconds(left: Duration) -> Duration {
     Duration::from_secs(left.as_secs() + u64::from(left.subsec_nanos() > 0))
 }
 
-/// The containers a sidecar waits for before it stops: all regular ones, and the sidecars
-/// that come later in the specification. Everybody else waits for nobody.
+/// The containers a sidecar waits for before it stops: all regular ones, and the sidecars that come
+/// later in the specification. Other containers wait for none.
 pub fn waits_for<'a>(pod: &'a Pod, container: &str) -> Vec<&'a str> {
     let all = pod.init_containers();
     let Some(index) = all.iter().position(|c| c.name == container && Pod::is_sidecar(c)) else { return Vec::new() };

@@ -1,6 +1,6 @@
-//! Life-cycle hooks: what they do, and how their failures read (spec 03b §8).
+//! Container lifecycle hooks: execution and error messages (spec 03b §8).
 //!
-//! Who calls them bounds them: preStop by the grace period, postStart by the end of the pod.
+//! The caller sets the timeout: preStop by the grace period, postStart by the pod's termination.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -9,7 +9,7 @@ use berth_cri::CriError;
 use berth_ports::Event;
 use berth_types::{ContainerId, PodRef, api};
 
-/// A hook about to run.
+/// A hook to run.
 #[derive(Clone, Copy)]
 pub(super) struct Hook<'a> {
     pub(super) handler: &'a api::LifecycleHandler,
@@ -18,17 +18,17 @@ pub(super) struct Hook<'a> {
     pub(super) id: &'a ContainerId,
     /// Addresses of the pod.
     pub(super) ips: &'a [IpAddr],
-    /// Ports of the container, for those that are named.
+    /// Ports of the container, to resolve named ports.
     pub(super) ports: &'a [api::ContainerPort],
-    /// Where events point.
+    /// Field path of the container in events.
     pub(super) field_path: Option<&'a str>,
 }
 
-/// Bytes of each output of a hook that are kept, as of a probe's.
+/// Maximum retained bytes of each output stream of a hook, as for probes.
 const MOST_OUTPUT: usize = 10 << 10;
 
 impl RuntimeManager {
-    /// Runs a hook to its end.
+    /// Runs a hook to completion.
     ///
     /// # Errors
     /// The message for the container's status or the log.

@@ -1,8 +1,8 @@
-//! The request of an `httpGet` hook (spec 03b §8).
+//! HTTP client for `httpGet` lifecycle hooks (spec 03b §8).
 //!
-//! Any answer counts; only a request that cannot be made fails. Certificates are not verified:
-//! the container serves what it serves. An https hook that is answered in plain http is tried
-//! again over http, without credentials.
+//! Any response counts as success; only a request that cannot be made fails. Certificates are not
+//! verified: a container may serve any certificate. An HTTPS hook that is answered in plain HTTP is
+//! retried over HTTP without credentials.
 
 use std::{error::Error, net::IpAddr, sync::Arc, time::Duration};
 
@@ -20,16 +20,16 @@ use rustls::ClientConfig;
 use berth_sys::{any_certificate::AnyServer, tls};
 use berth_types::api;
 
-/// Longer bodies are left unread.
+/// Longest response body that is read, in bytes.
 const MAX_BODY: u64 = 10 * 1024;
-/// More redirects are an error.
+/// Maximum number of redirects.
 const MAX_REDIRECTS: usize = 10;
-/// Bounds every hook; a preStop hook is bounded by the grace period before that.
+/// Timeout of every hook; a preStop hook is limited by the grace period before that.
 const LONGEST: Duration = Duration::from_secs(30 * 60);
 
 type HookClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
 
-/// A request ready to be sent.
+/// A resolved request.
 pub(super) struct HttpHook {
     uri: Uri,
     headers: HeaderMap,
@@ -39,15 +39,15 @@ pub(super) struct HttpHook {
 /// Why a request could not be made.
 struct Failed {
     text: String,
-    /// An https request was answered in plain http.
+    /// Whether an HTTPS request was answered in plain HTTP.
     plain_answer: bool,
 }
 
 impl HttpHook {
-    /// Resolves host, port, path and headers.
+    /// Resolves host, port, path, and headers.
     ///
     /// # Errors
-    /// Where no address is known, the port has no number, or the URL is none.
+    /// No address is known, the port cannot be resolved, or the URL is invalid.
     pub(super) fn new(
         action: &api::HTTPGetAction,
         ips: &[IpAddr],
@@ -68,15 +68,15 @@ impl HttpHook {
         Ok(Self { uri, headers: headers(action)?, authority })
     }
 
-    /// `host:port`, as the fall-back's event names it.
+    /// `host:port`, as in the event about the fallback.
     pub(super) fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// Sends it; answers whether it had to fall back to http.
+    /// Sends the request; returns whether it fell back to HTTP.
     ///
     /// # Errors
-    /// What kept the request from being answered.
+    /// The transport error.
     pub(super) async fn run(&self) -> Result<bool, String> {
         match tokio::time::timeout(LONGEST, self.run_unbounded()).await {
             Ok(answer) => answer,
@@ -103,7 +103,7 @@ impl HttpHook {
     }
 }
 
-/// The path with everything escaped that a URI may not hold; what is escaped already stays.
+/// Escapes all characters that are not allowed in a URI; existing escapes are kept.
 fn escaped(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {
@@ -116,7 +116,7 @@ fn escaped(path: &str) -> String {
     out
 }
 
-/// The container port a hook names.
+/// Resolves the container port of a hook, by number or name.
 fn port_number(
     port: &k8s_openapi::apimachinery::pkg::util::intstr::IntOrString,
     ports: &[api::ContainerPort],
@@ -132,7 +132,7 @@ fn port_number(
     u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
 }
 
-/// The headers in their order, and ours where they are not given; given but empty means none.
+/// The hook's headers in order, and default headers where not given; given but empty removes a header.
 fn headers(action: &api::HTTPGetAction) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for given in action.http_headers.iter().flatten() {
@@ -155,7 +155,8 @@ fn headers(action: &api::HTTPGetAction) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// Requests and follows redirects to the same host; one to another host is the answer.
+/// Sends the request and follows redirects to the same host; a redirect to another host counts as the
+/// response.
 async fn follow(client: &HookClient, mut uri: Uri, headers: &HeaderMap) -> Result<(), Failed> {
     for _ in 0..=MAX_REDIRECTS {
         let answer = get(client, &uri, headers).await?;
@@ -185,7 +186,7 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     std::iter::successors(Some(error), |&e| below(e))
 }
 
-/// An io error hides the error it was made from behind that one's own source.
+/// An I/O error returns the source of its inner error, and so hides the inner error itself.
 fn below<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
         Some(inner) => Some(inner),
@@ -193,7 +194,7 @@ fn below<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'stati
     }
 }
 
-/// A TLS record never begins as `HTTP/1.1` does.
+/// A TLS record never begins like `HTTP/1.1`.
 fn is_plain_answer(error: &(dyn Error + 'static)) -> bool {
     let invalid = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
     error.downcast_ref::<rustls::Error>() == Some(&invalid)
@@ -208,7 +209,7 @@ fn redirect(from: &Uri, answer: &Response<Incoming>) -> Option<Uri> {
     (to.host() == from.host()).then_some(to)
 }
 
-/// The target of a redirect: absolute, or relative to where it came from.
+/// The target of a redirect: absolute, or relative to the redirecting URL.
 fn resolve(from: &Uri, location: &str) -> Option<Uri> {
     if location.contains("://") {
         return location.parse().ok();
@@ -222,7 +223,7 @@ fn resolve(from: &Uri, location: &str) -> Option<Uri> {
     format!("{scheme}://{authority}{path}").parse().ok()
 }
 
-/// A short body is read so that the server sees its answer taken; its content is nobody's.
+/// Reads and drops a short body, so that the server sees its response consumed.
 async fn discard(body: Incoming) {
     if body.size_hint().upper().is_some_and(|length| length <= MAX_BODY) {
         let _content = body.collect().await;
@@ -239,7 +240,8 @@ fn client() -> Result<HookClient, String> {
         .with_no_client_auth();
     let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
     let mut client = Client::builder(TokioExecutor::new());
-    // Names of headers are written as Go writes them, and of odd ones in the answer as little is thought.
+    // Header names are written as Go does, and malformed headers of the response are ignored as Go
+    // does.
     client.pool_max_idle_per_host(0).http1_title_case_headers(true).http1_ignore_invalid_headers_in_responses(true);
     Ok(client.build(connector))
 }

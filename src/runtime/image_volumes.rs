@@ -1,7 +1,7 @@
-//! Images that are mounted as volumes: pulled like those of containers, mounted by the runtime (spec 07 §7.9).
+//! Image volumes: pulls images that the runtime mounts as volumes (spec 07 §7.9).
 //!
-//! A pull begins with the first container of a pass that mounts its volume, while that container's own image is pulled
-//! too; what fails is told of each container that mounts it.
+//! A pull begins with the first container of a sync that mounts the volume, concurrently with the pull
+//! of that container's own image; a failure is reported for each container that mounts it.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -12,13 +12,13 @@ use berth_ports::{EnsureImage, ImageError, ImageProvider, PullPolicy, ResolvedIm
 use berth_proto::cri;
 use berth_types::{Pod, api};
 
-/// What the runtime's answer begins with where a container cannot be created because of an image volume.
+/// Prefix of the runtime's error if a container cannot be created because of an image volume.
 const MOUNT_FAILED: &str = "ImageVolumeMountFailed";
 
-/// An image on its way.
+/// A running image pull.
 pub(super) type ImageTask = AbortOnDropHandle<Result<ResolvedImage, ImageError>>;
 
-/// Images of volumes by volume name, as the runtime is told them.
+/// Image specs for the runtime, by volume name.
 pub(crate) type VolumeImages = HashMap<String, cri::ImageSpec>;
 
 enum State {
@@ -26,13 +26,13 @@ enum State {
     Here(Result<ResolvedImage, ImageError>),
 }
 
-/// The image volumes of one pass over a pod.
+/// The image volumes of one sync.
 #[derive(Default)]
 pub(super) struct ImageVolumes(HashMap<String, State>);
 
 impl ImageVolumes {
-    /// Begins with the images that a container mounts and nobody before it in this pass; `ask` has what all pulls of
-    /// the pod have in common.
+    /// Starts pulls of the images that a container mounts, unless started before in this sync; `ask`
+    /// contains the parameters common to all pulls of the pod.
     pub(super) fn begin(&mut self, images: &Arc<dyn ImageProvider>, container: &api::Container, ask: &EnsureImage) {
         for (name, source) in mounted(&ask.pod, container) {
             if self.0.contains_key(&name) {
@@ -50,7 +50,7 @@ impl ImageVolumes {
         }
     }
 
-    /// The images that a container mounts, once they are here. Safe to drop while it waits.
+    /// Waits for the images that a container mounts. Cancel-safe.
     pub(super) async fn of(&mut self, pod: &Pod, container: &api::Container) -> Result<VolumeImages, ImageError> {
         let mut all = VolumeImages::new();
         for (name, source) in mounted(pod, container) {
@@ -86,12 +86,12 @@ fn mounted<'a>(pod: &'a Pod, container: &'a api::Container) -> impl Iterator<Ite
     volumes.filter_map(|volume| Some((volume.name, volume.image?)))
 }
 
-/// How many images are to be mounted.
+/// Number of images in the container's mounts.
 pub(super) fn count(config: &cri::ContainerConfig) -> u64 {
     u64::try_from(config.mounts.iter().filter(|mount| mount.image.is_some()).count()).unwrap_or(u64::MAX)
 }
 
-/// Whether it was an image volume that kept the container from being created.
+/// Whether an image volume caused the failure to create the container.
 pub(super) fn is_mount_failure(error: &CriError) -> bool {
     matches!(error, CriError::Rpc { message, .. } if message.starts_with(MOUNT_FAILED))
 }

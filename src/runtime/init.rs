@@ -1,7 +1,7 @@
-//! Which init containers run next. Pure.
+//! Selects the init containers to run next. Pure.
 //!
-//! Walks from the last to the first, because finished ones may have been removed: the last one
-//! that has a status tells how far the pod is (spec 03a §3.5).
+//! Iterates from the last to the first, because finished ones may have been removed: the last one that
+//! has a status shows the progress of initialization (spec 03a §3.5).
 
 use super::{
     actions::{Cause, Inputs, Kill, PodActions, Verdict, definition_changed, settle_resize},
@@ -15,19 +15,19 @@ use berth_types::{
 
 const UNKNOWN: &str = "Init container is in \"unknown\" state, try killing it before restart";
 
-/// Where the walk stands.
+/// State of the iteration.
 struct Walk<'i, 'a> {
     inputs: &'i Inputs<'a>,
-    /// All init containers are done: regular ones may run.
+    /// All init containers are done: regular containers may run.
     initialised: bool,
-    /// A later container has run in this sandbox, so this one has been initialised before.
+    /// A later container has run in this sandbox, so this one was initialized before.
     later_ran: bool,
 }
 
-/// The pod cannot be initialised any more.
+/// The pod can no longer be initialized.
 struct Hopeless;
 
-/// Adds what to do with init containers; answers whether regular containers may run.
+/// Adds the actions for init containers; returns whether regular containers may run.
 pub(super) fn walk(inputs: &Inputs, actions: &mut PodActions) -> bool {
     let all = inputs.pod.init_containers();
     if all.is_empty() {
@@ -59,7 +59,7 @@ pub(super) fn walk(inputs: &Inputs, actions: &mut PodActions) -> bool {
     walk.initialised
 }
 
-/// Exited ones do not count: after a reboot everything has exited.
+/// Exited containers do not count: after a reboot all containers are exited.
 fn any_regular_started(inputs: &Inputs) -> bool {
     inputs.pod.containers().iter().any(|container| {
         let newest = inputs.observed.active().find(|c| *c.name == *container.name);
@@ -169,8 +169,8 @@ impl Walk<'_, '_> {
     }
 }
 
-/// `OOMKilled` counts as failed even with exit code 0: a child of a plain init container may
-/// have been killed while its parent went on.
+/// `OOMKilled` counts as failed even with exit code 0: a child process of a plain init container may
+/// have been killed while its parent continued.
 fn has_failed(instance: &ObservedContainer) -> bool {
     instance.exit_code != 0 || instance.reason == "OOMKilled"
 }

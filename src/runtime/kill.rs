@@ -1,8 +1,8 @@
-//! Stopping containers and pods (spec 03a §9).
+//! Kills containers and pods within their grace period (spec 03a §9).
 //!
-//! A grace period is a moment in time, not a number: hooks, the wait for one's turn and the stop
-//! itself all run against it, and a shorter one given meanwhile moves it forward for whichever
-//! of them is under way (spec 02a §14).
+//! A grace period is a deadline, not a duration: hooks, the sidecar ordering, and the stop itself share
+//! it, and a shorter grace period received meanwhile moves it forward for whichever of them is in
+//! progress (spec 02a §14).
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -28,24 +28,24 @@ use berth_types::{
     observed::{ObservedContainer, ObservedPod},
 };
 
-/// Where a grace period comes from.
+/// Source of a grace period.
 pub(super) enum Override {
-    /// The definition.
+    /// The container's definition.
     None,
-    /// Given once.
+    /// A fixed grace period.
     Fixed(Grace),
-    /// Given by the worker, who may shorten it; `None` leaves it to the definition.
+    /// A live grace period of the worker, which may shorten it; `None` means that of the definition.
     Live(watch::Receiver<Option<Grace>>),
 }
 
-/// The order to stop one container.
+/// A request to kill one container.
 pub(super) struct KillOrder {
     pod: PodRef,
     id: ContainerId,
     name: Arc<str>,
-    /// `None` where only the runtime knows how it was defined.
+    /// `None` if the definition is only known from the container's annotations.
     facts: Option<StopFacts>,
-    /// `None` for `Stopping container N`.
+    /// Message of the event; `None` for `Stopping container N`.
     message: Option<String>,
     cause: Cause,
     grace: Override,
@@ -53,7 +53,7 @@ pub(super) struct KillOrder {
 }
 
 impl KillOrder {
-    /// What the decision engine wants killed.
+    /// The kill that the sync actions require.
     pub(super) fn of(pod: &Pod, kill: &actions::Kill) -> Self {
         Self {
             message: Some(kill.message.clone()),
@@ -62,7 +62,7 @@ impl KillOrder {
         }
     }
 
-    /// A container whose remains are not waited for: it gets the minimum.
+    /// A kill with the minimum grace period, for a container that is removed afterwards.
     pub(super) fn at_once(pod: &Pod, instance: &ObservedContainer) -> Self {
         let grace = Override::Fixed(Grace(Duration::ZERO));
         Self { grace, ..Self::plain(pod, &instance.id, instance.name.clone()) }
@@ -82,8 +82,9 @@ impl KillOrder {
     }
 }
 
-/// Who has to be gone before a sidecar stops. Everybody tells when it is gone, however its stop
-/// ended; who does not run is gone from the start.
+/// Sidecar termination order: the containers that must be gone before a sidecar stops. Each container
+/// signals when it is gone, whatever the result of its stop; a container that does not run is gone from
+/// the start.
 pub(super) struct Turns {
     waits_for: HashMap<String, Vec<CancellationToken>>,
     gone: HashMap<String, CancellationToken>,
@@ -114,16 +115,16 @@ impl Turns {
     }
 }
 
-/// A grace period under way.
+/// A grace period in progress.
 struct LiveGrace {
     deadline: Instant,
-    /// Where its end is told.
+    /// The stage whose deadline is the end of the grace period.
     at: OpenStage,
     given: Option<watch::Receiver<Option<Grace>>>,
 }
 
 impl LiveGrace {
-    /// `first` is told whether there is any time.
+    /// `first` receives whether the period is not zero, and opens the first stage.
     fn new(facts: &StopFacts, cause: Cause, given: Override, first: impl FnOnce(bool) -> OpenStage) -> Self {
         let own = || Grace::of(facts.period(cause)).0;
         let (period, given) = match given {
@@ -137,7 +138,7 @@ impl LiveGrace {
         Self { deadline: Instant::now() + period, at: first(!period.is_zero()), given }
     }
 
-    /// Enters a stage that the end of the grace period ends, too.
+    /// Enters the next stage, with the end of the grace period as its deadline.
     fn enter(&self, stage: String) {
         self.at.set_until(stage, Some(self.deadline));
     }
@@ -146,12 +147,12 @@ impl LiveGrace {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// What the runtime is told.
+    /// The remaining grace period for the runtime: whole seconds, at least the minimum.
     fn for_runtime(&self) -> Duration {
         whole_seconds(self.left()).max(MINIMUM)
     }
 
-    /// Waits until the deadline has moved forward; for ever where nobody can move it.
+    /// Waits until the deadline has moved forward; forever if it cannot move.
     async fn shortened(&mut self) {
         let Some(given) = &mut self.given else { return future::pending().await };
         loop {
@@ -168,7 +169,7 @@ impl LiveGrace {
         }
     }
 
-    /// Runs something until the grace is used up, however short it becomes; `None` if it is.
+    /// Runs the work until the deadline, which may move forward; `None` if the deadline passes first.
     async fn within<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::pin!(work);
         loop {
@@ -184,7 +185,7 @@ impl LiveGrace {
 }
 
 impl RuntimeManager {
-    /// Kills everything of a pod that runs, and waits for sandboxes that are still being created.
+    /// Kills all containers of a pod, and waits for sandboxes that are still being created.
     pub(super) async fn kill_whole_pod(&self, request: KillPod) -> Result<(), String> {
         let limit = request.grace.borrow().map_or(MINIMUM, |grace| grace.0.max(MINIMUM));
         let (mut outcomes, late) =
@@ -196,8 +197,8 @@ impl RuntimeManager {
         outcome.error_text().map_or(Ok(()), Err)
     }
 
-    /// Kills all running containers in parallel, then stops every sandbox, also stopped ones:
-    /// what their network needs may not have been cleaned up.
+    /// Kills all running containers in parallel, then stops every sandbox, including stopped ones:
+    /// their network may not have been cleaned up.
     pub(super) async fn kill_observed(&self, request: &KillPod) -> Vec<ActionOutcome> {
         let observed = &request.observed;
         let turns = request.pod.as_ref().filter(|p| p.has_sidecars()).map(|p| Arc::new(Turns::new(p, observed)));
@@ -235,7 +236,7 @@ impl RuntimeManager {
         outcome(ActionKind::KillPodSandbox, &pod.name, "KillPodSandboxError", failed.map_or(Ok(()), Err))
     }
 
-    /// Stops one container: event, preStop hook, its turn, the stop itself.
+    /// Stops one container: event, preStop hook, sidecar ordering, stop.
     pub(super) async fn kill_container(&self, order: KillOrder, ips: &[IpAddr], stage: &Stage) -> CriResult<()> {
         let KillOrder { pod, id, name, facts, message, cause, grace, turns } = order;
         let facts = match facts {
@@ -264,7 +265,7 @@ impl RuntimeManager {
             grace.within(turns.of(&name)).await;
         }
         grace.enter(format!("StopContainer {name}"));
-        // A hook whose time is up goes on until the container is gone: what it does last is not lost.
+        // An overdue hook continues until the container is gone, so that its last actions are not lost.
         let stopped = beside(late, self.stop_container(&id, &mut grace)).await;
         if stopped.is_err() {
             grace.at.stuck();
@@ -275,7 +276,7 @@ impl RuntimeManager {
         stopped
     }
 
-    /// Runs the preStop hook within the grace period; returns what still runs then.
+    /// Runs the preStop hook within the grace period; returns the hook if it is still running then.
     async fn pre_stop<'a>(
         &'a self,
         hook: Hook<'a>,
@@ -300,7 +301,7 @@ impl RuntimeManager {
                 if hook.handler.sleep.is_none() {
                     return Some(running);
                 }
-                // A sleep that is cut has failed, as in the reference.
+                // An interrupted sleep has failed, as upstream.
                 self.deps.metrics.sleep_cut.inc();
                 failed();
             }
@@ -308,8 +309,8 @@ impl RuntimeManager {
         None
     }
 
-    /// `StopContainer`; once more with less time where the grace is shortened meanwhile. The
-    /// first answer that it has stopped counts.
+    /// Calls `StopContainer`, and again with a shorter timeout if the grace period is shortened. The
+    /// first success counts.
     async fn stop_container(&self, id: &ContainerId, grace: &mut LiveGrace) -> CriResult<()> {
         let mut told = grace.for_runtime();
         let mut ends = Instant::now() + told;
@@ -336,7 +337,7 @@ impl RuntimeManager {
         }
     }
 
-    /// How a container of an unknown pod was defined, as far as it tells; nothing where it is gone.
+    /// Facts from the annotations of a container of an unknown pod; defaults if it is gone.
     async fn facts_from_annotations(&self, id: &ContainerId) -> StopFacts {
         match self.deps.cri.container_status(id.as_str()).await {
             Ok(status) => StopFacts::from_annotations(&status.annotations),
@@ -348,7 +349,7 @@ impl RuntimeManager {
     }
 }
 
-/// Runs `work` to its end, and a hook that is late beside it.
+/// Runs `work` to completion, and an overdue hook concurrently.
 async fn beside<T>(mut late: Option<BoxFuture<'_, Result<(), String>>>, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     loop {
@@ -389,7 +390,7 @@ mod tests {
 
     use super::*;
 
-    /// e2e F3
+    /// Regression test e2e F3.
     #[tokio::test(start_paused = true)]
     async fn a_late_hook_goes_on_until_its_container_is_gone() {
         let sleep = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
@@ -407,7 +408,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_grace_without_end_has_one() {
-        // As far as Go's nanoseconds reach, in which runtimes count.
+        // The longest duration in Go's nanoseconds, which runtimes use.
         let most = Duration::from_nanos(i64::MAX.unsigned_abs());
         let facts = StopFacts { termination: Some(i64::MAX), ..StopFacts::default() };
         let live = Override::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);

@@ -1,4 +1,4 @@
-//! The runtime manager: what it needs, what it remembers, and its doors.
+//! Runtime manager: dependencies, settings, state, and the implementation of [`PodRuntime`].
 
 use std::{
     collections::HashSet,
@@ -29,44 +29,44 @@ use berth_ports::{
 };
 use berth_types::{ContainerId, Pod, PodUid, observed::ObservedPod};
 
-/// The players the runtime room calls.
+/// Dependencies of the runtime manager.
 pub struct RuntimeDeps {
-    /// The runtime.
+    /// CRI runtime service.
     pub cri: Arc<dyn RuntimeService>,
-    /// Makes images usable.
+    /// Pulls images.
     pub images: Arc<dyn ImageProvider>,
-    /// Builds configurations.
+    /// Builds CRI configurations.
     pub prepare: Arc<dyn Prepare>,
-    /// Takes events.
+    /// Recorder of events.
     pub events: Arc<dyn EventSink>,
-    /// Tells what probes said.
+    /// Provides probe results.
     pub probes: Arc<dyn ProbeManager>,
-    /// Tunes containers, resizes pods.
+    /// Tunes containers and resizes pods.
     pub resources: Arc<dyn ResourceManager>,
-    /// Knows runtime classes.
+    /// Resolves RuntimeClasses.
     pub objects: Arc<dyn ObjectSource>,
     /// Links and removes log files.
     pub logs: Arc<dyn ContainerLogs>,
-    /// Resources last applied.
+    /// Checkpoint of the resources last applied.
     pub actuated: ActuatedStore,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// What is counted.
+    /// Metrics of the runtime manager.
     pub metrics: RuntimeMetrics,
 }
 
-/// Settings of the runtime room.
+/// Settings of the runtime manager.
 #[derive(Clone, Debug)]
 pub struct RuntimeConfig {
-    /// How the runtime calls itself (`runtime_name` of the version call): the scheme of container ids.
+    /// The runtime's name (`runtime_name` of the version call): the scheme of container IDs.
     pub name: Arc<str>,
-    /// `runtimeRequestTimeout`: also how long a create whose outcome is unknown is not repeated.
+    /// `runtimeRequestTimeout`: also how long a create with a lost answer is not repeated.
     pub request_timeout: Duration,
-    /// `podLogsDir`; log paths that the runtime does not report are built from it.
+    /// `podLogsDir`: base of log paths that the runtime does not report.
     pub pod_logs_dir: PathBuf,
-    /// Crash back-off.
+    /// Limits of the crash loop back-off.
     pub backoff: Limits,
-    /// Which dead containers are kept.
+    /// Limits of retained dead containers.
     pub gc: GcPolicy,
     /// Feature gates.
     pub gates: Gates,
@@ -86,8 +86,8 @@ impl RuntimeConfig {
     }
 }
 
-/// Carries out plans by CRI calls. Start its background work with [`RuntimeManager::run`], and
-/// garbage collection with [`RuntimeManager::run_gc`].
+/// Executes pod syncs by CRI calls. Start its background work with [`RuntimeManager::run`], and garbage
+/// collection with [`RuntimeManager::run_gc`].
 pub struct RuntimeManager {
     pub(super) deps: RuntimeDeps,
     pub(super) config: RuntimeConfig,
@@ -97,7 +97,7 @@ pub struct RuntimeManager {
 }
 
 impl RuntimeManager {
-    /// Puts it together; calls nobody yet.
+    /// Creates the manager without calling the runtime.
     pub fn new(deps: RuntimeDeps, config: RuntimeConfig) -> Arc<Self> {
         Arc::new(Self {
             backoff: Mutex::new(CrashBackoff::new(config.backoff)),
@@ -108,13 +108,12 @@ impl RuntimeManager {
         })
     }
 
-    /// Removes dead containers as they are queued, and writes the record of actuated resources,
-    /// until stopped.
+    /// Removes queued dead containers, and writes the checkpoint of applied resources, until stopped.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         tokio::join!(self.run_prunes(&stop), self.deps.actuated.run(&stop));
     }
 
-    /// The crash back-off; the guard is held for one question only.
+    /// The crash loop back-offs; hold the guard for one lookup only.
     pub(super) fn backoff(&self) -> MutexGuard<'_, CrashBackoff> {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,7 +149,7 @@ impl PodRuntime for RuntimeManager {
     }
 
     fn retain(&self, pods: &HashSet<PodUid>) {
-        // All else is of this life, and forgotten pod by pod.
+        // All other state is not persisted, and removed pod by pod.
         self.deps.actuated.retain(pods);
     }
 
@@ -159,7 +158,7 @@ impl PodRuntime for RuntimeManager {
     }
 }
 
-/// The runtime's own words, as waiting messages show them (without the gRPC frame).
+/// The runtime's error message without the gRPC prefix, as waiting messages show it.
 pub(super) fn bare(error: &CriError) -> String {
     match error {
         CriError::Rpc { message, .. } => message.clone(),

@@ -1,7 +1,7 @@
-//! From plan to CRI calls.
+//! Container runtime manager: executes pod syncs and kills by CRI calls.
 //!
-//! In: [`SyncPod`](berth_ports::SyncPod) and [`KillPod`](berth_ports::KillPod)
-//! of the pod workers. Out: CRI calls, events, and what came of each action.
+//! Input: [`SyncPod`](berth_ports::SyncPod) and [`KillPod`](berth_ports::KillPod) of the pod workers.
+//! Output: CRI calls, events, and the result of each action.
 //!
 //! ```text
 //!  desired + observed ─► actions (pure) ─► execute ─┬─► kill ─► hooks
@@ -10,10 +10,10 @@
 //!                                                   └─► actuate (resize in place)
 //! ```
 //!
-//! A pod's calls are made one after the other on its own worker; pods never wait for each other.
-//! [`RuntimeManager`] owns the crash back-off, the creates in flight and the record of actuated
-//! resources. What an action needs to know of the runtime's answers it learns from the pod store
-//! in the next turn, never by listing. Behaviour: spec 03a, 03b §8, 02a §9.8.
+//! The calls of a pod are made sequentially in its own worker; pods never wait for each other.
+//! [`RuntimeManager`] owns the crash loop back-off, the creates in flight, and the checkpoint of
+//! applied resources. Results of actions are observed through the pod store by the next sync, never by
+//! listing. Implements spec 03a, 03b §8, 02a §9.8.
 
 pub mod actions;
 mod actuate;

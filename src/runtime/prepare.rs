@@ -1,7 +1,7 @@
-//! Gathers what a sandbox or container needs and builds its CRI configuration.
+//! Interface for building CRI configurations of sandboxes and containers.
 //!
-//! The decisions are pure and live in [`super::request`]; here are the reads and writes around
-//! them: resolv.conf, hosts file, termination log, sub-paths, objects, environment.
+//! The decisions are pure and in [`super::request`]; implementations do the I/O around them:
+//! resolv.conf, hosts file, termination log, subpaths, objects, environment.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -11,75 +11,75 @@ use berth_ports::{MountedVolumes, ResolvedImage};
 use berth_proto::cri;
 use berth_types::{ContainerId, ContainerKind, Pod, api, observed::ObservedContainer};
 
-/// What a sandbox is made from.
+/// Inputs of a sandbox configuration.
 pub struct SandboxRequest<'a> {
-    /// The pod, with allocated resources.
+    /// The pod with its allocated resources.
     pub pod: &'a Arc<Pod>,
     /// `metadata.attempt` (spec 03a §3.1).
     pub attempt: u32,
-    /// The pod's cgroup in the driver's notation.
+    /// The pod's cgroup in the notation of the cgroup driver.
     pub cgroup_parent: &'a str,
-    /// The runtime handler, `""` for the default.
+    /// The runtime handler; `""` for the default.
     pub handler: &'a str,
 }
 
-/// What a container is made from.
+/// Inputs of a container configuration.
 pub struct ContainerRequest<'a> {
-    /// The pod, with allocated resources.
+    /// The pod with its allocated resources.
     pub pod: &'a Arc<Pod>,
-    /// Which list it stands in.
+    /// Kind of the container: init, regular, or ephemeral.
     pub kind: ContainerKind,
-    /// Its definition (ephemeral ones converted).
+    /// Its definition (ephemeral containers converted).
     pub container: &'a api::Container,
-    /// For ephemeral containers with a target: the target's id.
+    /// ID of the target container, for ephemeral containers with a target.
     pub target: Option<&'a ContainerId>,
-    /// Restart count: metadata attempt and log file name.
+    /// Restart count: `metadata.attempt` and log file name.
     pub restart_count: u32,
-    /// The image, resolved.
+    /// The resolved image.
     pub image: &'a ResolvedImage,
-    /// Images that it mounts, by the names of their volumes.
+    /// Images to mount, by volume name.
     pub volume_images: &'a HashMap<String, cri::ImageSpec>,
     /// Addresses of the pod; empty for host network.
     pub pod_ips: &'a [IpAddr],
-    /// Volumes that are mounted.
+    /// The mounted volumes of the pod.
     pub volumes: &'a MountedVolumes,
-    /// The runtime handler.
+    /// The runtime handler; `""` for the default.
     pub handler: &'a str,
 }
 
-/// Why a configuration cannot be built; for containers the text of `CreateContainerConfigError`.
+/// Why a configuration cannot be built; for containers the message of `CreateContainerConfigError`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct PrepareError(pub String);
 
-/// Resources of a pod as the runtime is told them (spec 03a §5, §6.5).
+/// Resources of a pod as passed to the runtime (spec 03a §5, §6.5).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PodLinuxResources {
     /// Pod totals without overhead.
     pub resources: cri::LinuxContainerResources,
-    /// The overhead alone; empty where the pod has none.
+    /// Pod overhead; empty if the pod has none.
     pub overhead: cri::LinuxContainerResources,
 }
 
-/// The role of the request side: who carries out plans needs configurations, and nothing else of it.
+/// Builds CRI configurations, decoupled from the execution of syncs.
 #[async_trait]
 pub trait Prepare: Send + Sync + 'static {
-    /// The configuration of a sandbox. Creates the pod's log directory.
+    /// Builds the configuration of a sandbox. Creates the pod's log directory.
     ///
     /// # Errors
     /// The text that follows `Failed to create pod sandbox: `.
     async fn sandbox(&self, request: SandboxRequest<'_>) -> Result<cri::PodSandboxConfig, PrepareError>;
-    /// The configuration of a container. Creates its log directory, writes the hosts file and
-    /// the termination log, and asks the resources room for its tuning.
+    /// Builds the configuration of a container. Creates its log directory, writes the hosts file and
+    /// the termination log, and reads its tuning from the resource manager.
     ///
     /// # Errors
     /// The message of `CreateContainerConfigError`.
     async fn container(&self, request: ContainerRequest<'_>) -> Result<cri::ContainerConfig, PrepareError>;
-    /// Restart count of the next instance: the newest one's plus 1, else one more than the
-    /// highest log file number, else 0 (spec 03a §6.1).
+    /// Restart count of the next instance: that of the newest instance plus 1, else the highest log
+    /// file number plus 1, else 0 (spec 03a §6.1).
     async fn restart_count(&self, pod: &Pod, container: &str, newest: Option<&ObservedContainer>) -> u32;
-    /// What `UpdateContainerResources` is told for a container of a pod (spec 03a §10).
+    /// Resources for `UpdateContainerResources` of a container (spec 03a §10).
     fn container_resources(&self, pod: &Pod, container: &api::Container) -> cri::LinuxContainerResources;
-    /// What `UpdatePodSandboxResources` is told for a pod (spec 03a §10).
+    /// Resources for `UpdatePodSandboxResources` of a pod (spec 03a §10).
     fn pod_resources(&self, pod: &Pod) -> PodLinuxResources;
 }

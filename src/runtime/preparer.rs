@@ -1,4 +1,4 @@
-//! Gathers what a sandbox or container needs and has its configuration built.
+//! Gathers the inputs of sandbox and container configurations and builds them.
 //!
 //! ```text
 //!  pod, volumes, image ─┐                         ┌─► environment (objects, env files)
@@ -6,8 +6,8 @@
 //!  resource tuning ─────┘   (request/, pure)      └─► files (logs, hosts, termination, sub-paths)
 //! ```
 //!
-//! Everything is read when it is needed. File work runs on the blocking pool, one job per container,
-//! but what looks into volumes (`lone.rs`); every wait has a deadline. Behaviour: spec 03a §5-6.
+//! All inputs are read on demand. File work runs on the blocking pool, one job per container, except
+//! work inside volumes (`lone.rs`); every wait has a timeout. Implements spec 03a §5-6.
 
 mod environment;
 mod files;
@@ -45,10 +45,10 @@ use berth_types::{
     ContainerKind, Pod, api, expand::Variables, fieldpath::Whereabouts, hostname::HostName, observed::ObservedContainer,
 };
 
-/// Longest wait for local files, objects and ids. Objects wait for their watch to catch up.
+/// Timeout for local files, objects, and ID assignment. Objects wait for their watch to catch up.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Settings of the request side.
+/// Settings of the preparer.
 #[derive(Clone, Debug)]
 pub struct PreparerConfig {
     /// `--root-dir`.
@@ -61,39 +61,39 @@ pub struct PreparerConfig {
     pub node_hosts_file: PathBuf,
     /// `clusterDNS`.
     pub cluster_dns: Vec<String>,
-    /// `clusterDomain`, `""` for none.
+    /// `clusterDomain`; `""` for none.
     pub cluster_domain: String,
     /// Name of this node.
     pub node_name: String,
     /// `seccompDefault`.
     pub seccomp_default: bool,
-    /// Gate ContainerStopSignals.
+    /// Gate `ContainerStopSignals`.
     pub stop_signals: bool,
     /// Whether SELinux is enabled: `sys::machine::selinux_enabled`.
     pub selinux: bool,
-    /// Masked besides the fixed paths: `sys::machine::thermal_throttle_paths`.
+    /// Paths masked besides the fixed ones: `sys::machine::thermal_throttle_paths`.
     pub machine_masked: Vec<String>,
-    /// What resource values depend on.
+    /// Machine facts that resource values depend on.
     pub machine: Machine,
 }
 
-/// The players the request side calls.
+/// Dependencies of the preparer.
 pub struct PreparerDeps {
-    /// ConfigMaps, Secrets, Services.
+    /// Reads ConfigMaps, Secrets, and Services.
     pub objects: Arc<dyn ObjectSource>,
-    /// Devices, CPU sets.
+    /// Provides devices and CPU sets.
     pub resources: Arc<dyn ResourceManager>,
-    /// Host ids.
+    /// Assigns host ID ranges.
     pub user_namespaces: Arc<dyn UserNamespaces>,
-    /// Takes events.
+    /// Recorder of events.
     pub events: Arc<dyn EventSink>,
-    /// Facts of the node.
+    /// Facts about the node.
     pub node: watch::Receiver<Arc<NodeFacts>>,
-    /// What the runtime says of itself.
+    /// Latest state and features of the runtime.
     pub runtime: watch::Receiver<Arc<RuntimeState>>,
 }
 
-/// Prepares sandboxes and containers: the real player of [`Prepare`].
+/// Builds configurations of sandboxes and containers: the implementation of [`Prepare`].
 pub struct Preparer {
     config: PreparerConfig,
     deps: PreparerDeps,
@@ -101,12 +101,12 @@ pub struct Preparer {
 }
 
 impl Preparer {
-    /// Puts it together; reads nothing yet.
+    /// Creates the preparer without reading anything.
     pub fn new(config: PreparerConfig, deps: PreparerDeps) -> Self {
         Self { config, deps, lone: Lone::default() }
     }
 
-    /// Checks the node's resolv.conf once: events `CheckLimitsForResolvConf` on the node.
+    /// Checks the node's resolv.conf once: records events `CheckLimitsForResolvConf` on the node.
     pub async fn check_resolv_conf(&self) {
         let Some(path) = self.config.resolv_conf.as_ref() else { return };
         let complaints = match self.host_dns().await {
@@ -144,7 +144,7 @@ impl Preparer {
         Ok(made.config)
     }
 
-    /// The pod's host ids; `None` for the node's user namespace.
+    /// The pod's host ID range; `None` for the node's user namespace.
     async fn host_ids(&self, pod: &Pod, handler: &str) -> Result<Option<HostIds>, PrepareError> {
         let supported = self.features(handler).user_namespaces;
         userns::check_support(pod, handler, supported).map_err(text_of)?;
@@ -214,7 +214,8 @@ impl Preparer {
         mounts::plan(request.container, &inputs).map_err(text_of)
     }
 
-    /// The volumes that the container gets as devices; one whose link is gone is left out, as the reference does.
+    /// Block volumes that the container gets as devices; one whose link is gone is omitted, as upstream
+    /// does.
     async fn block_devices(&self, request: &ContainerRequest<'_>) -> Result<Vec<cri::Device>, PrepareError> {
         let known = |name: &str| {
             let device = request.volumes.devices.get(name)?;
@@ -231,7 +232,7 @@ impl Preparer {
         Ok(devices)
     }
 
-    /// The content of the hosts file, where the container gets one.
+    /// The content of the hosts file, if the container gets one.
     fn hosts_file(&self, pod: &Pod, container: &api::Container, ips: &[IpAddr]) -> Result<HostsFile, PrepareError> {
         if !hosts::is_wanted(pod.is_host_network(), ips, container) {
             return Ok(HostsFile::None);
@@ -375,8 +376,8 @@ fn cpus(tuning: &ContainerTuning) -> Cpus {
     if tuning.exclusive_cpus { Cpus::Exclusive } else { Cpus::Shared }
 }
 
-/// The addresses a container sees: the node's for host network, else the first of the node's
-/// preferred family and the first of the other (spec 02b §6.1).
+/// The addresses a container sees: the node's for host network, else the first of the node's preferred
+/// IP family and the first of the other (spec 02b §6.1).
 fn pod_ips(pod: &Pod, reported: &[IpAddr], host: &[IpAddr]) -> Vec<IpAddr> {
     if pod.is_host_network() && reported.is_empty() {
         return host.to_vec();
@@ -386,7 +387,7 @@ fn pod_ips(pod: &Pod, reported: &[IpAddr], host: &[IpAddr]) -> Vec<IpAddr> {
     first_of(prefer_v6).into_iter().chain(first_of(!prefer_v6)).collect()
 }
 
-/// A foreign text as one component of a path.
+/// Validates untrusted text as one path component.
 fn file_name(text: &str) -> Result<&str, PrepareError> {
     if matches!(text, "" | "." | "..") || text.contains(['/', '\0']) {
         return Err(PrepareError(format!("{text:?} cannot be the name of a file or directory")));
@@ -402,7 +403,7 @@ async fn within<T>(what: &str, wait: impl Future<Output = T>) -> Result<T, Prepa
     tokio::time::timeout(LIMIT, wait).await.map_err(|_| PrepareError(format!("{what}: no answer within {LIMIT:?}")))
 }
 
-/// Runs file work on the blocking pool; a job that hangs is left behind and named.
+/// Runs file work on the blocking pool; on a timeout the job is abandoned and named in the error.
 async fn blocking<T: Send + 'static>(
     what: &str,
     job: impl FnOnce() -> Result<T, PrepareError> + Send + 'static,

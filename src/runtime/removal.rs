@@ -1,5 +1,6 @@
-//! Removing what is left of a pod that has ended and that nobody will ask for again, at once and
-//! not with the next round of garbage collection.
+//! Immediate removal of a terminated pod's containers, sandboxes, and logs from the runtime.
+//!
+//! For pods whose content is no longer needed; garbage collection would remove it a round later.
 
 use futures::future::join_all;
 
@@ -9,8 +10,8 @@ use berth_ports::ContainerLogFile;
 use berth_types::observed::{ContainerState, ObservedContainer, ObservedPod};
 
 impl RuntimeManager {
-    /// Removes the containers of a pod with their logs, then its sandboxes, then its log
-    /// directory. Refuses while a container runs; what is gone already counts as removed.
+    /// Removes the containers of a pod with their logs, then its sandboxes, then its log directory.
+    /// Fails while a container runs; what is already gone counts as removed.
     pub(super) async fn remove_observed(&self, observed: &ObservedPod) -> Result<(), String> {
         if let Some(running) = observed.running().next() {
             return Err(format!("container {} still runs", running.id));

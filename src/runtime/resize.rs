@@ -1,7 +1,7 @@
-//! Whether and how a running pod's resources change in place. Pure.
+//! In-place resize plan: compares desired resources with those last applied. Pure.
 //!
-//! What should be is compared with what was last *applied*, which is remembered on disk: the
-//! runtime reports rounded values (spec 03a §3.8, §10).
+//! The baseline is the checkpoint of resources last *applied*, because the runtime reports rounded
+//! values (spec 03a §3.8, §10).
 
 use std::collections::BTreeMap;
 
@@ -15,21 +15,21 @@ use berth_types::{
     resource_state::PodResources,
 };
 
-/// Requests and limits as numbers; 0 where unset.
+/// Requests and limits as numbers; 0 if unset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Amounts {
-    /// Milli-CPU.
+    /// CPU request in milli-CPU.
     pub cpu_request: i64,
-    /// Milli-CPU.
+    /// CPU limit in milli-CPU.
     pub cpu_limit: i64,
-    /// Bytes.
+    /// Memory request in bytes.
     pub memory_request: i64,
-    /// Bytes.
+    /// Memory limit in bytes.
     pub memory_limit: i64,
 }
 
 impl Amounts {
-    /// Reads a container's resources; limits it does not set come from the pod level.
+    /// Reads a container's resources; limits it does not set default to the pod level.
     pub fn of(own: Option<&api::ResourceRequirements>, pod_level: Option<&api::ResourceRequirements>) -> Self {
         let requests = own.and_then(|r| r.requests.as_ref());
         let limit = |name| {
@@ -49,56 +49,56 @@ fn amount(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Option<Amoun
     list.and_then(|all| all.get(name)).and_then(|quantity| Amount::try_from(quantity).ok())
 }
 
-/// Whether a value grows or shrinks.
+/// Whether a value increases or decreases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// More than before.
+    /// The value increases.
     Up,
-    /// Less than before.
+    /// The value decreases.
     Down,
 }
 
-/// One container's changes by resource.
+/// Changes of one container by resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Update {
-    /// CPU limit, else request.
+    /// Direction of the CPU limit, else of the request.
     pub cpu: Option<Direction>,
-    /// Memory limit, else request.
+    /// Direction of the memory limit, else of the request.
     pub memory: Option<Direction>,
-    /// What is applied now.
+    /// Resources last applied.
     pub from: Amounts,
-    /// What should be.
+    /// Desired resources.
     pub to: Amounts,
 }
 
-/// What the check of one container found.
+/// Result of checking one container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Check {
-    /// Nothing differs.
+    /// No resources differ.
     Keep,
-    /// Its policy wants a restart.
+    /// Its resize policy requires a restart.
     Restart,
     /// It can be updated while it runs.
     Update(Update),
 }
 
-/// Which container is meant.
+/// A container to resize.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Target {
-    /// Which list.
+    /// Kind of the container: selects the list.
     pub kind: ContainerKind,
     /// Index in that list.
     pub index: usize,
-    /// The running instance.
+    /// ID of the running instance.
     pub id: ContainerId,
 }
 
-/// All in-place changes of one pass.
+/// All in-place changes of one sync.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ResizePlan {
-    /// The pod's own values have to be looked at, even without container updates.
+    /// Whether the pod-level cgroup values have to be checked, even without container updates.
     pub pod: bool,
-    /// Pod-level resources differ.
+    /// Whether the pod-level resources differ.
     pub pod_level: bool,
     /// CPU updates: decreases before increases.
     pub cpu: Vec<(Target, Update)>,
@@ -107,12 +107,12 @@ pub struct ResizePlan {
 }
 
 impl ResizePlan {
-    /// Whether there is nothing to do.
+    /// Whether there is nothing to change.
     pub fn is_empty(&self) -> bool {
         !self.pod && !self.pod_level && self.cpu.is_empty() && self.memory.is_empty()
     }
 
-    /// Adds one container's changes in the order in which they are applied.
+    /// Adds the changes of one container in the order in which they are applied.
     pub fn add(&mut self, target: Target, update: Update) {
         for (list, direction) in [(&mut self.cpu, update.cpu), (&mut self.memory, update.memory)] {
             match direction {
@@ -124,7 +124,7 @@ impl ResizePlan {
     }
 }
 
-/// Compares one running container with what was applied to it. Static pods are never resized.
+/// Compares one running container with the resources last applied to it. Static pods are never resized.
 pub fn check(pod: &Pod, container: &api::Container, actuated: Option<&PodResources>) -> Check {
     if pod.is_static() {
         return Check::Keep;
@@ -164,7 +164,7 @@ fn direction(from: i64, to: i64) -> Option<Direction> {
     }
 }
 
-/// Whether the pod-level resources differ from those applied.
+/// Whether the pod-level resources differ from those last applied.
 pub fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     if pod.is_static() {
         return false;
@@ -173,8 +173,8 @@ pub fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     Amounts::of(pod.spec().resources.as_ref(), None) != Amounts::of(applied, None)
 }
 
-/// Whether anything that runs has other resources than the pod holds; what does not run gets them
-/// with its next start.
+/// Whether any running container has other resources than allocated; containers that do not run get
+/// them at their next start.
 pub fn is_in_progress(pod: &Pod, observed: &ObservedPod, gates: &Gates, actuated: Option<&PodResources>) -> bool {
     let runs = |container: &&api::Container| {
         observed.newest(&container.name).is_some_and(|instance| instance.state == ContainerState::Running)
@@ -185,8 +185,8 @@ pub fn is_in_progress(pod: &Pod, observed: &ObservedPod, gates: &Gates, actuated
         || running.any(|container| check(pod, container, actuated) != Check::Keep)
 }
 
-/// The container's requirements with one resource (`cpu` or `memory`) as wanted and all others
-/// as applied: what is told to the runtime, and remembered, after updating just that resource.
+/// The container's requirements with one resource (`cpu` or `memory`) as desired and all others as
+/// applied: passed to the runtime, and recorded, when only that resource is updated.
 pub fn with_resource(
     applied: Option<&api::ResourceRequirements>,
     wanted: Option<&api::ResourceRequirements>,

@@ -1,8 +1,7 @@
-//! Starting one container: back-off, image, configuration, create, start, postStart hook
-//! (spec 03a §7, §8).
+//! Container start: back-off, image, configuration, create, start, postStart hook (spec 03a §7, §8).
 //!
-//! The images of independent regular containers are made ready at the same time; the containers
-//! are created in the order of the specification all the same.
+//! The images of independent regular containers are pulled concurrently; the containers are created in
+//! the order of the specification.
 
 use std::sync::Arc;
 
@@ -30,15 +29,15 @@ use berth_types::{
 
 /// Why a container was not started.
 pub(super) enum NotStarted {
-    /// Termination was requested meanwhile: not to be told.
+    /// Termination was requested in the meantime: not reported.
     Stopped,
-    /// Its crash back-off is not over.
+    /// The container is in crash loop back-off.
     BackOff,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
-/// A start that failed; `None` where the pod is stopping and nothing is to be told.
+/// Result of a start step; the error is `None` if the pod is stopping and nothing is reported.
 type Attempt<T> = Result<T, Option<Failure>>;
 
 struct Failure {
@@ -53,23 +52,23 @@ impl Failure {
     }
 }
 
-/// Which container a start is about.
+/// The container to start.
 #[derive(Clone, Copy)]
 struct Subject<'a> {
     kind: ContainerKind,
     container: &'a api::Container,
-    /// For ephemeral containers: whose namespaces it joins.
+    /// For ephemeral containers: the container whose namespaces it joins.
     target: Option<&'a str>,
 }
 
-/// A container about to be created or started, with where it logs to.
+/// A created container with its log path.
 struct Made {
     id: ContainerId,
     log_path: std::path::PathBuf,
 }
 
 impl Pass<'_> {
-    /// Starts one container, its image included.
+    /// Starts one container, including its image.
     pub(super) async fn start(
         &mut self,
         kind: ContainerKind,
@@ -82,7 +81,7 @@ impl Pass<'_> {
         self.start_admitted(subject, image).await
     }
 
-    /// Starts the regular containers; one that fails does not hold up the next.
+    /// Starts the regular containers; a failed one does not block the next.
     pub(super) async fn start_regular(&mut self) -> Result<(), Halt> {
         let pod = self.req.pod.clone();
         let mut admitted = Vec::new();
@@ -102,7 +101,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Counts the attempt, unless the container has to wait for its back-off.
+    /// Checks the crash loop back-off and counts the attempt.
     fn admit(&mut self, subject: Subject) -> Result<(), NotStarted> {
         if self.stopping() {
             return Err(NotStarted::Stopped);
@@ -140,8 +139,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Starts making the image ready; where a created instance waits to be started, there is
-    /// nothing to make ready.
+    /// Starts pulling the image; `None` if a created instance is waiting to be started.
     async fn image(&mut self, subject: Subject<'_>) -> Attempt<Option<ImageTask>> {
         if self.created_instance(subject).is_some() {
             return Ok(None);
@@ -230,7 +228,7 @@ impl Pass<'_> {
         Err(self.not_pulled(subject, failed))
     }
 
-    /// The images that are mounted as volumes.
+    /// Waits for the images that are mounted as volumes.
     async fn volume_images(&mut self, subject: Subject<'_>) -> Attempt<VolumeImages> {
         let pod = self.req.pod.clone();
         let answer = tokio::select! {
@@ -247,8 +245,8 @@ impl Pass<'_> {
         Some(Failure { code: failed.reason, message: failed.message, retry_at: failed.retry_at })
     }
 
-    /// A created instance of the newest sandbox that still is what the specification asks for:
-    /// an earlier start was interrupted between create and start.
+    /// A created instance in the newest sandbox that still matches the specification: an earlier start
+    /// was interrupted between create and start.
     fn created_instance(&self, subject: Subject<'_>) -> Option<&ObservedContainer> {
         let newest = self.req.observed.newest(&subject.container.name)?;
         let fits = newest.state == ContainerState::Created
@@ -383,7 +381,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A created instance that does not fit any more would stay for ever, and hold its name.
+    /// A created instance that no longer matches would stay forever, and block its name.
     async fn clear_stale(&mut self, container: &api::Container) {
         let Some(newest) = self.req.observed.newest(&container.name) else { return };
         if newest.state == ContainerState::Created && Some(&newest.sandbox) == self.sandbox.as_ref() {
@@ -406,7 +404,7 @@ impl Pass<'_> {
         at.stuck();
         let failure = Failure::new("RunContainerError", bare(&err).replace(made.id.as_str(), name));
         self.tell_failed(subject, &failure);
-        // Tried twice and still not started: the next turn makes a new one.
+        // Second failed start of a created instance: the next sync creates a new one.
         if self.created_instance(subject).is_some() && !err.is_timeout() {
             self.discard(&made.id).await;
         }
@@ -459,7 +457,7 @@ impl Pass<'_> {
         self.event(event.at(subject.kind.field_path(&subject.container.name)));
     }
 
-    /// The event of a failed step.
+    /// Records the event of a failed step.
     fn tell_failed(&self, subject: Subject, failure: &Option<Failure>) {
         let Some(failure) = failure else { return };
         let before = match failure.code {

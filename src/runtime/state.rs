@@ -1,5 +1,6 @@
-//! Is the runtime there, and its network? Asked every 5 seconds, and quickly while it is not
-//! (spec 03a §2.3).
+//! Runtime and network readiness check: polls the CRI status (spec 03a §2.3).
+//!
+//! The period is 5 seconds, and shorter while the runtime is not ready.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -14,17 +15,18 @@ use berth_cri::{CriResult, RuntimeService};
 use berth_ports::{HandlerFeatures, RuntimeState};
 use berth_proto::cri;
 
-/// While all is well.
+/// Polling period while the runtime is ready.
 const PERIOD: Duration = Duration::from_secs(5);
-/// First pause after a bad answer; doubles up to [`PERIOD`], so that starting up is quick.
+/// First retry delay after a failed check; doubles up to [`PERIOD`], so that startup is fast.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// Without a good answer for so long the runtime is down.
+/// Time without a successful check after which the runtime counts as down.
 const DOWN_AFTER: Duration = Duration::from_secs(30);
 
-/// Another component whose health counts as the runtime's: its name (`PLEG`), and its trouble.
+/// Health check of another component that counts toward the runtime's readiness: its name (`PLEG`), and
+/// a function that returns its error.
 pub type HealthCheck = (&'static str, Arc<dyn Fn() -> Option<String> + Send + Sync>);
 
-/// Watches the runtime.
+/// Polls the readiness of the runtime.
 pub struct RuntimeCheck {
     cri: Arc<dyn RuntimeService>,
     health: Vec<HealthCheck>,
@@ -32,7 +34,7 @@ pub struct RuntimeCheck {
     seen: Seen,
 }
 
-/// What good answers left behind.
+/// State from successful checks.
 #[derive(Clone, Default)]
 struct Seen {
     last_sync: Option<Instant>,
@@ -43,14 +45,14 @@ struct Seen {
 }
 
 impl RuntimeCheck {
-    /// A check that has not been made yet, and where its results can be followed.
+    /// Creates a check that has not run yet, and the receiver of its results.
     pub fn new(cri: Arc<dyn RuntimeService>, health: Vec<HealthCheck>) -> (Self, watch::Receiver<Arc<RuntimeState>>) {
         let seen = Seen::default();
         let (state, receiver) = watch::channel(Arc::new(judge(&seen, &[], Instant::now())));
         (Self { cri, health, state, seen }, receiver)
     }
 
-    /// Checks until stopped.
+    /// Polls until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut retry = FIRST_RETRY;
         loop {
@@ -74,7 +76,8 @@ impl RuntimeCheck {
         }
     }
 
-    /// Asks the runtime. One that hangs may do so for minutes (`runtimeRequestTimeout`): what was good grows old meanwhile.
+    /// Calls the runtime's status. A call that hangs may take minutes (`runtimeRequestTimeout`): in the
+    /// meantime the age of the last success is re-evaluated every period.
     async fn ask(&self) -> CriResult<cri::StatusResponse> {
         let mut answer = self.cri.status();
         loop {
@@ -106,7 +109,7 @@ impl RuntimeCheck {
     }
 }
 
-/// What an answer changes. A failed call changes nothing: the last good answer ages.
+/// Applies a status response. A failed call changes nothing: the last success ages.
 fn learn(seen: &Seen, answer: CriResult<cri::StatusResponse>, now: Instant) -> Seen {
     let mut next = seen.clone();
     let reply = match answer {
@@ -117,7 +120,7 @@ fn learn(seen: &Seen, answer: CriResult<cri::StatusResponse>, now: Instant) -> S
         }
     };
     let Some(status) = &reply.status else { return next };
-    // The validation of replies promises both; a runtime behind another door may not.
+    // Response validation guarantees both conditions; other implementations of the service may not.
     if status.conditions.len() < 2 {
         return next;
     }
@@ -141,7 +144,7 @@ fn handler(raw: &cri::RuntimeHandler) -> (String, HandlerFeatures) {
     (raw.name.clone(), known)
 }
 
-/// What is wrong with one condition, `None` where it is true. Of one that is not there the reference says `<nil>`.
+/// The error of one condition; `None` if it is true. Upstream prints a missing condition as `<nil>`.
 fn complaint(status: &cri::RuntimeStatus, kind: &str) -> Option<String> {
     let Some(found) = status.conditions.iter().find(|c| c.r#type == kind) else {
         return Some("<nil>".to_owned());

@@ -1,37 +1,38 @@
-//! Which pods go together, and how long they get. Pure. Behaviour: spec 05 §7.1, §7.4.
+//! Shutdown classes: groups pods by priority, with grace periods. Pure. Implements spec 05 §7.1, §7.4.
 
 use std::{sync::Arc, time::Duration};
 
 use berth_config::fields::KubeletConfiguration;
 use berth_types::Pod;
 
-/// From here on pods are critical.
+/// Minimum priority of critical pods.
 const CRITICAL: i32 = 2_000_000_000;
 
-/// Pods of a priority and above, up to the next class.
+/// A shutdown class: pods of this priority and above, up to the next class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Class {
-    /// The lowest priority.
+    /// Minimum priority of the class.
     pub priority: i32,
-    /// How long its pods get.
+    /// Shutdown grace period of the class.
     pub period: Duration,
 }
 
-/// How long a pod may take.
+/// Time limits of one pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Given {
-    /// Its grace period, whole seconds.
+    /// Grace period of the pod in whole seconds.
     pub grace: i64,
-    /// How much of that is for its last words, where it is all the time of its class.
+    /// Part of the grace period reserved for publishing the final status, if the pod uses the whole
+    /// period of its class.
     pub words: Duration,
 }
 
-/// What last words take at least, and each pod's in addition: there are only so many requests a second.
+/// Minimum reserve for final statuses, and the addition per pod: API requests per second are limited.
 const WORDS: Duration = Duration::from_millis(300);
 const WORD: Duration = Duration::from_millis(7);
 
 impl Class {
-    /// How long one of its pods may take; `pods` go together.
+    /// Time limits of one pod of this class; `pods` is the number of pods terminated together.
     pub fn given(&self, pod: &Pod, pods: usize) -> Given {
         let period = i64::try_from(self.period.as_secs()).unwrap_or(i64::MAX);
         let own = pod.spec().termination_grace_period_seconds;
@@ -46,7 +47,7 @@ impl Class {
 pub struct Plan(Vec<Class>);
 
 impl Plan {
-    /// As configured; `None` where pods are not waited for.
+    /// Builds the plan from the configuration; `None` if shutdown does not wait for pods.
     pub fn of(config: &KubeletConfiguration) -> Option<Self> {
         let mut classes: Vec<Class> = config
             .shutdown_grace_period_by_pod_priority
@@ -67,17 +68,17 @@ impl Plan {
         (!plan.total().is_zero()).then_some(plan)
     }
 
-    /// How long it may take as a whole.
+    /// Total of all grace periods.
     pub fn total(&self) -> Duration {
         self.0.iter().map(|class| class.period).sum()
     }
 
-    /// How long the class has that has the least time, of those that have any.
+    /// Shortest nonzero grace period of a class.
     pub fn shortest(&self) -> Duration {
         self.0.iter().map(|class| class.period).filter(|period| !period.is_zero()).min().unwrap_or_default()
     }
 
-    /// The pods of each class that has some, in the order in which they go.
+    /// The pods of each nonempty class, in shutdown order.
     pub fn groups(&self, pods: &[Arc<Pod>]) -> Vec<(Class, Vec<Arc<Pod>>)> {
         let class_of = |pod: &Pod| {
             let priority = pod.spec().priority.unwrap_or(0);
@@ -109,7 +110,7 @@ mod tests {
         Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
     }
 
-    /// `period: name=grace` of each class that has pods; `!` where that is all its time.
+    /// `period: name=grace` of each nonempty class; `!` if the pod uses the whole period of its class.
     fn groups(fields: &Value, pods: &[Arc<Pod>]) -> Vec<String> {
         let plan = Plan::of(&config(fields)).expect("a plan");
         let shown = |(class, pods): (Class, Vec<Arc<Pod>>)| {

@@ -1,12 +1,13 @@
-//! A socket by which whoever is root on this machine has pods go, and come again: no bus is needed for it.
-//! Behaviour: spec 05 §7.7.
+//! Root-only Unix socket behind `berth drain` and `berth drain --cancel`; needs no D-Bus.
+//!
+//! Implements spec 05 §7.7.
 //!
 //! ```text
-//!  ► drain     ◄ begun 30     ◄ done        once pods are gone, or their time is over
+//!  ► drain     ◄ begun 30     ◄ done        once pods are terminated, or their time is over
 //!  ► cancel    ◄ done                       or: refused <why>
 //! ```
 //!
-//! A line each, one question for each connection. What was begun goes on, whoever stays to hear of it.
+//! One line per message, one request per connection. A drain continues even if its client disconnects.
 
 use std::{
     io,
@@ -28,30 +29,30 @@ use tracing::{info, warn};
 
 use super::drain::{Cause, Drain};
 
-/// Of the socket: for its owner alone.
+/// Mode of the socket: accessible to its owner only.
 const MODE: u32 = 0o600;
-/// Bytes of a question.
+/// Maximum length of a request, in bytes.
 const LONGEST: u64 = 64;
-/// How long a question may take to come, and a line of an answer to be taken.
+/// Timeout for receiving a request, and for sending a response line.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Who may ask at a time.
+/// Maximum number of concurrent connections.
 const ASKERS: usize = 8;
-/// Pause after a connection could not be taken, or the socket not be made.
+/// Retry delay after a failed accept or bind.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The administrator.
+/// UID of root.
 const ROOT: u32 = 0;
 
-/// What may be asked.
+/// Request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// Let all pods go, and admit none.
+    /// Terminate all pods, and admit no new ones.
     Drain,
     /// Admit pods again.
     Cancel,
 }
 
 impl Ask {
-    /// As it is written.
+    /// The request line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Drain => "drain",
@@ -69,14 +70,14 @@ impl FromStr for Ask {
     }
 }
 
-/// What is answered.
+/// Response to a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It goes on, for so many seconds at most; there is another answer.
+    /// The drain has started and takes at most that many seconds; another response follows.
     Begun(u64),
-    /// It is done.
+    /// The request is completed.
     Done,
-    /// It is not, and will not be.
+    /// The request is refused, with the reason.
     Refused(String),
 }
 
@@ -104,22 +105,22 @@ impl FromStr for Answer {
     }
 }
 
-/// The socket; see the file's documentation.
+/// Server of the drain socket; see the module documentation.
 pub struct Door {
     path: PathBuf,
     drain: Arc<Drain>,
 }
 
 impl Door {
-    /// The name of the socket in the agent's directory.
+    /// Name of the socket in the agent's directory.
     pub const NAME: &'static str = "drain.sock";
 
-    /// Not there yet.
+    /// Creates the server; [`Self::run`] creates the socket.
     pub fn new(path: PathBuf, drain: Arc<Drain>) -> Self {
         Self { path, drain }
     }
 
-    /// Answers until stopped.
+    /// Serves requests until stopped.
     pub async fn run(self, stop: CancellationToken) {
         let Some(listener) = stop.run_until_cancelled(self.listen()).await else { return };
         let mut askers = JoinSet::new();
@@ -137,11 +138,11 @@ impl Door {
                 },
             }
         }
-        // Another agent may have put its own there since.
+        // The socket file stays: another agent may have replaced it since.
         drop(listener);
     }
 
-    /// Tries until it is there; says once why it is not.
+    /// Retries until the socket is bound; logs a failure once.
     async fn listen(&self) -> UnixListener {
         let mut told = false;
         loop {
@@ -158,7 +159,8 @@ impl Door {
     }
 }
 
-/// Binds beside the final name and renames: whoever sees the socket can connect to it, and nobody else.
+/// Binds a temporary name and renames it: the socket never appears before it is listening with its
+/// final mode.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let beside = path.with_extension("new");
     match std::fs::remove_file(&beside) {
@@ -171,12 +173,12 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Whether a user may ask an agent of that user.
+/// Whether a user may send requests to an agent of user `agent`.
 const fn may_ask(user: u32, agent: u32) -> bool {
     user == ROOT || user == agent
 }
 
-/// Answers one connection.
+/// Serves one connection.
 async fn answer(stream: UnixStream, drain: Arc<Drain>) {
     let peer = stream.peer_cred().map(|peer| (peer.uid(), peer.pid()));
     let (read, mut write) = stream.into_split();
@@ -204,7 +206,7 @@ async fn answer(stream: UnixStream, drain: Arc<Drain>) {
             drain.begin(Cause::Asked).await;
             Answer::Done
         }
-        // Nobody waits that long, and admits pods when nobody thinks of it any more.
+        // Would wait for the whole drain, and then admit pods when the client no longer expects it.
         Ask::Cancel if drain.goes_on() => {
             Answer::Refused("pods are being let go; ask again when that is over".to_owned())
         }
@@ -217,7 +219,7 @@ async fn answer(stream: UnixStream, drain: Arc<Drain>) {
     tell(&mut write, said).await;
 }
 
-/// Who does not listen is not waited for.
+/// A client that does not read is not waited for.
 async fn tell(write: &mut (impl AsyncWriteExt + Unpin), answer: Answer) {
     let _ = timeout(PATIENCE, write.write_all(answer.line().as_bytes())).await;
 }

@@ -1,4 +1,4 @@
-//! Lets all pods go, one class after the other. Behaviour: spec 05 §7.3-7.6.
+//! Graceful shutdown of all pods, one class after the other. Implements spec 05 §7.3-7.6.
 
 use std::{
     collections::BTreeSet,
@@ -25,55 +25,55 @@ use berth_metrics::ShutdownMetrics;
 use berth_ports::{Clock, Event, EventSink, StateFile};
 use berth_types::Pod;
 
-/// How long last words of a class may take.
+/// Timeout for publishing the final statuses of a class.
 const TOLD: Duration = Duration::from_secs(5);
-/// By how much all classes together may take longer than configured, so that nobody's last words are cut off.
+/// Addition to the total of all classes, so that final statuses are not cut off.
 const SPARE: Duration = Duration::from_millis(800);
-/// By how much pods of a class may end later than its period is over, at most and where others left so much.
+/// Maximum overrun of a class, if other classes left that much time.
 const LATE: Duration = Duration::from_secs(2);
-/// Until then an agent that has just started waits for what its sources have to tell.
+/// How long after its start an agent waits for its sources to deliver their pods.
 const KNOWN: Duration = Duration::from_secs(10);
-/// How long the state may take to be on disk: pods are let go all the same.
+/// Timeout for writing the state file: the shutdown continues without it.
 const WRITE: Duration = Duration::from_secs(2);
 
-/// Why pods have to go.
+/// Cause of a shutdown of pods.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Cause {
-    /// The machine goes down.
+    /// The machine shuts down.
     Machine,
-    /// We were told to end, and to take the pods along.
+    /// The agent was terminated with the configuration to terminate its pods.
     Terminated,
-    /// Somebody on the machine asked for it.
+    /// An administrator requested it.
     Asked,
 }
 
-/// What is needed for it.
+/// Dependencies of the shutdown.
 pub struct DrainDeps {
-    /// The pods.
+    /// Pods of the engine.
     pub pods: Arc<dyn Pods>,
-    /// Takes events.
+    /// Recorder of events.
     pub events: Arc<dyn EventSink>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Where it is written when it happened.
+    /// State file with the times of the last shutdown.
     pub file: Arc<dyn StateFile>,
-    /// Where it is counted.
+    /// Metrics of the shutdown.
     pub metrics: ShutdownMetrics,
 }
 
-/// Lets pods go; see the file's documentation.
+/// Graceful pod shutdown; see the module documentation.
 pub struct Drain {
     plan: Plan,
     deps: DrainDeps,
     opened: Instant,
-    /// Why pods have to go now, if they have: each cause is taken back for itself. Never held across an await.
+    /// Active causes; each is cancelled separately. The mutex is never held across an await.
     causes: Shared<BTreeSet<Cause>>,
-    /// Whether they were let go. Held while that goes on: nobody does it twice.
+    /// Whether pods were terminated. Locked during the shutdown, so that it runs only once.
     gone: Mutex<bool>,
 }
 
 impl Drain {
-    /// Reads when it last happened.
+    /// Reads the times of the last shutdown.
     pub async fn open(plan: Plan, deps: DrainDeps) -> Self {
         let record = match deps.file.read().await {
             Ok(Some(content)) => Record::decode(&content),
@@ -89,12 +89,12 @@ impl Drain {
         Self { plan, deps, opened: Instant::now(), causes: Shared::default(), gone: Mutex::default() }
     }
 
-    /// How long it may take as a whole.
+    /// Total of all grace periods.
     pub fn total(&self) -> Duration {
         self.plan.total()
     }
 
-    /// Whether pods are being let go right now.
+    /// Whether a shutdown is running.
     pub fn goes_on(&self) -> bool {
         self.gone.try_lock().is_err()
     }
@@ -103,7 +103,8 @@ impl Drain {
         self.causes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets all pods go; admits none from now on. Who asks again while that goes on waits for it.
+    /// Terminates all pods, and admits none from now on. A second caller waits for the running
+    /// shutdown.
     pub async fn begin(&self, cause: Cause) {
         self.causes().insert(cause);
         let mut gone = self.gone.lock().await;
@@ -120,7 +121,8 @@ impl Drain {
         let waited = self.know().await;
         let mut groups = self.plan.groups(&self.deps.pods.active());
         let used: Duration = groups.iter().map(|(class, _)| class.period).sum();
-        // Classes without pods have time nobody else needs; then it is taken from who goes first.
+        // The time of classes without pods is spare; what exceeds it is taken from the classes that are
+        // first.
         let mut over = waited.saturating_sub(self.plan.total().saturating_sub(used));
         for (class, _) in &mut groups {
             let cut = over.min(class.period);
@@ -137,11 +139,11 @@ impl Drain {
         info!("Shutdown manager completed processing shutdown event, node will shutdown shortly");
     }
 
-    /// The cause is over: without another one pods are admitted again. Those that went are gone. Who asks while they go
-    /// waits for it.
+    /// Cancels a cause: without another one pods are admitted again. Terminated pods stay terminated.
+    /// Waits for a running shutdown.
     ///
     /// # Errors
-    /// Another cause for which they have to go.
+    /// Another active cause.
     pub async fn cancel(&self, cause: Cause) -> Result<(), Cause> {
         self.causes().remove(&cause);
         self.no_cause()?;
@@ -160,7 +162,8 @@ impl Drain {
         self.causes().first().map_or(Ok(()), |cause| Err(*cause))
     }
 
-    /// Waits until all pods are known, a part of what they have at most; how many whole seconds that took.
+    /// Waits until all pods are known, but for at most a part of their time; returns the whole seconds
+    /// spent.
     async fn know(&self) -> Duration {
         let (begun, until) = (Instant::now(), self.opened + KNOWN);
         let limit = until.saturating_duration_since(begun).min(self.plan.shortest() / 2);
@@ -170,8 +173,8 @@ impl Drain {
         Duration::from_secs(begun.elapsed().as_secs())
     }
 
-    /// Ends the pods of a class, within its period; then come their last words, so that they are out before anybody
-    /// else is touched. `spare` is how much longer than the period that may take.
+    /// Terminates the pods of a class within its period, then waits until their final statuses are
+    /// published, before the next class. `spare` is the maximum overrun of the period.
     async fn let_go(&self, class: Class, pods: &[Arc<Pod>], spare: Duration) {
         let (begun, period) = (Instant::now(), class.period);
         let uids: Vec<_> = pods.iter().map(|pod| pod.uid().clone()).collect();
@@ -242,7 +245,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_agent_that_has_just_started_waits_until_it_knows_its_pods() {
-        // Spec 05 §7.3: what it waits is taken from the pods that go first, and never more than they can spare.
+        // Spec 05 §7.3: the wait is taken from the pods that are terminated first, limited to their
+        // spare time.
         let pods = || vec![pod("c", 2_000_000_000, 10), pod("a", 0, 60)];
         for (known_after, expected) in [
             (300, &["300 known", "300 end a 20", "20425 end c 10"][..]),
@@ -259,7 +263,7 @@ mod tests {
             assert_eq!(told, expected, "{known_after}");
             assert!(begun.elapsed() <= Duration::from_secs(31), "{known_after}: {:?}", begun.elapsed());
         }
-        // A source that has been away for long has nothing to tell in time.
+        // An agent that has run for long does not wait for its sources.
         let (world, drain) = world_told_after(pods(), 0, 60_000, "10s").await;
         tokio::time::sleep(Duration::from_secs(15)).await;
         drain.begin(Cause::Machine).await;
@@ -295,7 +299,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pods_are_admitted_again_when_no_cause_is_left() {
         use Cause::{Asked, Machine, Terminated};
-        /// Who takes it back, and what that one is told.
+        /// Cause to cancel, and the expected result.
         type Told = (Cause, Result<(), Cause>);
         let table: [(&[Cause], &[Told]); 5] = [
             (&[Asked], &[(Machine, Err(Asked)), (Machine, Err(Asked)), (Asked, Ok(()))]),

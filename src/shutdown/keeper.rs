@@ -1,4 +1,6 @@
-//! Holds the lock for which logind waits, and hears from it that the machine goes down. Behaviour: spec 05 §7.2.
+//! logind inhibitor lock: delays the machine's shutdown and starts the drain of pods.
+//!
+//! Implements spec 05 §7.2.
 
 use std::{io, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,21 +21,21 @@ use berth_sys::{
     logind::{Heard, LogindError},
 };
 
-/// Pause before a lost bus is looked for again.
+/// Delay before reconnecting to a lost bus.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long it may take to ask whether a signal is true: pods wait for it.
+/// Timeout for verifying a signal: the drain waits for it.
 const CHECK: Duration = Duration::from_secs(1);
-/// How often, and after which first pause, it is looked whether logind waits longer now.
+/// Number of checks whether logind has applied the longer delay, and the delay after the first one.
 const LOOKS: u32 = 5;
 const FIRST_LOOK: Duration = Duration::from_millis(100);
-/// First and longest pause before logind is asked again to wait longer.
+/// First and maximum retry delay for extending logind's delay.
 const ROOM_AGAIN: Duration = Duration::from_secs(60);
 const ROOM_AT_LEAST: Duration = Duration::from_secs(3600);
-/// What stands first in the file by which logind is told to wait longer.
+/// First line of the logind override file.
 const MARK: &str = "# Kubelet logind override";
 const MODE: u32 = 0o644;
 
-/// Why the machine's end is not heard of.
+/// Why shutdown signals are not received.
 #[derive(Debug, thiserror::Error)]
 enum KeepError {
     #[error(transparent)]
@@ -47,7 +49,7 @@ enum KeepError {
     TooShort { wanted: GoDuration, current: GoDuration },
 }
 
-/// The file by which logind is told to wait longer.
+/// logind override file that extends `InhibitDelayMaxSec`.
 #[derive(Clone, Debug)]
 pub struct Override(pub PathBuf);
 
@@ -62,7 +64,7 @@ impl Override {
         format!("{MARK}\n[Login]\nInhibitDelayMaxSec={}\n", period.as_secs_f64().ceil())
     }
 
-    /// Written where it says something else.
+    /// Writes the file unless its content is current.
     async fn write(&self, period: Duration) -> Result<(), KeepError> {
         let (path, content) = (self.0.clone(), Self::content(period));
         let write = move || {
@@ -78,7 +80,7 @@ impl Override {
         written.map_err(|cause| KeepError::Override { path: self.0.display().to_string(), cause })
     }
 
-    /// Removes it where we wrote it: nobody is waited for any more.
+    /// Removes the file if this agent wrote it: logind no longer needs to wait.
     pub async fn remove(self) {
         let remove = move || {
             let ours = std::fs::read_to_string(&self.0).is_ok_and(|content| content.starts_with(MARK));
@@ -90,7 +92,7 @@ impl Override {
     }
 }
 
-/// Hears of the machine's end; see the file's documentation.
+/// Owner of the inhibitor lock; see the module documentation.
 pub struct Keeper {
     logind: Box<dyn LoginManager>,
     drain: Arc<Drain>,
@@ -98,14 +100,14 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Nothing is asked yet.
+    /// Creates the owner without connecting.
     pub fn new(logind: Box<dyn LoginManager>, drain: Arc<Drain>, file: Override) -> Self {
         Self { logind, drain, file }
     }
 
-    /// Listens until stopped; looks for the bus again whenever it is lost.
+    /// Runs until stopped; reconnects whenever the bus is lost.
     pub async fn run(self, stop: CancellationToken) {
-        // A lock outlives the bus that it came by: it is let go when pods have gone, or there is another one.
+        // A lock outlives its bus connection: it is released once pods are terminated, or replaced.
         let (mut lock, mut told) = (None, String::new());
         while let Some(ended) = stop.run_until_cancelled(self.listen(&mut lock)).await {
             let text = ended.to_string();
@@ -119,7 +121,7 @@ impl Keeper {
         }
     }
 
-    /// Listens as long as there is a bus; why there is none.
+    /// Runs while the bus is connected; returns why it is not.
     async fn listen(&self, lock: &mut Option<OwnedFd>) -> KeepError {
         match self.hear(lock).await {
             Err(error) => error,
@@ -129,12 +131,12 @@ impl Keeper {
 
     async fn hear(&self, lock: &mut Option<OwnedFd>) -> Result<std::convert::Infallible, KeepError> {
         let (session, mut signals) = self.logind.connect().await?;
-        // What was missed while there was no bus is made up for.
+        // Handle a shutdown that was announced while the bus was disconnected.
         match session.is_preparing().await? {
             true => self.goes_down(lock).await,
             false => self.hold(&*session, lock).await?,
         }
-        // Whoever hears nothing until there is room would miss a machine that goes down meanwhile.
+        // Concurrently: a shutdown announced while the delay is extended must not be missed.
         let room = self.keep_room(&*session);
         tokio::pin!(room);
         let mut has_room = false;
@@ -149,8 +151,8 @@ impl Keeper {
             };
             match heard {
                 Heard::Begins(true) => {
-                    // Anybody on the bus may send us a signal: it is not believed where logind itself denies it. One
-                    // that does not answer may be about to go.
+                    // Any bus client can send this signal: ignore it if logind itself denies it. If
+                    // logind does not respond it may be shutting down.
                     if !matches!(timeout(CHECK, session.is_preparing()).await, Ok(Ok(false))) {
                         self.goes_down(lock).await;
                     }
@@ -160,19 +162,20 @@ impl Keeper {
                         self.hold(&*session, lock).await?;
                     }
                 }
-                // A soft reboot ends processes as any other: what it leaves running is no business of ours.
+                // A soft reboot ends processes like any other: processes that survive it do not matter
+                // here.
                 Heard::How(how) => info!(how, "logind tells how the machine goes down"),
             }
         }
     }
 
-    /// Pods go first; then logind waits for nobody else of us.
+    /// Terminates pods first, then releases the lock.
     async fn goes_down(&self, lock: &mut Option<OwnedFd>) {
         self.drain.begin(Cause::Machine).await;
         *lock = None;
     }
 
-    /// A lock; how long it holds is seen to afterwards: a short delay is better than none.
+    /// Acquires a lock; logind's delay is extended afterwards: a short delay is better than none.
     async fn hold(&self, session: &dyn LoginSession, lock: &mut Option<OwnedFd>) -> Result<(), KeepError> {
         self.stays().await;
         *lock = Some(session.inhibit().await?);
@@ -180,8 +183,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Sees to it that logind waits as long as pods may take; what fails is tried again, since the machine's end may be
-    /// far. logind looks at how long it waits when the end begins.
+    /// Ensures that logind waits as long as pods may take; retries failures, since the shutdown may be
+    /// far in the future. logind reads the delay when the shutdown begins.
     async fn keep_room(&self, session: &dyn LoginSession) {
         let (mut pause, mut told) = (ROOM_AGAIN, String::new());
         while let Err(error) = self.make_room(session).await {
@@ -195,7 +198,7 @@ impl Keeper {
         }
     }
 
-    /// The machine stays; who else lets pods go says when that is over.
+    /// Cancels the machine's shutdown; other causes of the drain remain.
     async fn stays(&self) {
         if let Err(cause) = self.drain.cancel(Cause::Machine).await {
             debug!(?cause, "The machine stays, and pods go for another reason");
@@ -241,7 +244,7 @@ mod tests {
         testing::{World, pod, world},
     };
 
-    /// How a call is not answered.
+    /// Fault of a call.
     #[derive(Clone, Copy, Debug)]
     enum Fault {
         Refused,
@@ -254,10 +257,10 @@ mod tests {
         is_preparing: bool,
         delay: Duration,
         delay_once_reloaded: Duration,
-        /// By the name of the call.
+        /// Faults by the name of the call.
         faults: HashMap<&'static str, Fault>,
         session: Option<mpsc::UnboundedSender<Heard>>,
-        /// The other ends of the locks that were given out.
+        /// The other ends of the acquired locks.
         locks: Vec<UnixStream>,
     }
 
@@ -292,7 +295,7 @@ mod tests {
             sent.expect("a session").expect("it is heard");
         }
 
-        /// Of each lock whether it is held.
+        /// For each lock whether it is held.
         fn held(&self) -> Vec<bool> {
             let is_held = |mut lock: &UnixStream| matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
             self.fake().locks.iter().map(is_held).collect()
@@ -365,7 +368,7 @@ mod tests {
         }
     }
 
-    /// A keeper beside that logind, of a node with one pod that takes 5 s to end.
+    /// The owner of the lock with that logind, on a node with one pod that takes 5 s to terminate.
     async fn keeper(login: &Login) -> (Arc<World>, tempfile::TempDir) {
         let (world, drain) = world(vec![pod("a", 0, 5)], 0).await;
         let folder = tempfile::tempdir().expect("a folder");
@@ -395,7 +398,7 @@ mod tests {
         login.fake().faults.clear();
         sleep(Duration::from_secs(2)).await;
         assert_eq!(login.held(), [false, true]);
-        // What is said while nobody hears it.
+        // A signal while the bus is disconnected.
         login.lose_bus();
         sleep(Duration::from_millis(2500)).await;
         login.fake().is_preparing = true;
@@ -421,7 +424,7 @@ mod tests {
             sleep(Duration::from_millis(1200)).await;
             assert_eq!(login.held(), [false], "{fault:?}: it has ended");
         }
-        // The bus goes with its word.
+        // The bus is lost right after its signal.
         let login = Login::new();
         let (world, _folder) = keeper(&login).await;
         login.says(true);
@@ -462,10 +465,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_short_delay_is_better_than_none() {
         for (call, fault) in [
-            ("KillUnit", Some(Fault::Refused)), // no systemd, or it is not for us
+            ("KillUnit", Some(Fault::Refused)), // no systemd, or no permission
             ("KillUnit", Some(Fault::Hangs)),
             ("InhibitDelayMaxUSec", Some(Fault::Refused)),
-            ("nothing", None), // it stays too short
+            ("nothing", None), // the delay stays too short
         ] {
             let login = Login::new();
             let short = Duration::from_secs(5);

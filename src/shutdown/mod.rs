@@ -1,14 +1,15 @@
-//! Ends the pods of a node that goes down, least important first.
+//! Graceful node shutdown: terminates pods by priority class, lowest first.
 //!
 //! ```text
-//!  logind ── the machine goes down ──► keeper ──► drain ──► pods of one class after the other
-//!  SIGTERM, where that is asked for ─────────────►  ├──► facts of the node, state file, metrics
-//!  somebody on this machine ──────► door ───────────┘
+//!  logind ── PrepareForShutdown ─────► keeper ──► drain ──► pods of one class after the other
+//!  SIGTERM, if so configured ────────────────────►  ├──► node facts, state file, metrics
+//!  administrator ─────────────────► door ───────────┘
 //! ```
 //!
-//! `classes` (pure) says which pods go together and how long they get; `drain` lets them go and waits until their last
-//! words are with the API server; `keeper` holds the lock for which logind waits; `door` is a socket by which people and
-//! programs of the machine ask for it. Behaviour: spec 05 §7.
+//! `classes` (pure) groups pods and their grace periods; `drain` terminates them and waits until their
+//! final statuses are at the API server; `keeper` owns the inhibitor lock that logind waits for; `door`
+//! is the socket by which administrators and programs on the machine request a drain. Implements
+//! spec 05 §7.
 
 mod classes;
 mod door;

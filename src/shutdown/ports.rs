@@ -1,4 +1,4 @@
-//! What the end of a node needs of the engine, and of logind.
+//! Interfaces of graceful node shutdown to the engine and to logind.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -8,53 +8,53 @@ use super::classes::Given;
 use berth_sys::logind::{Heard, Logind, LogindError, Session, Signals};
 use berth_types::{Pod, PodUid};
 
-/// The pods.
+/// Pods of the engine.
 #[async_trait]
 pub trait Pods: Send + Sync + 'static {
-    /// Waits until all pods are known: an agent that has just started has yet to be told.
+    /// Waits until all pods are known: after a start the sources have yet to deliver them.
     async fn known(&self);
-    /// Those of which something may run.
+    /// Pods of which containers may run.
     fn active(&self) -> Vec<Arc<Pod>>;
-    /// Ends a pod and waits until nothing of it runs and nothing is mounted.
+    /// Terminates a pod and waits until none of its containers run and none of its volumes are mounted.
     ///
     /// # Errors
-    /// It does not end.
+    /// The pod does not terminate.
     async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String>;
-    /// Tells that a pod has not ended in its time.
+    /// Reports that a pod has not terminated in time.
     fn late(&self, pod: &Pod);
-    /// Waits until what became of these pods is with the API server, where there is one.
+    /// Waits until the final statuses of these pods are at the API server, if there is one.
     async fn told(&self, pods: &[PodUid]);
-    /// Says whether the node goes down: admission and the node's status follow.
+    /// Sets whether the node is shutting down, for admission and the node status.
     fn set_shutting_down(&self, is: bool);
 }
 
-/// Who says that the machine goes down: logind.
+/// logind's login manager, which announces the machine's shutdown.
 #[async_trait]
 pub trait LoginManager: Send + Sync + 'static {
     /// As [`Logind::connect`].
     ///
     /// # Errors
-    /// There is no bus.
+    /// The bus is not available.
     async fn connect(&self) -> Result<(Box<dyn LoginSession>, Box<dyn LoginSignals>), LogindError>;
 }
 
-/// A connection to it. Each call has a limit of its own.
+/// Connection to the login manager. Each call has its own timeout.
 #[async_trait]
 pub trait LoginSession: Send + Sync {
     /// As [`Session::longest_delay`].
     ///
     /// # Errors
-    /// It does not say.
+    /// The call fails.
     async fn longest_delay(&self) -> Result<Duration, LogindError>;
     /// As [`Session::is_preparing`].
     ///
     /// # Errors
-    /// It does not say.
+    /// The call fails.
     async fn is_preparing(&self) -> Result<bool, LogindError>;
     /// As [`Session::inhibit`].
     ///
     /// # Errors
-    /// There is no lock.
+    /// The lock is not granted.
     async fn inhibit(&self) -> Result<OwnedFd, LogindError>;
     /// As [`Session::reload`].
     ///
@@ -63,7 +63,7 @@ pub trait LoginSession: Send + Sync {
     async fn reload(&self) -> Result<(), LogindError>;
 }
 
-/// What it says on that connection by itself.
+/// Signals of the login manager on that connection.
 #[async_trait]
 pub trait LoginSignals: Send {
     /// As [`Signals::next`].

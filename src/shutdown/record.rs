@@ -1,17 +1,17 @@
-//! When the node was last shut down, as a file that outlives it. Pure. Behaviour: spec 05 §7.6.
+//! State file with start and end of the last node shutdown. Pure. Implements spec 05 §7.6.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// What Go writes for no time at all.
+/// Go's zero time in JSON.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// Begin and end of the last shutdown; `None` for what has not been.
+/// Start and end of the last shutdown; `None` if it did not happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Record {
-    /// When it began.
+    /// Start time.
     pub start: Option<Timestamp>,
-    /// When it was done.
+    /// End time.
     pub end: Option<Timestamp>,
 }
 
@@ -23,10 +23,10 @@ struct Written {
 }
 
 impl Record {
-    /// Reads the file.
+    /// Decodes the file.
     ///
     /// # Errors
-    /// It is none of ours.
+    /// The content is malformed.
     pub fn decode(content: &[u8]) -> Result<Self, String> {
         let written: Written = serde_json::from_slice(content).map_err(|error| error.to_string())?;
         let time = |text: &str| match text {
@@ -36,11 +36,11 @@ impl Record {
         Ok(Self { start: time(&written.start_time)?, end: time(&written.end_time)? })
     }
 
-    /// The file's content.
+    /// Encodes the file.
     pub fn encode(&self) -> Vec<u8> {
         let time = |time: Option<Timestamp>| time.map_or_else(|| NEVER.to_owned(), |time| time.to_string());
         let written = Written { start_time: time(self.start), end_time: time(self.end) };
-        serde_json::to_vec(&written).unwrap_or_default() // two strings
+        serde_json::to_vec(&written).unwrap_or_default() // two strings cannot fail
     }
 }
 

@@ -1,4 +1,4 @@
-//! A node without an engine: pods end by the clock.
+//! Test fixture: a node without an engine, whose pods terminate by the clock.
 
 use std::{
     io,
@@ -17,12 +17,12 @@ use berth_metrics::{Registry, ShutdownMetrics};
 use berth_ports::{Clock, Event, EventSink, StateFile};
 use berth_types::{Pod, PodUid};
 
-/// Pods that end when their grace period is over, and whose words take a while.
+/// Pods that terminate when their grace period is over, and whose final statuses take a while.
 #[derive(Default)]
 pub(super) struct World {
     pods: Vec<Arc<Pod>>,
     words: Duration,
-    /// Before that nobody knows of them.
+    /// Pods are unknown before this time.
     known_after: Duration,
     log: Shared<Vec<String>>,
     begun: Option<Instant>,
@@ -34,7 +34,7 @@ impl World {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{at} {text}"));
     }
 
-    /// What happened since that was last asked, with its moment, ms.
+    /// The log since the last call, with times in ms.
     pub fn log(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -106,7 +106,7 @@ impl Clock for Always {
     }
 }
 
-/// `takes` is how long it needs, whatever its grace period.
+/// A pod that takes `takes` seconds to terminate, whatever its grace period.
 pub(super) fn pod(name: &str, priority: i32, takes: i64) -> Arc<Pod> {
     let object = json!({
         "metadata": {"name": name, "namespace": "n", "uid": name},
@@ -115,12 +115,14 @@ pub(super) fn pod(name: &str, priority: i32, takes: i64) -> Arc<Pod> {
     Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
 }
 
-/// These pods, in a node that gives 20 s and critical ones 10 s; `words` is how long last words take, ms.
+/// These pods on a node with grace periods of 20 s, and 10 s for critical pods; `words` is the time
+/// that final statuses take, in ms.
 pub(super) async fn world(pods: Vec<Arc<Pod>>, words: u64) -> (Arc<World>, Drain) {
     world_told_after(pods, words, 0, "10s").await
 }
 
-/// As [`world`], where critical pods get that of 30 s; nobody knows of the pods before that, ms.
+/// As [`world`], where critical pods get `critical` of 30 s; the pods are unknown before `known_after`
+/// ms.
 pub(super) async fn world_told_after(
     pods: Vec<Arc<Pod>>,
     words: u64,

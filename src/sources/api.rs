@@ -1,7 +1,7 @@
-//! Hands the sets of the API server's pods to the mux.
+//! API source: forwards the pod sets of the API server to the mux.
 //!
-//! The feed lists and watches and is played elsewhere ([`PodSourceFeed`]); here is only the door.
-//! Nothing is sent while it is disconnected. Behaviour: spec 02a §1.8.
+//! A [`PodSourceFeed`] lists and watches; this task only forwards. Nothing is sent while the feed is
+//! disconnected. Implements spec 02a §1.8.
 
 use tokio_util::sync::CancellationToken;
 

@@ -1,9 +1,9 @@
-//! Reads the bytes of a manifest: YAML or JSON, one pod or a list of pods. Pure.
+//! Manifest decoder: YAML or JSON, one pod or a list of pods. Pure.
 //!
-//! YAML is read by the rules people's manifests were written for (YAML 1.1: `0644` is octal,
-//! `yes` is true, of two equal keys the later one counts), within budgets that stop alias bombs
-//! and deep nesting. Only the first document counts; unknown fields are ignored.
-//! Behaviour: spec 02a §1.2 steps 2 and 3.
+//! YAML is parsed by the rules that existing manifests were written for (YAML 1.1: `0644` is octal,
+//! `yes` is true, of duplicate keys the last one counts), within budgets that stop alias bombs and deep
+//! nesting. Only the first document counts; unknown fields are ignored. Implements spec 02a §1.2 steps
+//! 2 and 3.
 
 use std::fmt::{self, Write};
 
@@ -16,42 +16,42 @@ use berth_config::{
 };
 use berth_types::{api, fieldpath::quoted, quantity::Amount};
 
-/// What a manifest holds.
+/// A decoded manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Manifest {
-    /// `v1` `Pod`.
+    /// A `v1` `Pod`.
     Pod(Box<api::Pod>),
-    /// `v1` `PodList`.
+    /// A `v1` `PodList`.
     List(Vec<api::Pod>),
 }
 
-/// The bytes are no pod and no list of pods.
+/// The bytes are neither a pod nor a list of pods.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Neither YAML nor JSON, or a budget was exceeded.
     #[error("error converting YAML to JSON: {0}")]
     Yaml(String),
-    /// JSON beyond the budget.
+    /// JSON with more values than the budget allows.
     #[error("the manifest holds more than {MAX_VALUES} values")]
     TooManyValues,
-    /// Starts like JSON and is none.
+    /// Starts like JSON, but is malformed.
     #[error("{0}")]
     Json(String),
-    /// `kind` is missing or no text.
+    /// `kind` is missing or not a string.
     #[error("Object 'Kind' is missing in '{0}'")]
     NoKind(String),
-    /// `apiVersion` is missing or no text.
+    /// `apiVersion` is missing or not a string.
     #[error("Object 'apiVersion' is missing in '{0}'")]
     NoVersion(String),
-    /// Something else than a pod or a list of pods.
+    /// Neither a pod nor a list of pods.
     #[error("no kind {} is registered for version {}", quoted(.kind), quoted(.version))]
     OtherKind {
-        /// The kind it claims.
+        /// `kind` of the manifest.
         kind: String,
-        /// The version it claims.
+        /// `apiVersion` of the manifest.
         version: String,
     },
-    /// A list where one pod is wanted.
+    /// A list where a single pod is required.
     #[error("invalid pod: the manifest holds a PodList")]
     List,
     /// A field has the wrong type.
@@ -60,20 +60,20 @@ pub enum DecodeError {
     /// A quantity is malformed.
     #[error("{path}: {reason}")]
     Quantity {
-        /// Where.
+        /// Path of the field.
         path: String,
-        /// What is wrong, in the API's words.
+        /// Error text of the API.
         reason: String,
     },
 }
 
-/// Reads a manifest.
+/// Decodes a manifest.
 ///
 /// # Errors
-/// Says what the bytes are instead.
+/// The reason why the bytes are not a valid manifest.
 pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
     let mut value = if is_json(bytes) { from_json(bytes)? } else { from_yaml(bytes)? };
-    // Quantities keep the text they were written with: the UID of a pod is made of it.
+    // Quantities keep their original text: it is part of the input of the pod's UID.
     quantities_of_all(&mut value)?;
     if !is_json(bytes) {
         yaml::whole_floats_to_integers(&mut value);
@@ -96,16 +96,16 @@ pub fn decode(bytes: &[u8]) -> Result<Manifest, DecodeError> {
     }
 }
 
-/// Every document of a manifest that may hold several, whatever they are; empty ones are left out.
+/// All documents of a manifest that may contain several, of any kind; empty ones are omitted.
 ///
 /// # Errors
-/// One of them is neither YAML nor JSON.
+/// A document is neither YAML nor JSON.
 pub fn documents(bytes: &[u8]) -> Result<Vec<Value>, DecodeError> {
     let json = is_json(bytes).then(|| from_json(bytes));
     if let Some(Ok(one)) = json {
         return Ok(vec![one]);
     }
-    // JSON documents between `---` are YAML.
+    // JSON documents separated by `---` are YAML.
     let mut reader = bytes;
     let all: Result<Vec<Value>, _> = serde_saphyr::read_with_options(&mut reader, options()).collect();
     let mut all = match (all, json) {
@@ -117,10 +117,10 @@ pub fn documents(bytes: &[u8]) -> Result<Vec<Value>, DecodeError> {
     Ok(all.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-/// Reads a value as that type.
+/// Converts a value to that type.
 ///
 /// # Errors
-/// Names the field that has another type.
+/// Names the field with another type.
 pub fn typed<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|error| match error.path().to_string() {
         path if path == "." => error.inner().to_string(),
@@ -149,7 +149,7 @@ fn from_yaml(bytes: &[u8]) -> Result<Value, DecodeError> {
     first.unwrap_or(Ok(Value::Null)).map_err(|e| DecodeError::Yaml(excerpt(&e.to_string())))
 }
 
-/// How many values a JSON text holds at most: nothing is built before that is known.
+/// Upper limit of the number of values in a JSON text, determined before anything is allocated.
 fn json_values(bytes: &[u8]) -> usize {
     let (mut values, mut quoted, mut escaped) = (1, false, false);
     for byte in bytes {
@@ -169,7 +169,7 @@ fn text(value: &Value, key: &str) -> Option<String> {
 }
 
 fn pod(mut value: Value) -> Result<api::Pod, DecodeError> {
-    // Items of a list need not say what they are, and a wrong word there is not looked at.
+    // Items of a list may omit these fields; wrong values there are ignored.
     if let Some(members) = value.as_object_mut() {
         members.insert("apiVersion".to_owned(), "v1".into());
         members.insert("kind".to_owned(), "Pod".into());
@@ -177,21 +177,20 @@ fn pod(mut value: Value) -> Result<api::Pod, DecodeError> {
     typed(value).map_err(|e| DecodeError::Field(excerpt(&e)))
 }
 
-/// The path of the value that is looked at; one text, because each level may have a long name and
-/// many members.
+/// Path of the current value; one string, because each level may have a long name and many members.
 struct Place(String);
 
 impl Place {
     fn within<R>(&mut self, step: fmt::Arguments<'_>, look: impl FnOnce(&mut Self) -> R) -> R {
         let before = self.0.len();
-        let _ = self.0.write_fmt(step); // a text takes everything
+        let _ = self.0.write_fmt(step); // writing to a string cannot fail
         let found = look(self);
         self.0.truncate(before);
         found
     }
 }
 
-/// The quantities of a pod, or of a list's.
+/// Checks the quantities of a pod or of a list of pods.
 fn quantities_of_all(value: &mut Value) -> Result<(), DecodeError> {
     let of_pod = |pod: &mut Value| match pod.get_mut("spec") {
         Some(spec) => quantities(spec, &mut Place("spec".to_owned())),
@@ -203,8 +202,8 @@ fn quantities_of_all(value: &mut Value) -> Result<(), DecodeError> {
     }
 }
 
-/// Quantities may be written as numbers (`cpu: 1`), which the typed API does not take; and a text
-/// that is no quantity is refused here as the reference does when it decodes.
+/// Converts quantities written as numbers (`cpu: 1`), which the typed API rejects; and rejects texts
+/// that are not quantities, as upstream does when it decodes.
 fn quantities(value: &mut Value, at: &mut Place) -> Result<(), DecodeError> {
     match value {
         Value::Object(members) => members.iter_mut().try_for_each(|(key, member)| {
@@ -231,7 +230,7 @@ fn quantity(value: &mut Value, at: &Place) -> Result<(), DecodeError> {
         Value::Number(number) => number.to_string(),
         Value::String(text) => text.clone(),
         Value::Null => "0".to_owned(),
-        _ => return Ok(()), // the typed decoder names what is wrong
+        _ => return Ok(()), // the typed decoder reports the error
     };
     Amount::parse(&text)
         .map_err(|e| DecodeError::Quantity { path: excerpt(&at.0), reason: excerpt(&e.to_string()) })?;

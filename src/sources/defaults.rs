@@ -1,7 +1,7 @@
-//! What the API server would fill in when a pod is created. Pure. Behaviour: spec 02a §1.3.
+//! API defaults of static pods. Pure. Implements spec 02a §1.3.
 //!
-//! Only what a pod on a node needs; defaults of volume types that a static pod may not use are
-//! not here. Part of the hash that becomes a static pod's UID: see [`super::normalise`] before
+//! Only defaults that a pod on a node needs; those of volume types that a static pod must not use are
+//! omitted. They are part of the hash that becomes a static pod's UID: see [`super::normalise`] before
 //! changing anything.
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use berth_types::{api, quantity::Amount, resources, volume};
 
 type Amounts = BTreeMap<String, Quantity>;
 
-/// Mode of files in atomic volumes.
+/// Default mode of files in atomic volumes.
 const FILE_MODE: i32 = 0o644;
-/// Lifetime of a projected token, seconds.
+/// Default lifetime of a projected token, in seconds.
 const TOKEN_SECONDS: i64 = 3600;
 
-/// Fills in every default. Idempotent.
+/// Applies all defaults. Idempotent.
 pub fn apply(pod: &mut api::Pod) {
     let spec = pod.spec.get_or_insert_default();
     fill(&mut spec.restart_policy, "Always");
@@ -26,7 +26,7 @@ pub fn apply(pod: &mut api::Pod) {
     spec.termination_grace_period_seconds.get_or_insert(30);
     spec.security_context.get_or_insert_default();
     spec.enable_service_links.get_or_insert(true);
-    // The deprecated name is another spelling of the same field.
+    // The deprecated field is an alias of the same value.
     let account = [&spec.service_account_name, &spec.service_account];
     let account = account.into_iter().flatten().find(|name| !name.is_empty()).cloned();
     spec.service_account_name.clone_from(&account);
@@ -164,7 +164,7 @@ fn downward_items(items: Option<&mut Vec<api::DownwardAPIVolumeFile>>) {
     }
 }
 
-/// Each missing request is the limit of the same resource.
+/// Each missing request defaults to the limit of the same resource.
 fn requests_from_limits(resources: &mut api::ResourceRequirements) {
     let Some(limits) = resources.limits.as_ref().filter(|limits| !limits.is_empty()) else { return };
     let requests = resources.requests.get_or_insert_default();

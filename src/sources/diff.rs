@@ -1,9 +1,9 @@
-//! What changed between two full sets of one source. Pure. Behaviour: spec 02a §2.2-2.4.
+//! Difference between two full pod sets of one source. Pure. Implements spec 02a §2.2-2.4.
 //!
-//! A set is compared with what this source sent before, and becomes ordered, minimal operations:
-//! REMOVE, ADD, UPDATE, DELETE, (an empty ADD for the first set of a source that adds nothing),
-//! RECONCILE. The store keeps what was told to the engine; of the source's own object it keeps
-//! only a weak pointer, by which an unchanged pod is recognised without a comparison.
+//! A set is compared with the last one of this source, and becomes ordered, minimal operations: REMOVE,
+//! ADD, UPDATE, DELETE, (an empty ADD for the first set of a source that adds nothing), RECONCILE. The
+//! store keeps the pods as sent to the engine; of the source's own object it keeps only a weak pointer,
+//! to detect an unchanged pod without a comparison.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -23,27 +23,27 @@ const LOCAL_ANNOTATIONS: [&str; 3] = [ANNOTATION_SOURCE, ANNOTATION_MIRROR, ANNO
 /// A pod of a source as the engine knows it.
 #[derive(Debug)]
 struct Held {
-    /// What the source sent; only to be recognised again.
+    /// The object from the source; only for a pointer comparison.
     sent: Weak<Pod>,
-    /// What the engine was told.
+    /// The pod as sent to the engine.
     pod: Arc<Pod>,
 }
 
 /// A pod that is ignored because another one has its name (or its UID).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Duplicate {
-    /// The pod that is ignored.
+    /// The ignored pod.
     pub pod: PodRef,
-    /// The text of the event.
+    /// Message of the event.
     pub message: String,
 }
 
-/// What one merge tells.
+/// Result of one merge.
 #[derive(Debug, Default)]
 pub struct Merged {
     /// The operations, in order.
     pub changes: Vec<PodChange>,
-    /// Pods that are ignored, each told once.
+    /// Newly ignored pods; each is reported once.
     pub duplicates: Vec<Duplicate>,
 }
 
@@ -57,12 +57,12 @@ pub struct SourceStore {
 }
 
 impl SourceStore {
-    /// Of a source that has not answered yet.
+    /// Creates the store of a source that has not delivered a set yet.
     pub fn new(source: PodSource) -> Self {
         Self { source, seen: false, pods: BTreeMap::new(), told: HashSet::new() }
     }
 
-    /// Takes a new full set; `seen` is the value of `kubernetes.io/config.seen` for new pods.
+    /// Merges a new full set; `seen` is the value of `kubernetes.io/config.seen` for new pods.
     pub fn merge(&mut self, set: Vec<Arc<Pod>>, seen: &str) -> Merged {
         let mut merged = Merged::default();
         let first = !std::mem::replace(&mut self.seen, true);
@@ -105,8 +105,8 @@ impl SourceStore {
         merged
     }
 
-    /// Drops pods whose full name or UID is taken: by the pod that the engine already drives,
-    /// else by the first one of the set.
+    /// Drops pods whose full name or UID is taken: by the pod that the engine already has, else by the
+    /// first one of the set.
     fn without_duplicates(&mut self, incoming: Vec<Arc<Pod>>, merged: &mut Merged) -> Vec<Arc<Pod>> {
         let mut owners: BTreeMap<PodFullName, usize> = BTreeMap::new();
         let mut uids: BTreeSet<PodUid> = BTreeSet::new();
@@ -143,7 +143,7 @@ impl SourceStore {
     }
 }
 
-/// The order in which operations are sent.
+/// Order in which operations are sent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Emission {
     Remove,
@@ -166,17 +166,17 @@ impl Emission {
     }
 }
 
-/// The pod as it is first told: with the source and the time, without managed fields.
+/// The pod as first sent: with source and time, without managed fields.
 fn new_pod(sent: &Pod, source: PodSource, seen: &str) -> Pod {
     let mut metadata = ObjectMeta::clone(&sent.metadata);
-    metadata.managed_fields = None; // nobody here reads them
+    metadata.managed_fields = None; // not used on the node
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(ANNOTATION_SOURCE.to_owned(), source.as_str().to_owned());
     annotations.insert(ANNOTATION_SEEN.to_owned(), seen.to_owned());
     sent.with_head(PodHead { metadata: Arc::new(metadata), status: sent.status.clone() })
 }
 
-/// Compares a pod with what was told of it.
+/// Compares a pod with its last version sent to the engine.
 fn compared(held: Held, sent: &Arc<Pod>) -> (Held, Option<Emission>) {
     if Weak::ptr_eq(&held.sent, &Arc::downgrade(sent)) {
         return (held, None);
@@ -206,10 +206,10 @@ fn compared(held: Held, sent: &Arc<Pod>) -> (Held, Option<Emission>) {
     (Held { sent: Arc::downgrade(sent), pod: Arc::new(told) }, Some(emission))
 }
 
-/// Whether anything but the status differs that the engine acts on.
+/// Whether anything that the engine uses differs, apart from the status.
 fn differs(old: &Pod, new: &Pod) -> bool {
     let (was, is) = (&old.metadata, &new.metadata);
-    // Mostly it is shared, and then nothing is compared.
+    // The specification is usually shared, which needs no comparison.
     let same_spec = Arc::ptr_eq(old.shared_spec(), new.shared_spec()) || old.spec() == new.spec();
     !same_spec
         || *old.labels() != is.labels.clone().unwrap_or_default()
@@ -256,7 +256,7 @@ mod tests {
             .collect()
     }
 
-    /// What the second set tells after the first.
+    /// Operations of the second set after the first.
     fn after(first: Vec<Arc<Pod>>, second: Vec<Arc<Pod>>) -> Vec<String> {
         let mut store = SourceStore::new(PodSource::Api);
         store.merge(first, SEEN);
@@ -347,7 +347,7 @@ mod tests {
         let mut store = SourceStore::new(PodSource::File);
         let (one, two) = (pod("a", "u1", json!({})), pod("a", "u2", json!({})));
         assert_eq!(told(&store.merge(vec![two.clone()], SEEN)), ["Add a"]);
-        // u1 sorts first now, but u2 runs.
+        // u1 is first in the set now, but u2 runs.
         let merged = store.merge(vec![one.clone(), two.clone()], SEEN);
         assert_eq!(told(&merged), Vec::<String>::new());
         assert_eq!(

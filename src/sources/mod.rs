@@ -1,13 +1,13 @@
-//! Where manifests come from, and how they become one stream of operations.
+//! Pod sources: static pod files, HTTP, and API, merged into one stream of operations.
 //!
-//! In: a directory or file, a URL, the API server's pods. Out: ordered, minimal operations
-//! ([`PodChange`](berth_types::PodChange)) on a channel of 50. Each source is a task that owns what
-//! it last read and sends full sets; the mux owns what the engine was told of every source and
+//! Input: a directory or file, a URL, the API server's pods. Output: ordered, minimal operations
+//! ([`PodChange`](berth_types::PodChange)) on a channel of 50. Each source is a task that owns its last
+//! read state and sends full sets; the mux owns the pods of every source as sent to the engine, and
 //! compares.
 //!
-//! Static pods (file, http) are decoded, defaulted, named, validated and checked for references to
-//! API objects here ([`decode`], [`defaults`], [`normalise`], [`validate`], [`references`]: all
-//! pure). Pods of the API come through a port ([`ports::PodSourceFeed`]). Behaviour: spec 02a §1-2.
+//! Static pods (file, http) are decoded, defaulted, named, validated, and checked for references to API
+//! objects here ([`decode`], [`defaults`], [`normalise`], [`validate`], [`references`]: all pure). Pods
+//! of the API come through a trait ([`ports::PodSourceFeed`]). Implements spec 02a §1-2.
 
 mod api;
 pub mod decode;
@@ -25,5 +25,5 @@ pub mod validate;
 pub use mux::{CHANGES_CAPACITY, Door, Mux, Now, SourceSet};
 pub use start::{RunningSources, SourcesConfig, SourcesDeps, start};
 
-/// Manifests of this many bytes or more are refused.
+/// Manifests of this many bytes or more are rejected.
 const MANIFEST_LIMIT: u64 = 10 * 1024 * 1024;

@@ -1,11 +1,11 @@
-//! Merges the full sets of all sources into one stream of operations.
+//! Mux: merges the full pod sets of all sources into one stream of operations.
 //!
 //!   file ─┐
-//!   http ─┼─► door (1 slot) ─► mux ─► operations (50 slots) ─► sync loop
+//!   http ─┼─► sets (1 slot) ─► mux ─► operations (50 slots) ─► sync loop
 //!   api  ─┘
 //!
-//! One task owns the last set of every source. A slow reader holds the sources back; a source that
-//! hangs holds back nobody. Behaviour: spec 02a §2.
+//! One task owns the last set of every source. A slow reader applies backpressure to the sources; a
+//! source that hangs blocks no other. Implements spec 02a §2.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,22 +18,22 @@ use super::{diff::SourceStore, ports::SourceEvents};
 use berth_metrics::SourceMetrics;
 use berth_types::{Operation, Pod, PodChange, PodSource};
 
-/// Operations that wait for the sync loop.
+/// Capacity of the channel of operations to the sync loop.
 pub const CHANGES_CAPACITY: usize = 50;
 
-/// The wall time.
+/// Returns the current wall time.
 pub type Now = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// A full set of one source.
 #[derive(Debug)]
 pub struct SourceSet {
-    /// Whose.
+    /// The source.
     pub source: PodSource,
-    /// All pods it has now.
+    /// All its current pods.
     pub pods: Vec<Arc<Pod>>,
 }
 
-/// Where sources hand in their sets.
+/// Sender of a source's sets to the mux.
 #[derive(Clone, Debug)]
 pub struct Door {
     source: PodSource,
@@ -41,34 +41,34 @@ pub struct Door {
 }
 
 impl Door {
-    /// For one source.
+    /// Creates the sender of one source.
     pub fn new(source: PodSource, sets: mpsc::Sender<SourceSet>) -> Self {
         Self { source, sets }
     }
 
-    /// Hands in a full set; waits while the mux is busy. A mux that is gone takes nothing: the
-    /// agent stops then.
+    /// Sends a full set; waits while the mux is busy. If the mux has ended the set is dropped: the
+    /// agent is stopping then.
     pub async fn hand_in(&self, pods: Vec<Arc<Pod>>) {
         let _ = self.sets.send(SourceSet { source: self.source, pods }).await;
     }
 }
 
-/// What the mux works with.
+/// Inputs and dependencies of the mux.
 pub struct Mux {
-    /// Sets come in here.
+    /// Receiver of sets.
     pub sets: mpsc::Receiver<SourceSet>,
-    /// Operations go out here.
+    /// Sender of operations.
     pub changes: mpsc::Sender<PodChange>,
-    /// Who takes events.
+    /// Receiver of events and observed pods.
     pub events: Arc<dyn SourceEvents>,
-    /// What is counted.
+    /// Metrics of the sources.
     pub metrics: SourceMetrics,
-    /// The wall time.
+    /// Returns the current wall time.
     pub now: Now,
 }
 
 impl Mux {
-    /// Runs until cancelled, until no source is left, or until nobody reads the operations.
+    /// Runs until cancelled, until no source is left, or until the receiver of operations is gone.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut stores: BTreeMap<PodSource, SourceStore> = BTreeMap::new();
         loop {

@@ -1,10 +1,9 @@
-//! Turns what a person wrote into a pod of this node. Pure. Behaviour: spec 02a §1.2 steps 4-14.
+//! Converts a decoded manifest to a static pod of this node. Pure. Implements spec 02a §1.2 steps 4-14.
 //!
-//! The order of the steps shows in the UID, in error texts and in the pod, and must not change.
-//! The UID is the 128-bit FNV-1a of the defaulted pod as canonical JSON (keys sorted, compact)
-//! and of where it came from. It decides whether a running pod is replaced when the agent is
-//! upgraded: what goes into it must not change between releases without a migration, which the
-//! golden values of the tests guard.
+//! The order of the steps is visible in the UID, in error texts, and in the pod, and must not change.
+//! The UID is the 128-bit FNV-1a hash of the defaulted pod as canonical JSON (keys sorted, compact) and
+//! of its origin. It determines whether a running pod is replaced when the agent is upgraded: its input
+//! must not change between releases without a migration, which the golden values of the tests guard.
 
 use std::sync::Arc;
 
@@ -21,40 +20,40 @@ use berth_types::{
     spec::{ANNOTATION_HASH, MalformedPod},
 };
 
-/// Annotation of `kubectl apply`: a copy of the whole pod that nobody on a node reads.
+/// Annotation of `kubectl apply`: a copy of the whole pod that is not used on a node.
 const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Where a manifest came from, and the node it is for.
+/// Origin of a manifest, and the node it is for.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
     /// `file` or `http`.
     pub source: PodSource,
-    /// The file's absolute path, or the URL.
+    /// Absolute path of the file, or the URL.
     pub location: &'a str,
-    /// This node's name.
+    /// Name of this node.
     pub node_name: &'a str,
-    /// Which references to API objects are refused.
+    /// Rule for references to API objects.
     pub references: ReferenceRule,
 }
 
-/// A manifest holds a pod, but not one that can run here.
+/// Why a manifest is not a valid static pod.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum InvalidPod {
-    /// No name.
+    /// The name is missing.
     #[error("invalid pod: name is needed for the pod")]
     NoName,
-    /// Fields are wrong.
+    /// Fields are invalid.
     #[error("invalid pod: {0}")]
     Fields(FieldErrors),
-    /// It refers to the API.
+    /// The pod refers to API objects.
     #[error(transparent)]
     Refers(#[from] ReferenceError),
-    /// It lacks what every pod has.
+    /// The pod lacks required metadata.
     #[error("invalid pod: {0}")]
     Malformed(#[from] MalformedPod),
 }
 
-/// As [`static_pod`] makes it, for the engine.
+/// Like [`static_pod`], converted for the engine.
 ///
 /// # Errors
 /// As [`static_pod`].
@@ -62,10 +61,10 @@ pub fn prepared(pod: api::Pod, origin: Origin<'_>) -> Result<Arc<Pod>, InvalidPo
     Ok(Arc::new(Pod::new(static_pod(pod, origin)?)?))
 }
 
-/// Makes a static pod of a decoded manifest.
+/// Converts a decoded manifest to a static pod.
 ///
 /// # Errors
-/// For a pod without name, with invalid fields, or with references to API objects.
+/// The pod has no name, invalid fields, or references to API objects.
 pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, InvalidPod> {
     pod.metadata.managed_fields = None;
     defaults::apply(&mut pod);
@@ -77,12 +76,13 @@ pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, Inv
         pod.metadata.uid = Some(uid(&pod, origin));
     }
     let uid = pod.metadata.uid.clone().unwrap_or_default();
-    // After the UID, which is made of the manifest: Go has no container without resources, `{}` is on every page.
+    // After the UID, which is a hash of the manifest: Go always serializes `resources`, as `{}` if
+    // empty.
     let spec = pod.spec.get_or_insert_default();
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
         container.resources.get_or_insert_default();
     }
-    // As the API server does on creation: a negative grace period is the shortest one.
+    // As the API server does on creation: a negative grace period becomes 1.
     spec.termination_grace_period_seconds =
         spec.termination_grace_period_seconds.map(|grace| if grace < 0 { 1 } else { grace });
     let meta = &mut pod.metadata;
@@ -106,7 +106,7 @@ pub fn static_pod(mut pod: api::Pod, origin: Origin<'_>) -> Result<api::Pod, Inv
     Ok(pod)
 }
 
-/// The UID of a manifest that has none. What `kubectl apply` notes about itself is no part of it.
+/// UID of a manifest without one. The annotation of `kubectl apply` is excluded.
 fn uid(pod: &api::Pod, origin: Origin<'_>) -> String {
     let mut pod = pod.clone();
     if let Some(annotations) = pod.metadata.annotations.as_mut() {
@@ -131,7 +131,7 @@ fn canonical_json(pod: &api::Pod) -> String {
     value.to_string()
 }
 
-/// Static pods of files stay when the node has problems.
+/// Static pods from files are not evicted by `NoExecute` taints.
 fn tolerate_no_execute(spec: &mut api::PodSpec) {
     let wanted = api::Toleration {
         operator: Some("Exists".to_owned()),
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_pod_of_a_file_is_named_and_hashed_for_this_node() {
-        // AC-02a-1 (source and seen are the mux's)
+        // AC-02a-1 (the mux adds source and seen)
         let pod = made(web(), PodSource::File).expect("valid");
         let meta = &pod.metadata;
         let uid = meta.uid.as_deref().expect("a uid");

@@ -1,4 +1,4 @@
-//! What the sources need of others.
+//! Interfaces of the pod sources to events and to the API server.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use async_trait::async_trait;
 
 use berth_types::{Pod, PodRef};
 
-/// Takes what the mux has to tell about pods. Never blocks.
+/// Receives events and observations from the mux. Never blocks.
 pub trait SourceEvents: Send + Sync + 'static {
-    /// An event of type Warning on a pod.
+    /// Records a Warning event on a pod.
     fn warning(&self, pod: &PodRef, reason: &'static str, message: String);
-    /// A pod of the API was seen in a set (startup latency, spec 02b §9).
+    /// Reports that a pod of the API was in a set (startup latency, spec 02b §9).
     fn observed(&self, pod: &Arc<Pod>);
 }
 
 /// The pods of the API server that are bound to this node (spec 02a §1.8).
 ///
-/// Whoever plays this role lists and watches; a lost watch is its own affair. Standalone nodes
-/// have none, and then no `api` source is registered.
+/// The implementation lists and watches, and handles lost watches itself. Standalone nodes have none,
+/// and then no `api` source is registered.
 #[async_trait]
 pub trait PodSourceFeed: Send + 'static {
-    /// The next complete set. Waits while disconnected, so that pods are not removed because the
-    /// API server cannot be reached; `None` when the agent stops.
+    /// Waits for the next complete set. Pending while disconnected, so that pods are not removed
+    /// because the API server is unreachable; `None` when the agent stops.
     ///
-    /// Safe to drop while waiting.
+    /// Cancel-safe.
     async fn next_set(&mut self) -> Option<Vec<Arc<Pod>>>;
 }

@@ -1,24 +1,24 @@
-//! What a static pod may not refer to, because only the API server could serve it. Pure.
-//! Behaviour: spec 02a §1.5.
+//! Rejects references of static pods to API objects. Pure. Implements spec 02a §1.5.
 
 use berth_types::{api, fieldpath::quoted};
 
-/// Whether references of static pods are refused at all (gate `PreventStaticPodAPIReferences`).
+/// Rule for references of static pods (gate `PreventStaticPodAPIReferences`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReferenceRule {
-    /// Every reference to an API object is refused.
+    /// Gate on: every reference to an API object is rejected.
     RefuseAll,
-    /// Only what cannot work without the API server: ClusterTrustBundles and ResourceClaims.
+    /// Gate off: only ClusterTrustBundles and ResourceClaims are rejected; they cannot work without the
+    /// API server.
     RefuseUnusable,
 }
 
-/// The pod refers to the API.
+/// Why the references of a pod are rejected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReferenceError {
-    /// A reference to that resource.
+    /// The pod refers to that resource.
     #[error("static pods may not reference {0}")]
     Refers(&'static str),
-    /// A projected volume with a source that nobody knows.
+    /// A projected volume has an unknown source.
     #[error("unknown source for projected volume {}", quoted(.0))]
     UnknownProjection(String),
     /// Gate off: a projected ClusterTrustBundle.
@@ -29,10 +29,10 @@ pub enum ReferenceError {
     Claims,
 }
 
-/// Checks a pod by that rule; the first match in the documented order counts.
+/// Checks a pod by that rule; the first match in the documented order wins.
 ///
 /// # Errors
-/// Names what is referred to.
+/// The rejected reference.
 pub fn check(spec: &api::PodSpec, rule: ReferenceRule) -> Result<(), ReferenceError> {
     match rule {
         ReferenceRule::RefuseAll => refuse_all(spec),

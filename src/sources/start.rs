@@ -1,4 +1,4 @@
-//! Starts the configured sources and the mux.
+//! Starts the configured pod sources and the mux.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,10 +16,10 @@ use super::{
 use berth_metrics::SourceMetrics;
 use berth_types::{PodChange, PodSource};
 
-/// Which sources there are.
+/// Settings of the pod sources.
 #[derive(Clone, Debug)]
 pub struct SourcesConfig {
-    /// This node's name.
+    /// Name of this node.
     pub node_name: String,
     /// `staticPodPath`: a directory or file; no `file` source without it.
     pub static_pod_path: Option<PathBuf>,
@@ -27,7 +27,7 @@ pub struct SourcesConfig {
     pub file_check_frequency: Duration,
     /// `staticPodURL`; no `http` source without it.
     pub static_pod_url: Option<String>,
-    /// `staticPodURLHeader`: names and values in the order they were given, names may repeat.
+    /// `staticPodURLHeader`: names and values in configured order, names may repeat.
     pub static_pod_url_headers: Vec<(String, String)>,
     /// `httpCheckFrequency`.
     pub http_check_frequency: Duration,
@@ -35,31 +35,32 @@ pub struct SourcesConfig {
     pub prevent_api_references: bool,
 }
 
-/// What the sources need of others.
+/// Dependencies of the pod sources.
 pub struct SourcesDeps {
-    /// The pods of the API server; `None` in standalone mode, and then no `api` source exists.
+    /// The pods of the API server; `None` in standalone mode, without an `api` source.
     pub feed: Option<Box<dyn PodSourceFeed>>,
-    /// Who takes events.
+    /// Receiver of events and observed pods.
     pub events: Arc<dyn SourceEvents>,
-    /// What is counted.
+    /// Metrics of the sources.
     pub metrics: SourceMetrics,
-    /// The wall time.
+    /// Returns the current wall time.
     pub now: Now,
 }
 
-/// The sources at work.
+/// The running sources.
 pub struct RunningSources {
-    /// The operations, in order.
+    /// Receiver of the operations, in order.
     pub changes: mpsc::Receiver<PodChange>,
-    /// The sources that exist: only these count for "all sources ready" (spec 02a §2.5).
+    /// The registered sources: only these count for "all sources ready" (spec 02a §2.5).
     pub registered: Vec<PodSource>,
-    /// All tasks; they end when cancelled, when `changes` is dropped, and the mux when no source is left.
+    /// All tasks; they end when cancelled or when `changes` is dropped, and the mux when no source is
+    /// left.
     pub tasks: Vec<JoinHandle<()>>,
 }
 
-/// Starts a task per configured source and the mux.
+/// Spawns a task per configured source and the mux.
 ///
-/// With no source at all the channel of operations closes at once.
+/// Without any source the channel of operations closes at once.
 pub fn start(config: SourcesConfig, deps: SourcesDeps, stop: &CancellationToken) -> RunningSources {
     let (sets, from_sources) = mpsc::channel(1);
     let (to_engine, changes) = mpsc::channel(CHANGES_CAPACITY);

@@ -1,4 +1,4 @@
-//! The runtime as a process of its own, on a socket, until it is killed.
+//! The embedded runtime as a child process on a Unix socket, to be killed by the tests.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,15 +16,15 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use berth_testkit::embedded::in_process::has_busybox;
 
-/// The pods' bridge.
+/// Name of the pods' bridge.
 pub const BRIDGE: &str = "crash0";
 
-/// Where its socket is.
+/// Path of the daemon's CRI socket.
 pub fn socket(place: &Path) -> PathBuf {
     place.join("cri.sock")
 }
 
-/// Runs it.
+/// Runs the daemon.
 pub fn run(place: &Path) -> ExitCode {
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -69,7 +69,7 @@ async fn serve(place: &Path) {
     }
 }
 
-/// The variable that says whether all images are looked through first.
+/// Environment variable that makes the daemon verify all images before it serves.
 pub const VERIFIES: &str = "CRASH_VERIFIES";
-/// The variable that names the snapshotter.
+/// Environment variable with the snapshotter's name.
 pub const SNAPSHOTTER: &str = "CRASH_SNAPSHOTTER";

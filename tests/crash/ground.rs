@@ -1,4 +1,4 @@
-//! The machine of the tests, and what is on it.
+//! The tests' machine: namespaces, process 1, and an inventory of what a pod can leak.
 
 use std::{
     collections::BTreeSet,
@@ -20,14 +20,14 @@ use nix::{
     },
 };
 
-/// Where the control groups of the pods are, below those of the kernel.
+/// Parent of the pods' cgroups, relative to the cgroup root.
 const GROUPS: &str = "berth-crash";
-/// The variable that names the group of a run: two may run at once.
+/// Environment variable with the cgroup of a run: two runs may be concurrent.
 const GROUP: &str = "CRASH_GROUP";
-/// Where daemons live; a file system of the machine's own.
+/// Parent directory of the daemons' directories; on a file system of the machine.
 pub const PLACE: &str = "/run/crash";
 
-/// Why tests cannot run here.
+/// Reason why tests cannot run here; `None` if they can.
 pub fn obstacle() -> Option<&'static str> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root: namespaces are made");
@@ -38,14 +38,14 @@ pub fn obstacle() -> Option<&'static str> {
     if shim().is_some() { None } else { Some("needs berth-shim beside the test") }
 }
 
-/// The shim that is used.
+/// Path of the shim beside this program.
 pub fn shim() -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let folders = own.ancestors().skip(1).take(2);
     folders.map(|folder| folder.join("berth-shim")).find(|path| path.is_file())
 }
 
-/// Copies a program without what debuggers read, which is most of it; as it is where nothing takes that out.
+/// Copies a program without its debug information, which is most of it; unstripped if `strip` fails.
 pub fn copy_stripped(from: &Path, to: &Path) {
     let stripped = Command::new("strip").arg("-o").arg(to).arg(from).status();
     if !stripped.is_ok_and(|status| status.success()) {
@@ -53,7 +53,7 @@ pub fn copy_stripped(from: &Path, to: &Path) {
     }
 }
 
-/// Runs tests on a machine of their own; whether all passed.
+/// Runs tests on a machine of their own; returns whether all passed.
 pub fn run_machine(names: &[String]) -> bool {
     let group = format!("{GROUPS}-{}", std::process::id());
     let mut machine = Command::new(std::env::current_exe().expect("this program"));
@@ -62,7 +62,7 @@ pub fn run_machine(names: &[String]) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// The outer end of the machine: makes its namespaces, and ends with what is in them.
+/// The outer process of the machine: creates its namespaces, and exits with the status of its process 1.
 pub fn machine(names: &[String]) -> ExitCode {
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).expect("not alone");
     unshare(CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).expect("namespaces");
@@ -71,7 +71,7 @@ pub fn machine(names: &[String]) -> ExitCode {
     if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Process 1 of the machine: what nobody waits for is waited for here.
+/// Process 1 of the machine: reaps orphaned processes.
 #[allow(clippy::zombie_processes, reason = "it is waited for with all others")]
 pub fn init(names: &[String]) -> ExitCode {
     let none: Option<&str> = None;
@@ -99,7 +99,7 @@ pub fn init(names: &[String]) -> ExitCode {
     }
 }
 
-/// Unmounts the copies of what other tests have mounted: those would change while a test counts mounts.
+/// Unmounts copies of other tests' mounts, which would change while a test counts mounts.
 fn detach_other_tests() {
     let theirs = [std::env::temp_dir(), PathBuf::from("/run")];
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
@@ -107,21 +107,21 @@ fn detach_other_tests() {
     let points: Vec<&Path> =
         points.filter(|at| theirs.iter().any(|theirs| at.starts_with(theirs) && at != theirs)).collect();
     for at in points.iter().rev() {
-        let _ = nix::mount::umount2(*at, nix::mount::MntFlags::MNT_DETACH); // it may have gone with another
+        let _ = nix::mount::umount2(*at, nix::mount::MntFlags::MNT_DETACH); // it may have been unmounted with another
     }
 }
 
-/// Whether this is the virtual machine, all of which is the test's.
+/// Whether this is the virtual machine, which belongs to the test as a whole.
 pub fn is_virtual() -> bool {
     std::env::var_os(GROUP).is_none()
 }
 
-/// The parent of the pods' control groups.
+/// Cgroup parent of the pods.
 pub fn parent() -> String {
     format!("/{}/pods", std::env::var(GROUP).unwrap_or_else(|_| GROUPS.to_owned()))
 }
 
-/// Where control groups are mounted.
+/// Mount points of the cgroup hierarchies.
 fn hierarchies() -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
@@ -137,7 +137,7 @@ fn remove_groups(group: &str) {
             for pid in pids.lines().filter_map(|line| line.parse().ok()) {
                 let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL);
             }
-            // Its machine has ended: what is there still is on its way out.
+            // Its machine has exited: remaining processes are exiting.
             for _ in 0..100 {
                 match fs::remove_dir(&folder) {
                     Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy => {
@@ -150,7 +150,7 @@ fn remove_groups(group: &str) {
     }
 }
 
-/// All directories below one, those above first.
+/// All directories below one, parents first.
 fn below(folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -161,13 +161,14 @@ fn below(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The directories of a group that is the pods' or below.
+/// The directories of a cgroup in every hierarchy that has it.
 pub fn directories(group: &str) -> Vec<PathBuf> {
     let all = hierarchies().into_iter().map(|root| root.join(group.trim_start_matches('/')));
     all.filter(|folder| folder.is_dir()).collect()
 }
 
-/// What is on the machine that a pod could leave behind, in words.
+/// Everything on the machine that a pod could leak, as text: mounts, cgroups, links, namespaces, rules, processes,
+/// directories, and leases.
 pub fn inventory(place: &Path) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
@@ -192,7 +193,7 @@ pub fn inventory(place: &Path) -> BTreeSet<String> {
     all
 }
 
-/// The packet filter: rules, and what hosts' ports lead to.
+/// Packet filter rules, and the entries of host ports.
 fn packet_filter() -> Vec<String> {
     let Ok(mut socket) = Socket::open(Protocol::Netfilter) else { return Vec::new() };
     let rules = socket.dump(&filter::get_rules()).unwrap_or_default();
@@ -203,15 +204,15 @@ fn packet_filter() -> Vec<String> {
     rules.chain(ports.collect::<Vec<_>>()).collect()
 }
 
-/// Ends all processes but the test and process 1.
+/// Kills all processes but the test and process 1.
 pub fn end_processes() {
     for pid in others() {
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL);
     }
 }
 
-/// Ends all processes but the test and process 1, and takes away what a reboot does: what lives in memory below a
-/// directory, and pods' network namespaces.
+/// Kills all processes but the test and process 1, and removes what a reboot removes: mounts and files in memory below
+/// a directory, and pods' network namespaces.
 pub async fn go_down(state: &Path) {
     while others().next().is_some() {
         end_processes();
@@ -228,7 +229,7 @@ pub async fn go_down(state: &Path) {
     }
 }
 
-/// Processes besides the test and process 1.
+/// Processes other than the test and process 1.
 fn others() -> impl Iterator<Item = i32> {
     let own = nix::unistd::getpid().as_raw();
     let all = fs::read_dir("/proc").expect("processes").flatten();
@@ -236,7 +237,7 @@ fn others() -> impl Iterator<Item = i32> {
     pids.filter(move |pid| *pid != 1 && *pid != own)
 }
 
-/// Processes besides those of the test itself; the dead are not told.
+/// Processes other than those of the test; zombies are not listed.
 fn processes() -> Vec<String> {
     let told = others().filter_map(|pid| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;

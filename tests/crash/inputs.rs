@@ -1,4 +1,4 @@
-//! Containers that misbehave, and a kernel without overlays. Behaviour: spec 09 §5, 09a §3, §9.5, §13.
+//! Misbehaving containers, and a kernel without overlayfs. Behavior: spec 09 §5, 09a §3, §9.5, §13.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ async fn a_bomb_is_held_down_and_ended(mut rig: Rig) {
         for folder in ground::directories(&ground::parent()).iter().filter(|folder| folder.join("pids.max").exists()) {
             fs::write(folder.join("pids.max"), "300").expect("limited");
         }
-        // A shell that cannot fork ends: one in a loop is gone again at once, with all of its kind.
+        // A shell that cannot fork exits: a bomb in a loop would disappear at once, with all its processes.
         let bomb = container("bomb", "trap '' TERM; f() { f & f & sleep 1000; }; f & exec sleep 1000", pids);
         let id = rig.running(&sandbox, &bomb).await;
         let begun = Instant::now();
@@ -46,7 +46,7 @@ async fn a_bomb_is_held_down_and_ended(mut rig: Rig) {
     rig.no_leaks();
 }
 
-/// Processes of a container.
+/// Number of processes of a container.
 fn forks(id: &str) -> usize {
     let groups = ground::directories(&format!("{}/{id}", ground::parent()));
     let counts = groups.iter().map(|group| fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default());
@@ -103,14 +103,14 @@ async fn whatever_is_mounted_inside_stays_inside(mut rig: Rig) {
     let before = mounts();
     let all = "for m in $(cat /proc/mounts | sed 's/^[^ ]* //; s/ .*//')";
     let waits = "while :; do sleep 0.05; done";
-    // Without the right to nothing happens at all, inside neither.
+    // Without CAP_SYS_ADMIN nothing is mounted, in the container neither.
     let script =
         format!("{all}; do mount -o remount,ro $m; mount -t tmpfs x $m; done; cat /proc/mounts | wc -l; {waits}");
     let id = rig.running(&sandbox, &container("plain", &script, Pids::Container)).await;
     let (out, code) = rig.exec(&id, "echo x > /tmp/x && mount -t tmpfs x /tmp 2>&1; echo $?").await.expect("runs");
     assert!(out.ends_with("1\n") && code == 0, "{out:?}");
     assert_eq!(mounts(), before);
-    // With it only the container's own view changes.
+    // With it, only the container's own mount namespace changes.
     let script = format!("{all}; do /bin/busybox mount -t tmpfs x $m; done; {waits}");
     let mut pod = pod(&rig, "p", Pids::Container);
     pod.port_mappings.clear();
@@ -119,7 +119,7 @@ async fn whatever_is_mounted_inside_stays_inside(mut rig: Rig) {
     let sandbox = rig.run(&pod).await.expect("runs");
     let before = mounts();
     let id = rig.running(&sandbox, &privileged(container("mighty", &script, Pids::Container))).await;
-    // Its programs are out of its own sight now.
+    // The mounts hide its own programs now.
     let _refused = rig.exec(&id, "true").await;
     assert_eq!(mounts(), before);
     rig.stop_container(&id, 1).await.expect("stops");

@@ -1,9 +1,9 @@
-//! What is left when the daemon or a shim is killed: at each step of a pod's life, and under hostile containers.
+//! Crash tests: kills the daemon or a shim at each step of a pod's life, and under hostile containers.
 //!
-//! Needs root; each test says so where it is skipped. This program is also the daemon and the shim that it kills, and
-//! process 1 of the machine that it runs on, so it has a `main` of its own, with libtest-mimic as its harness. Each test has
-//! a machine with process, mount, and network namespaces of its own, so that nothing is left if it fails; only control
-//! groups are the host's, and they are removed at the end.
+//! Each test checks what is left behind. Needs root; a skipped test reports so. This program is also the daemon and the
+//! shim that it kills, and process 1 of the machine that it runs on, so it has a `main` of its own, with libtest-mimic
+//! as its harness. Each test has a machine with its own process, mount, and network namespaces, so that a failed test
+//! leaves nothing behind; only cgroups are the host's, and they are removed at the end.
 //!
 //! ```text
 //!  test ─► machine (namespaces) ─► init (reaps) ─► inside (the test) ─► daemon ─► shims
@@ -28,22 +28,22 @@ use std::{panic::catch_unwind, path::Path, process::ExitCode, time::Duration};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// A test with its name.
+/// Name and function of a test.
 pub type Test = (&'static str, fn());
 
-/// Makes the table of a file's tests, by their names and with a limit each.
+/// Creates the table of a file's tests: name, and function with a timeout.
 #[macro_export]
 macro_rules! tests {
     ($($name:ident)*) => {
-        /// All tests by their names.
+        /// All tests of this file.
         pub const ALL: &[$crate::Test] = &[$((stringify!($name), || $crate::run($name))),*];
     };
 }
 
-/// No test takes that long.
+/// Timeout of a test.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Runs a test on a daemon of its own.
+/// Runs a test with its own daemon.
 pub fn run<F: Future<Output = ()>>(test: impl FnOnce(rig::Rig) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let rig = runtime.block_on(rig::Rig::start());
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tests that need a machine made of namespaces, by the modules they are in.
+/// Tests that need a machine made of namespaces, by module.
 const ON_A_MACHINE: [(&str, &[Test]); 5] = [
     ("steps", steps::ALL),
     ("shims", shims::ALL),
@@ -74,7 +74,8 @@ const ON_A_MACHINE: [(&str, &[Test]); 5] = [
 
 fn harness() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // Shims and machines of several tests share one processor's time limits; nextest decides how many run at once.
+    // Shims and machines of several tests would compete for CPU time within their timeouts; nextest sets the
+    // parallelism.
     arguments.test_threads.get_or_insert(1);
     let on_machines = ON_A_MACHINE.iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
     let mut trials: Vec<Trial> = on_machines

@@ -1,9 +1,9 @@
-//! The power goes: what was not synced is lost. Behaviour: spec 09 §7 (AC-09-E4).
+//! Power cuts: whatever was not synced is lost. Behavior: spec 09 §7 (AC-09-E4).
 //!
-//! `$ROOT` is an ext4 of its own that forgets as much as it may: its journal is written every ten minutes only, and files
-//! that are renamed over others are not written first. The power goes as in the kernel's own tests: that file system is
-//! shut down at once and its journal is not written. All processes are killed then, what a reboot takes away goes, the file
-//! system is mounted again, and the next daemon has another boot. It looks through every image before it answers.
+//! `$ROOT` is its own ext4 that loses as much as it may: it commits its journal every ten minutes only, and does not
+//! flush a file that is renamed over another. The power cut is the one of the kernel's own tests: the file system is
+//! shut down at once without a journal commit. Then all processes are killed, what a reboot removes is removed, the
+//! file system is mounted again, and the next daemon has another boot id. It verifies every image before it serves.
 
 use std::{
     fs::{self, File},
@@ -30,7 +30,7 @@ tests! {
     power_cuts_at_any_time_leave_nothing_to_clean
 }
 
-/// Steps of a pull.
+/// Steps of an image pull.
 const PULL: &[&str] = &[
     "blob.written",
     "blob.synced",
@@ -41,15 +41,15 @@ const PULL: &[&str] = &[
     "image.content",
     "image.written",
 ];
-/// Steps of a removal.
+/// Steps of an image removal.
 const REMOVE: &[&str] = &["image.removed", "layer.hidden"];
-/// Environment variable for how often the power goes at any time (`make test-long`: 100).
+/// Environment variable with the number of power cuts at random times (`make test-long`: 100).
 const CUTS_VARIABLE: &str = "BERTH_POWER_CUTS";
-/// How often it goes without that variable: about 15 s.
+/// Default number of such cuts: about 15 s.
 const CUTS: u32 = 10;
-/// A pull, a pod and a removal take about that long.
+/// Approximate duration of a pull, a pod, and a removal.
 const CYCLE: Duration = Duration::from_millis(900);
-/// Nothing that is on its way out takes longer.
+/// Timeout of an unmount.
 const LIMIT: Duration = Duration::from_secs(60);
 
 type Images = ImageServiceClient<Channel>;
@@ -59,7 +59,7 @@ pub fn steps() -> impl Iterator<Item = String> {
     [PULL, REMOVE].into_iter().flatten().map(|step| (*step).to_owned())
 }
 
-/// A disk, and the machine's number of its boot.
+/// A loop-mounted disk, and a replaced boot id.
 struct Disk {
     image: PathBuf,
     at: PathBuf,
@@ -69,7 +69,7 @@ struct Disk {
 impl Disk {
     fn new(place: &Path) -> Self {
         let out = Self { image: place.join("disk"), at: place.join("root"), boot: place.join("boot") };
-        // Sparse, in memory; a pull wants a gigabyte to stay free.
+        // Sparse, in memory; a pull requires a gigabyte of free space.
         File::create(&out.image).and_then(|file| file.set_len(3 << 30)).expect("a file");
         let made = Command::new("mke2fs").args(["-q", "-F", "-t", "ext4", "-m", "0"]).arg(&out.image).status();
         assert!(made.expect("mke2fs").success());
@@ -88,11 +88,11 @@ impl Disk {
         assert!(mount.arg(&self.image).arg(&self.at).status().expect("mount").success());
     }
 
-    /// Whatever is not on the disk is lost.
+    /// Cuts the power: everything that is not on the disk is lost.
     fn go_dark(&self) {
         /// `FS_IOC_SHUTDOWN`.
         const SHUTDOWN: Opcode = opcode::read::<u32>(b'X', 125);
-        /// Without writing the journal.
+        /// `EXT4_GOING_FLAGS_NOLOGFLUSH`: without a journal commit.
         const AT_ONCE: u32 = 2;
         let root = File::open(&self.at).expect("a directory");
         #[allow(unsafe_code, reason = "no program that is everywhere does it")]
@@ -101,7 +101,7 @@ impl Disk {
         done.expect("shut down");
     }
 
-    /// Until nobody has it any more.
+    /// Retries until nothing uses the file system and its loop device.
     async fn unmount(&self) {
         let begun = Instant::now();
         while let Err(error) = umount2(&self.at, nix::mount::MntFlags::empty()) {
@@ -119,7 +119,7 @@ impl Disk {
     }
 }
 
-/// Why the power cannot go here.
+/// Reason why power cuts cannot be simulated here; `None` if they can.
 fn obstacle() -> Option<&'static str> {
     let has =
         |program: &str| Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
@@ -140,7 +140,7 @@ fn skips(test: &str) -> bool {
     true
 }
 
-/// A daemon with a disk that can be cut off.
+/// A daemon on a disk whose power can be cut.
 async fn powered() -> (Rig, Disk) {
     let mut disk = None;
     let rig = Rig::with(|place| {
@@ -150,7 +150,7 @@ async fn powered() -> (Rig, Disk) {
     (rig.await, disk.expect("made"))
 }
 
-/// The power goes, and comes back: a daemon answers, every image is whole, and nothing runs.
+/// Cuts and restores the power: a new daemon serves, every image is complete, and nothing runs.
 async fn cut(rig: &mut Rig, disk: &Disk, what: &str) {
     disk.go_dark();
     rig.kill();
@@ -186,7 +186,7 @@ async fn forget(images: &Images, name: &str) -> Result<(), Status> {
     images.clone().remove_image(cri::RemoveImageRequest { image }).await.map(drop)
 }
 
-/// A pod of an image of the registry, whose files are all read; how many bytes and links there are.
+/// Runs a pod of an image of the registry and reads all its files; returns the number of bytes and links.
 async fn reads_all(rig: &Rig, image: &str) -> Result<String, Status> {
     let mut config = pod(rig, "reads", Pids::Container);
     config.port_mappings.clear();
@@ -199,17 +199,17 @@ async fn reads_all(rig: &Rig, image: &str) -> Result<String, Status> {
     Ok(rig.exec(&id, script).await?.0)
 }
 
-/// What is there and runs after the power has come back.
+/// Checks images and pods after the power is back.
 async fn all_is_well(rig: &mut Rig, image: &str, what: &str) {
     pull(&rig.images, image).await.unwrap_or_else(|e| panic!("{what}, pulled: {e}"));
-    // Looked through again by the next one.
+    // The next daemon verifies the images again.
     rig.again().await;
     let read = reads_all(rig, image).await.unwrap_or_else(|e| panic!("{what}, runs: {e}"));
     assert_eq!(read, registry::told(), "{what}");
     rig.remove_all(what).await;
 }
 
-// AC-09-E4: at every point at which something is synced, and between them
+// AC-09-E4: at every point at which something is synced, and between them.
 async fn a_power_cut_at_any_step_of_a_pull_leaves_whole_images(rig: Rig) {
     drop(rig);
     if skips("a_power_cut_at_any_step_of_a_pull_leaves_whole_images") {
@@ -220,7 +220,7 @@ async fn a_power_cut_at_any_step_of_a_pull_leaves_whole_images(rig: Rig) {
     let [first, second] = &registry.images;
     let alone = stored(&rig);
     for (step, is_pull) in PULL.iter().map(|step| (step, true)).chain(REMOVE.iter().map(|step| (step, false))) {
-        // The other image shares a layer, and is there already every second time.
+        // The other image shares a layer; every second time it is already stored.
         for has_other in [false, true] {
             let what = format!("power cut at {step}, {}", if has_other { "beside another" } else { "alone" });
             if has_other {
@@ -255,13 +255,13 @@ async fn a_power_cut_at_any_step_of_a_pull_leaves_whole_images(rig: Rig) {
     }
 }
 
-/// How many layers, blobs and parts of blobs are stored.
+/// Number of stored layers, blobs, and partial blobs.
 fn stored(rig: &Rig) -> [usize; 3] {
     ["layers", "content/blobs/sha256", "content/ingest"]
         .map(|folder| fs::read_dir(rig.place.join("root").join(folder)).into_iter().flatten().count())
 }
 
-/// Pulls, runs and removes until the power goes.
+/// Pulls, runs, and removes until the power is cut.
 async fn live(rig: &Rig, [first, second]: &[String; 2]) -> Result<(), Status> {
     loop {
         pull(&rig.images, first).await?;

@@ -1,4 +1,4 @@
-//! A registry on the loopback of the machine of the tests, with two images that share a layer.
+//! A container registry on the loopback of the tests' machine, with two images that share a layer.
 
 use std::{
     collections::BTreeMap,
@@ -14,21 +14,21 @@ use serde_json::{Value, json};
 
 use berth_testkit::image;
 
-/// What is served, by path.
+/// Served content by path: media type and bytes.
 type Content = BTreeMap<String, (&'static str, Vec<u8>)>;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
-/// The names of its images.
+/// A running registry.
 pub struct Registry {
-    /// busybox, and files in two layers.
+    /// References of the images: busybox and files, in two layers.
     pub images: [String; 2],
 }
 
 impl Registry {
-    /// Serves until the test's process ends; `place` is a directory for its own use.
+    /// Serves until the test process exits; `place` is a scratch directory.
     pub fn start(place: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let host = listener.local_addr().expect("an address").to_string();
@@ -36,7 +36,7 @@ impl Registry {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let content = Arc::clone(&content);
-                // Who does not understand what is said hears nothing.
+                // A malformed request gets no response.
                 thread::spawn(move || answer(stream, &content));
             }
         });
@@ -68,7 +68,7 @@ fn content(place: &Path) -> Content {
     let mut shared = None;
     for name in ["a", "b"] {
         let own = layer(name);
-        // The first one is the busybox of all tests.
+        // The first layer is the busybox image of all tests.
         let archive = place.join("registry.tar");
         image::write_archive(&[image::Image::busybox(image::BUSYBOX)], &archive).expect("written");
         let base = shared.get_or_insert_with(|| blobs(&archive));
@@ -92,7 +92,7 @@ fn content(place: &Path) -> Content {
     all
 }
 
-/// Layer and configuration of an archive of one image.
+/// Layer and configuration of an archive with one image.
 fn blobs(archive: &Path) -> (Vec<u8>, Value) {
     let mut files = BTreeMap::new();
     let mut archive = tar::Archive::new(fs::File::open(archive).expect("an archive"));
@@ -113,17 +113,17 @@ fn blobs(archive: &Path) -> (Vec<u8>, Value) {
     (blob(&manifest["layers"][0]), config)
 }
 
-/// The files of a layer.
+/// Number and length of each file of a layer.
 fn lengths() -> impl Iterator<Item = (usize, usize)> {
     (0..150).map(|number| (number, if number % 30 == 0 { 400_000 } else { number * 37 }))
 }
 
-/// What there is of a layer's bytes and links, as `wc` tells it.
+/// Expected bytes and links of a layer, as `wc` prints them.
 pub fn told() -> String {
     format!("{}\n{}\n", lengths().map(|(_, length)| length).sum::<usize>(), lengths().count())
 }
 
-/// Small files and large ones, directories and links: content differs everywhere.
+/// Small and large files, directories, and links, each with different content.
 fn layer(name: &str) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
     for (number, length) in lengths() {

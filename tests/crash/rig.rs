@@ -1,4 +1,4 @@
-//! A daemon to be killed, and what the kubelet asks of it.
+//! Fixture: a daemon that can be killed and restarted, and its CRI client.
 
 use std::{
     collections::BTreeSet,
@@ -19,37 +19,37 @@ use crate::{daemon, ground};
 pub use berth_testkit::cri_calls::container;
 use berth_testkit::cri_calls::{self, Calls};
 
-/// Nothing here takes that long.
+/// Timeout of a step.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Pause between two looks at what nobody tells of.
+/// Polling interval of states without a notification.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long what was told to go may take to have gone.
+/// Timeout of asynchronous cleanup.
 const LEFT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How daemons are started.
 #[derive(Clone, Default)]
 pub struct Manner {
-    /// How roots are made; empty: as is best.
+    /// Snapshotter of the daemon; empty selects the best one.
     pub snapshotter: &'static str,
-    /// This program, where another place has another shim beside it.
+    /// This program, if it is bind-mounted to another directory with another shim beside it.
     pub program: Option<PathBuf>,
-    /// Whether they look through all images first.
+    /// Whether the daemon verifies all images before it serves.
     pub verifies: bool,
 }
 
-/// A daemon, and its place.
+/// A daemon and its directory.
 pub struct Rig {
     pub place: PathBuf,
     daemon: Child,
     calls: Calls,
     /// How daemons are started.
     pub manner: Manner,
-    /// What was on the machine.
+    /// Inventory of the machine to compare with.
     before: BTreeSet<String>,
     leaks: Vec<String>,
 }
 
-/// Asked like any runtime.
+/// CRI calls of the fixture.
 impl Deref for Rig {
     type Target = Calls;
 
@@ -63,7 +63,7 @@ impl Drop for Rig {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
         if std::thread::panicking() {
-            // The next test begins without what this one has left.
+            // The next test starts without leftovers of this one.
             ground::end_processes();
             let log = fs::read_to_string(self.place.join("daemon.log")).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
@@ -77,16 +77,16 @@ impl Drop for Rig {
 }
 
 impl Rig {
-    /// A daemon in a place of its own.
+    /// Starts a daemon in its own directory.
     pub async fn start() -> Self {
         Self::with(|_| Manner::default()).await
     }
 
-    /// Likewise, in that manner; its place can be made ready.
+    /// Like [`Rig::start`], with options; `ready` prepares the directory.
     pub async fn with(ready: impl FnOnce(&Path) -> Manner) -> Self {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // A slow machine imports its image once.
+        // A slow machine imports the image once.
         let place = Path::new(ground::PLACE).join(if ground::is_virtual() { 0 } else { number }.to_string());
         fs::create_dir_all(&place).expect("a place");
         let manner = ready(&place);
@@ -95,24 +95,24 @@ impl Rig {
         Self { place, daemon, calls, manner, before: BTreeSet::new(), leaks: Vec::new() }
     }
 
-    /// Whoever comes to that step does so.
+    /// Arms a step: the first process that reaches it runs the action.
     pub fn arm(&self, step: &str, act: &str) {
-        // Never seen half written.
+        // Renamed, so that no process reads a partial file.
         let (new, file) = (self.place.join("steps.new"), self.place.join("steps"));
         fs::write(&new, format!("{step} {act}")).and_then(|()| fs::rename(&new, &file)).expect("armed");
     }
 
-    /// Whether somebody came to the step.
+    /// Whether a process reached the armed step.
     pub fn has_fired(&self) -> bool {
         !self.place.join("steps").exists()
     }
 
-    /// Nobody came to the step: nobody shall.
+    /// Disarms a step that no process reached.
     pub fn disarm(&self) {
         let _ = fs::remove_file(self.place.join("steps"));
     }
 
-    /// Waits until the daemon has ended.
+    /// Waits until the daemon has exited.
     pub async fn until_dead(&mut self, what: &str) {
         let begun = Instant::now();
         while self.daemon.try_wait().expect("a child").is_none() {
@@ -127,14 +127,14 @@ impl Rig {
         self.daemon.wait().expect("a child");
     }
 
-    /// Another daemon takes over; returns when it has found again what was there.
+    /// Replaces the daemon; returns once the new one has recovered its state.
     pub async fn again(&mut self) {
         self.kill();
         self.daemon = spawn(&self.place, &self.manner);
         self.calls = connect(&self.place).await;
     }
 
-    /// Waits until a container has ended.
+    /// Waits until a container has exited.
     pub async fn exited(&self, id: &str) -> cri::ContainerStatus {
         let begun = Instant::now();
         loop {
@@ -147,7 +147,7 @@ impl Rig {
         }
     }
 
-    /// Waits until a container has said that.
+    /// Waits until a container's log contains a text.
     pub async fn until_said(&self, id: &str, what: &str) {
         let (begun, log) = (Instant::now(), self.status(id).await.log_path);
         while !fs::read_to_string(&log).is_ok_and(|text| text.contains(what)) {
@@ -156,7 +156,7 @@ impl Rig {
         }
     }
 
-    /// Waits until a sandbox is not ready.
+    /// Waits until a sandbox is not ready; returns the elapsed time.
     pub async fn until_not_ready(&self, id: &str) -> Duration {
         let begun = Instant::now();
         let ready = cri::PodSandboxState::SandboxReady;
@@ -167,7 +167,7 @@ impl Rig {
         begun.elapsed()
     }
 
-    /// Removes all that is listed, as the kubelet does.
+    /// Removes everything that is listed, as the kubelet does.
     pub async fn remove_all(&self, what: &str) {
         for sandbox in self.sandboxes().await {
             self.stop(&sandbox.id).await.unwrap_or_else(|e| panic!("{what}: stop: {e}"));
@@ -176,7 +176,7 @@ impl Rig {
         assert_eq!(self.containers().await, [], "{what}");
     }
 
-    /// Waits until the machine is as it was; what is left is told by [`Rig::leaks`].
+    /// Waits until the machine matches the inventory; differences are recorded for [`Rig::leaks`].
     pub async fn nothing_left(&mut self, what: &str) {
         let begun = Instant::now();
         loop {
@@ -188,7 +188,7 @@ impl Rig {
             }
             if begun.elapsed() > LEFT_LIMIT {
                 self.leaks.push(format!("{what}: left {left:#?}, missing {missing:#?}"));
-                // The next one is not to blame.
+                // Later checks must not report these differences again.
                 self.before = now;
                 return;
             }
@@ -196,12 +196,12 @@ impl Rig {
         }
     }
 
-    /// From now on nothing more may be left.
+    /// Takes the inventory that later checks compare with.
     pub fn look_around(&mut self) {
         self.before = ground::inventory(&self.place);
     }
 
-    /// Nothing was left, ever.
+    /// Fails the test if any difference was recorded.
     pub fn no_leaks(&self) {
         assert!(self.leaks.is_empty(), "{}", self.leaks.join("\n"));
     }
@@ -219,10 +219,10 @@ fn spawn(place: &Path, manner: &Manner) -> Child {
     daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("started")
 }
 
-/// Connects to a daemon that is starting; returns when it has found again what was there.
+/// Connects to a starting daemon; returns once it has recovered its state.
 async fn connect(place: &Path) -> Calls {
     let socket = daemon::socket(place);
-    // That of the one before leads nowhere.
+    // The previous daemon's socket has no listener.
     let begun = Instant::now();
     loop {
         let path = socket.clone();
@@ -241,16 +241,16 @@ async fn connect(place: &Path) -> Calls {
     }
 }
 
-/// Whose processes a pod's containers see.
+/// PID namespace mode of a pod's containers.
 pub type Pids = cri::NamespaceMode;
 
-/// A pod with a network and a port of the host's.
+/// A pod with a network and a host port.
 pub fn pod(rig: &Rig, name: &str, pids: Pids) -> cri::PodSandboxConfig {
     let port = cri::PortMapping { container_port: 80, host_port: 18_080, ..cri::PortMapping::default() };
     let namespaces = cri::NamespaceOption { pid: pids.into(), ..cri::NamespaceOption::default() };
     let mut config = cri_calls::sandbox(name, namespaces);
     config.log_directory = rig.place.join("logs").display().to_string();
-    // Without a packet filter nobody has one.
+    // Host ports need a packet filter.
     config.port_mappings.extend((!ground::is_virtual()).then_some(port));
     config.linux.as_mut().expect("given").cgroup_parent = ground::parent();
     config

@@ -1,4 +1,4 @@
-//! A shim is killed at each step of its own. Behaviour: spec 09 §7 (AC-09-E3), 09a §10, §14.
+//! Kills a shim at each step of its own. Behavior: spec 09 §7 (AC-09-E3), 09a §10, §14.
 
 use std::{fs, time::Duration};
 
@@ -16,9 +16,9 @@ tests! {
     a_daemon_killed_while_a_container_starts_leaves_it_made_or_running
 }
 
-/// Steps on the way to a sandbox.
+/// Steps of a sandbox start.
 const RUN: &[&str] = &["shim.settled", "shim.grouped", "shim.namespaces"];
-/// Steps on the way to a running container: of the shim, and of its helper.
+/// Steps of a container start: of the shim, and of its helper.
 const START: &[&str] = &[
     "shim.begun",
     "helper.born",
@@ -30,11 +30,11 @@ const START: &[&str] = &[
     "shim.started",
     "shim.replied",
 ];
-/// Steps on the way to a container's end.
+/// Steps of a container stop.
 const STOP: &[&str] = &["shim.signalled", "shim.reaped", "shim.recorded"];
-/// Steps on the way to a sandbox's end.
+/// Steps of a sandbox stop.
 const END: &[&str] = &["shim.leaving", "shim.done", "shim.empty"];
-/// Steps on the way to a container's removal.
+/// Steps of a container removal.
 const FORGET: &[&str] = &["shim.forgotten"];
 
 /// All steps of a shim.
@@ -42,7 +42,7 @@ pub fn steps() -> impl Iterator<Item = String> {
     [RUN, START, STOP, END, FORGET].into_iter().flatten().map(|step| (*step).to_owned())
 }
 
-/// Who is killed at that step: a helper has a shim to kill.
+/// Action at a step: a helper kills its parent, the shim.
 fn act(step: &str) -> &'static str {
     if step.starts_with("helper.") { "kill-parent" } else { "kill" }
 }
@@ -79,7 +79,7 @@ async fn kill_shims_at_each(mut rig: Rig, pids: Pids) {
         let other = rig.running(&sandbox, &container("other", SCRIPT, pids)).await;
         if START.contains(step) {
             rig.arm(step, act(step));
-            // It may have been told before.
+            // The start may already have been reported.
             let _ = rig.start_container(&id).await;
         } else {
             rig.start_container(&id).await.expect("starts");
@@ -94,7 +94,7 @@ async fn kill_shims_at_each(mut rig: Rig, pids: Pids) {
         let expected: &[i32] = match *step {
             "shim.recorded" => &[3],
             _ if STOP.contains(step) => &[255],
-            // It was lost while it was started, or before that was told.
+            // The shim died during the start, or before the start was reported.
             _ => &[255, 128],
         };
         assert!(expected.contains(&status.exit_code), "{step}: {} {}", status.exit_code, status.reason);
@@ -115,7 +115,7 @@ async fn kill_shims_at_each(mut rig: Rig, pids: Pids) {
             true => rig.remove_container(&id).await.expect(step),
             false => rig.stop(&sandbox).await.expect(step),
         }
-        // Once it has said that it goes, its group may be killed before it has gone.
+        // Once the shim has announced its exit, its cgroup may be killed before it has exited.
         assert!(rig.has_fired() || ["shim.done", "shim.empty"].contains(step), "{step}");
         rig.disarm();
         rig.until_not_ready(&sandbox).await;
@@ -125,7 +125,7 @@ async fn kill_shims_at_each(mut rig: Rig, pids: Pids) {
     rig.no_leaks();
 }
 
-/// Processes in a group and below; killed ones may need a moment.
+/// Processes in a cgroup's direct children; waits a little for killed ones.
 fn processes_below(folder: &std::path::Path) -> Vec<String> {
     let mut left = Vec::new();
     for _ in 0..200 {
@@ -163,7 +163,7 @@ async fn a_daemon_killed_while_a_container_starts_leaves_it_made_or_running(mut 
             rig.kill();
             let _ = asking.await;
             if step.starts_with("helper.") {
-                // The shim lives, and hears nothing of its helper while it is asked.
+                // The shim lives, and receives no report of its helper while the request is pending.
                 rig.again().await;
                 resume(halted);
             } else {
@@ -203,8 +203,8 @@ pub async fn halted() -> i32 {
     panic!("nobody is halted");
 }
 
-/// Lets a halted process go on.
+/// Resumes a halted process.
 pub fn resume(pid: i32) {
-    // Who was killed meanwhile is gone.
+    // The process may have been killed by now.
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGCONT);
 }

@@ -1,4 +1,6 @@
-//! The daemon is killed at each step of a pod's life; the next one continues or cleans up. Behaviour: spec 09 §7, §8.
+//! Kills the daemon at each step of a pod's life; the next one continues or cleans up.
+//!
+//! Behavior: spec 09 §7, §8.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -18,22 +20,22 @@ tests! {
     every_step_is_killed_at
 }
 
-/// What is asked of the runtime in the life of a pod.
+/// CRI requests in the life of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Act {
     Run,
     Create,
     Start,
-    /// It ends by itself when it is asked to.
+    /// The container exits by itself on the stop signal.
     Stop,
-    /// It is given no time.
+    /// Stop with a grace period of zero.
     Kill,
     Remove,
     StopPod,
     RemovePod,
 }
 
-/// All steps of the daemon, by the act that comes to them.
+/// All steps of the daemon, by the request that reaches them.
 const STEPS: &[(Act, &[&str])] = &[
     (
         Act::Run,
@@ -112,7 +114,7 @@ const STEPS: &[(Act, &[&str])] = &[
     ),
 ];
 
-/// A pod, as far as it has come.
+/// A pod and its progress.
 struct Life {
     pod: PodSandboxConfig,
     container: ContainerConfig,
@@ -131,12 +133,12 @@ impl Life {
         match act {
             Act::Run => self.sandbox = rig.run(&self.pod).await?,
             Act::Create => {
-                let _ = std::fs::remove_file(rig.place.join("logs/c.log")); // of the life before
+                let _ = std::fs::remove_file(rig.place.join("logs/c.log")); // of the previous pod
                 self.id = rig.create(&self.sandbox, &self.container).await?;
             }
             Act::Start => rig.start_container(&self.id).await?,
             Act::Stop => {
-                // A shell that is not yet told what to do with the signal ends of it.
+                // Without its trap installed, the shell is killed by the signal.
                 rig.until_said(&self.id, "begun").await;
                 rig.stop_container(&self.id, 10).await?;
             }
@@ -148,18 +150,18 @@ impl Life {
         Ok(())
     }
 
-    /// What comes before an act.
+    /// Runs the requests before an act.
     async fn lead_up(&mut self, rig: &Rig, act: Act) {
         for earlier in [Act::Run, Act::Create, Act::Start].into_iter().filter(|earlier| *earlier < act) {
             self.act(rig, earlier).await.expect("a life without events");
         }
     }
 
-    /// As the kubelet does: what got no answer is asked again, and the life goes on.
+    /// As the kubelet does: repeats the request without a response, and continues the pod's life.
     async fn go_on(&mut self, rig: &Rig, act: Act, what: &str) {
         let state = |id: String| async move { rig.status(&id).await.state() };
         if act == Act::Start && state(self.id.clone()).await == ContainerState::ContainerRunning {
-            // Its list tells the kubelet.
+            // The kubelet learns it from the container list.
         } else {
             self.act(rig, act).await.unwrap_or_else(|e| panic!("{what}, asked again: {e}"));
         }
@@ -193,10 +195,10 @@ async fn a_daemon_killed_at_any_step_leaves_nothing_behind_removed(mut rig: Rig)
     rig.no_leaks();
 }
 
-/// What the kubelet does once the next daemon answers.
+/// What the kubelet does once the next daemon serves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Aftermath {
-    /// It repeats the call that failed, and the life goes on.
+    /// It repeats the failed request and continues.
     AskedAgain,
     /// It removes the pod.
     Removed,
@@ -204,7 +206,7 @@ pub enum Aftermath {
 
 /// Kills the daemon at these steps, or at all of them if the list is empty.
 pub async fn kill_at_each(rig: &mut Rig, wanted: &[&str], then: Aftermath) {
-    // Bridge and packet filter are there from now on.
+    // Bridge and packet filter exist from now on.
     whole_life(rig).await;
     rig.look_around();
     let all = STEPS.iter().flat_map(|(act, steps)| steps.iter().map(move |step| (*act, *step)));
@@ -224,7 +226,7 @@ async fn kill_at(rig: &mut Rig, (act, step): (Act, &str), then: Aftermath, pids:
     life.lead_up(rig, act).await;
     rig.arm(step, "kill");
     let answer = life.act(rig, act).await;
-    // What follows from a stop happens by itself.
+    // Steps after a container's exit happen asynchronously.
     assert!(step.starts_with("exit.") || rig.has_fired(), "{what}: nobody came there: {answer:?}");
     rig.until_dead(&what).await;
     rig.again().await;
@@ -235,8 +237,8 @@ async fn kill_at(rig: &mut Rig, (act, step): (Act, &str), then: Aftermath, pids:
     rig.nothing_left(&what).await;
 }
 
-/// What stops and removes needs no space: from each of its steps on the disk of the runtime is full, and all goes
-/// nevertheless (spec 09 §7, AC-09-E10).
+/// Stopping and removing needs no disk space: the runtime's disk is full from each of these steps on, and every request
+/// still succeeds (spec 09 §7, AC-09-E10).
 async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Rig) {
     drop(rig);
     let mut disks = Vec::new();
@@ -266,13 +268,13 @@ async fn a_disk_that_fills_up_at_any_step_of_an_end_holds_nothing_up(rig: Rig) {
         rig.remove_all(&what).await;
         disks.iter().for_each(Small::empty);
     }
-    // Leases are written down again with the next one.
+    // The next request writes the leases again.
     whole_life(&rig).await;
     rig.nothing_left("a full disk").await;
     rig.no_leaks();
 }
 
-/// A life without events.
+/// A pod's life without faults.
 async fn whole_life(rig: &Rig) {
     let mut life = Life::new(rig, Pids::Container);
     for act in [Act::Run, Act::Create, Act::Start, Act::Stop, Act::Remove, Act::StopPod, Act::RemovePod] {
@@ -291,7 +293,7 @@ async fn every_step_is_killed_at(_rig: Rig) {
         println!("skipped every_step_is_killed_at: needs the sources");
         return;
     }
-    // Those of volumes are gone through beside an API server: tests/node/cluster/csi.rs.
+    // The steps of volumes are covered beside an API server: tests/node/cluster/csi.rs.
     found.retain(|step| !step.starts_with("csi.") && !step.starts_with("block."));
     assert_eq!(found, known);
 }

@@ -1,19 +1,19 @@
-//! The runtime on a machine whose control groups are the unified hierarchy alone, and whose kernel has no packet filter.
+//! The runtime on a cgroup v2 machine whose kernel has no packet filter.
 //!
-//! A virtual machine of the kit's with this program and the shim on it; what runs there is in `v2.rs`. Says so where it is
-//! skipped.
+//! A virtual machine of the test kit with this program and the shim; its tests are in `v2.rs`. A skipped run reports
+//! so.
 
 use std::time::Duration;
 
 use crate::{ground, v2};
 use berth_testkit::machine::{self, END, Root};
 
-/// Its name.
+/// Name of the test.
 pub const NAME: &str = "the_runtime_on_a_machine_of_the_unified_hierarchy";
-/// The machine is not let run for longer.
+/// Timeout of the virtual machine.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Runs it; whether it passed.
+/// Runs the test; returns whether it passed or was skipped.
 pub fn run() -> bool {
     let kernel = match machine::kernel() {
         Ok(kernel) => kernel,

@@ -1,4 +1,6 @@
-//! Another agent takes over, with another shim. Behaviour: spec 09 §2 (D5, D6), §8 (AC-09-E9).
+//! Agent upgrade: another agent with another shim takes over running pods.
+//!
+//! Behavior: spec 09 §2 (D5, D6), §8 (AC-09-E9).
 
 use std::{
     fs,
@@ -20,17 +22,17 @@ tests! {
     pods_keep_the_shim_they_have_when_the_agent_is_upgraded
 }
 
-/// What was not told to go yet has gone after that.
+/// Timeout of asynchronous cleanup.
 const LIMIT: Duration = Duration::from_secs(60);
 const COUNTS: &str = "trap 'exit 3' TERM; i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done";
 
-/// The agent and its shim in a folder of their own; the shim is told from others by what is behind its end.
+/// Creates a directory with the agent and its shim; bytes appended to the shim tell its version.
 fn release(place: &Path, name: &str) -> PathBuf {
     let (folder, none) = (place.join(name), None::<&str>);
     fs::create_dir_all(&folder).expect("a folder");
     let (program, shim) = (folder.join("agent"), folder.join("berth-shim"));
     fs::write(&program, "").expect("a file");
-    // It is large: it is not copied.
+    // Bind-mounted instead of copied, because it is large.
     let own = std::env::current_exe().expect("this program");
     mount(Some(&own), &program, none, MsFlags::MS_BIND, none).expect("mounted");
     ground::copy_stripped(&ground::shim().expect("a shim"), &shim);
@@ -39,13 +41,13 @@ fn release(place: &Path, name: &str) -> PathBuf {
     program
 }
 
-/// Programs that were unpacked, by their folders.
+/// Names of the unpacked shim programs' directories.
 fn unpacked(rig: &Rig) -> Vec<String> {
     let entries = fs::read_dir(rig.place.join("state/exe")).expect("programs").flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The programs of a sandbox's shim: of all processes that were started with its folder.
+/// Programs of a sandbox's shim: of all processes that were started with its directory.
 fn programs(sandbox: &str) -> Vec<PathBuf> {
     let all = fs::read_dir("/proc").expect("processes").flatten().map(|entry| entry.path());
     let is_shim = |path: &PathBuf| {
@@ -93,7 +95,7 @@ async fn pods_keep_the_shim_they_have_when_the_agent_is_upgraded(rig: Rig) {
     let both = unpacked(&rig);
     let second = both.iter().find(|name| *name != first).expect("another program");
     assert_eq!(both.len(), 2, "the former one is in use");
-    // Nothing has happened to the pod, and everything can be asked of its shim.
+    // The pod is unaffected, and its shim serves every request.
     let after = rig.status(&id).await;
     assert_eq!((after.state(), after.started_at), (ContainerState::ContainerRunning, before.started_at));
     assert_eq!(rig.exec(&id, "echo hi").await.expect("runs"), ("hi\n".to_owned(), 0));
@@ -113,11 +115,11 @@ async fn pods_keep_the_shim_they_have_when_the_agent_is_upgraded(rig: Rig) {
     let strange = log.lines().enumerate().find(|(at, line)| !line.ends_with(&format!(" F {}", at + 1)));
     assert_eq!(strange, None, "no line is lost");
 
-    // The last pod of the former program takes it along, and a program of a pod that runs stays.
+    // The last pod of the old shim removes its program; the program of a running pod stays.
     rig.remove(&old).await.expect("goes");
     until_alone(&rig, second).await;
     rig.remove_all("upgrade").await;
-    // With nobody's pods it goes at once.
+    // Without pods, an unused program is removed at once.
     rig.manner.program = Some(rig.place.join("old/agent"));
     rig.again().await;
     assert_eq!(unpacked(&rig), [first.as_str()]);

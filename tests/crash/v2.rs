@@ -1,4 +1,4 @@
-//! What runs on the machine of the unified hierarchy. Behaviour: spec 09a §9, §11, §12.
+//! Tests on a cgroup v2 machine: limits, devices, group kill, OOM. Behavior: spec 09a §9, §11, §12.
 
 use std::{collections::HashMap, fs, path::PathBuf};
 
@@ -54,7 +54,7 @@ async fn limits_devices_and_executed_processes(rig: Rig) {
         unified: unified(&[("pids.max", "32"), ("memory.oom.group", "1")]),
         ..Default::default()
     };
-    // Not WAITS: a shell that cannot start its next `sleep` ends, and the group with it.
+    // Not WAITS: a shell that cannot start its next `sleep` exits, and its cgroup is removed.
     let id = rig.running(&sandbox, &limited(container("c", "exec sleep 1000", Pids::Container), resources)).await;
     let names = ["cpu.max", "cpu.weight", "memory.max", "memory.swap.max", "pids.max", "memory.oom.group"];
     let expected = [
@@ -66,7 +66,7 @@ async fn limits_devices_and_executed_processes(rig: Rig) {
         "memory.oom.group=1",
     ];
     assert_eq!(files(&id, &names), expected);
-    // The sandbox's own processes have the smallest share and no limit.
+    // The sandbox's own processes have the smallest CPU weight and no memory limit.
     assert_eq!(files(&sandbox, &["cpu.weight", "memory.max"]), ["cpu.weight=1", "memory.max=max"]);
     let (out, code) =
         rig.exec(&id, "cat /proc/self/cgroup /proc/1/cgroup; cat /sys/fs/cgroup/memory.max").await.expect("runs");
@@ -74,7 +74,7 @@ async fn limits_devices_and_executed_processes(rig: Rig) {
     let devices = "echo x > /dev/null && head -c 1 /dev/zero | wc -c; mknod /tmp/d b 7 0; cat /tmp/d; echo $?";
     let (out, _) = rig.exec(&id, &format!("({devices}) 2>&1")).await.expect("runs");
     assert_eq!(out, "1\ncat: can't open '/tmp/d': Operation not permitted\n1\n");
-    // AC-09a-X18, on a container that runs
+    // AC-09a-X18, on a running container
     let update = LinuxContainerResources {
         cpu_quota: 25_000,
         memory_limit_in_bytes: 96 * MEBI,
@@ -105,7 +105,7 @@ async fn a_group_is_killed_at_once(mut rig: Rig) {
     rig.look_around();
     let pids = NamespaceMode::Node;
     let sandbox = rig.run(&pod(&rig, "k", pids)).await.expect("runs");
-    // AC-09a-X15: with nobody's process namespace what it leaves behind lives on, but for its group.
+    // AC-09a-X15: without a PID namespace of its own, leftover processes live on unless their cgroup is killed.
     let leaver = container("leaver", "setsid sleep 1000 & (sleep 1000 & sleep 1000) & sleep 0.3; exit 4", pids);
     let id = rig.running(&sandbox, &leaver).await;
     assert_eq!(rig.exited(&id).await.exit_code, 4);

@@ -1,4 +1,4 @@
-//! The embedded runtime on a real kernel: its CRI service, images, launch of containers, networks, and seccomp.
+//! The embedded runtime on a real kernel: CRI service, images, container launch, networks, and seccomp.
 
 #![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
 

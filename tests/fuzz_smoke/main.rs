@@ -1,7 +1,7 @@
-//! Every fuzz target on its corpus and on seeded mutations, about a second each.
+//! Fuzz smoke tests: every fuzz target on its corpus and on seeded mutations, about a second each.
 //!
-//! A failing input is printed and kept, with how to run it again. `FUZZ_SMOKE_SECONDS` makes the
-//! run longer, `FUZZ_SMOKE_SEED` makes it another one; a real fuzzer is `make fuzz TARGET=…`.
+//! A failing input is printed and saved, with the command to run it again. `FUZZ_SMOKE_SECONDS` lengthens the run,
+//! `FUZZ_SMOKE_SEED` varies it; the coverage-guided fuzzer is `make fuzz TARGET=…`.
 
 mod mutate;
 mod targets;
@@ -18,17 +18,17 @@ use mutate::{Dice, grow, mutate};
 use nix::time::{ClockId, clock_gettime};
 use targets::{TARGETS, Target};
 
-/// Most inputs of one run per second asked for.
+/// Maximum number of inputs per second of run time.
 const MOST: u64 = 200_000;
-/// Size of the inputs that show what does not grow with the length alone, in bytes.
+/// Size of the inputs that reveal superlinear cost, in bytes.
 const LARGE: usize = 128 << 10;
-/// Processor time one input may take, unoptimised.
+/// CPU time limit of one input, in an unoptimized build.
 const SLOW: Duration = Duration::from_secs(4);
-/// Wall time after which an input hangs, however busy the machine is.
+/// Wall time after which an input counts as hanging, however busy the machine is.
 const HANGS: Duration = Duration::from_secs(120);
 /// Large inputs per seed.
 const LARGE_PER_SEED: usize = 6;
-/// Stack of the threads of the agent that parse.
+/// Stack size of the agent's parsing threads, in bytes.
 const STACK: usize = 2 << 20;
 
 macro_rules! smoke {
@@ -77,7 +77,7 @@ fn a_failing_input_is_told() {
     assert_eq!(from_hex(&hex(b"\x00\xffa")), b"\x00\xffa");
 }
 
-/// The checked-in inputs of a target, by name.
+/// Checked-in inputs of a target, sorted by file name.
 fn corpus(name: &str) -> Vec<Vec<u8>> {
     let folder = fuzz_folder().join("corpus").join(name);
     let mut files: Vec<PathBuf> =
@@ -90,7 +90,7 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
-/// Which inputs, in order; `None` ends the run.
+/// Inputs in order; `None` ends the run.
 type Inputs = Box<dyn FnMut() -> Option<Vec<u8>> + Send>;
 
 struct Job {
@@ -124,7 +124,7 @@ fn smoke(name: &'static str) {
     }
 }
 
-/// The corpus, large inputs made of it, then mutations until time or number is used up.
+/// The corpus, large inputs derived from it, then mutations until time or number is exhausted.
 fn planned(name: &'static str) -> Inputs {
     let seconds = setting("FUZZ_SMOKE_SECONDS", 1);
     let mut dice = Dice::new(setting("FUZZ_SMOKE_SEED", 1), name);
@@ -147,12 +147,12 @@ fn planned(name: &'static str) -> Inputs {
     })
 }
 
-/// Processor time of this thread: what other tests take does not count.
+/// CPU time of this thread: other tests do not count.
 fn used() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has this clock").into()
 }
 
-/// Runs a target on a thread of its own, so that a hang can be told.
+/// Runs a target on its own thread, so that a hang can be reported.
 fn run(job: Job) -> Result<(), Failure> {
     let Job { name, target, mut inputs } = job;
     let current = Arc::new(Mutex::new(Vec::new()));
@@ -161,7 +161,7 @@ fn run(job: Job) -> Result<(), Failure> {
     let worker = move || {
         while let Some(input) = inputs() {
             input.clone_into(&mut now.lock().unwrap_or_else(PoisonError::into_inner));
-            // An overflow of the stack ends the process: the file says on what.
+            // A stack overflow aborts the process: the file contains the input.
             let trace = (input.len() >= LARGE / 2).then(|| keep(name, &input));
             let before = used();
             let outcome = catch_unwind(AssertUnwindSafe(|| target(&input)));
@@ -199,7 +199,7 @@ fn run(job: Job) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes an input to the build folder and says where.
+/// Writes an input to the build directory; returns its path.
 fn keep(name: &str, input: &[u8]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz_smoke");
     fs::create_dir_all(&folder).expect("the build folder is writable");

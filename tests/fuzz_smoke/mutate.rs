@@ -1,10 +1,10 @@
-//! Small changes to an input, the same for the same seed on every machine.
+//! Deterministic input mutations: equal for the same seed on every machine.
 
-/// SplitMix64: enough to choose mutations by, and its numbers never change with a crate's version.
+/// SplitMix64 random number generator: sufficient for mutations, and its numbers do not change with a crate's version.
 pub struct Dice(u64);
 
 impl Dice {
-    /// The same numbers for the same seed and name.
+    /// A generator whose numbers depend on seed and name only.
     pub fn new(seed: u64, name: &str) -> Self {
         Self(name.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)))
     }
@@ -17,19 +17,19 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`, 0 where there is none.
+    /// A number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % (end.max(1) as u64)).expect("below a usize")
     }
 
-    /// Two places in a text of that length, in order, at most `longest` apart.
+    /// A random range in a text of that length, at most `longest` long.
     fn range(&mut self, length: usize, longest: usize) -> (usize, usize) {
         let from = self.below(length + 1);
         (from, from + self.below((length - from).min(longest) + 1))
     }
 }
 
-/// Texts that parsers have views about.
+/// Tokens with a meaning for parsers.
 const WORDS: &[&str] = &[
     "\0",
     "\n",
@@ -122,7 +122,7 @@ const WORDS: &[&str] = &[
     "2024-02-30T25:61:61Z",
 ];
 
-/// One input made of another: a few changes of random kinds.
+/// Derives an input from another by a few random changes.
 pub fn mutate(dice: &mut Dice, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = seeds.get(dice.below(seeds.len())).cloned().unwrap_or_default();
     for _ in 0..=dice.below(4) {
@@ -132,7 +132,7 @@ pub fn mutate(dice: &mut Dice, seeds: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Longest input that small changes make, in bytes.
+/// Longest input made by small changes, in bytes.
 const LONGEST: usize = 16 << 10;
 
 fn change(dice: &mut Dice, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
@@ -174,14 +174,14 @@ fn change(dice: &mut Dice, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
     }
 }
 
-/// A long input: a piece of a seed, from one separator to the next of its kind, many times over.
-/// What takes time or stack by the square of the length shows here.
+/// A long input that repeats a piece of a seed, from one separator to the next of its kind. Reveals quadratic time and
+/// deep recursion.
 pub fn grow(dice: &mut Dice, seed: &[u8], size: usize) -> Vec<u8> {
     let (from, to) = piece(dice, seed);
     let unit = &seed[from..to];
     let times = size / unit.len().max(1);
     let mut bytes = seed[..from].to_vec();
-    // Repeated as they are, names are duplicates; numbered, they are many different ones.
+    // Verbatim repetition makes duplicate names; numbering makes distinct ones.
     let is_numbered = dice.below(2) == 0;
     let place = unit.iter().rposition(u8::is_ascii_alphanumeric);
     for i in 0..times {

@@ -1,4 +1,4 @@
-//! References to `docs/spec` in sources and tests: the document, the section, and the acceptance case exist.
+//! Checks references to `docs/spec`: document, section, and acceptance case exist.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,9 +8,9 @@ use std::{
 
 use regex_lite::Regex;
 
-/// The root of the workspace.
+/// Root directory of the workspace.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-/// Where references are looked for.
+/// Directories that are searched for references.
 const PLACES: &[&str] = &["src", "crates", "tests", "benches", "docs"];
 
 /// Sections and acceptance cases of one document.
@@ -31,7 +31,7 @@ fn files(folder: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// Documents by their number: `04b`.
+/// Documents by number: `04b`.
 fn documents() -> BTreeMap<String, Document> {
     let heading = Regex::new(r"(?m)^#{1,6}\s+(?:Part )?(\d+[a-z]?(?:\.\d+[a-z]?)*|[IVA-C]+)\.?\s").expect("a pattern");
     let second = Regex::new(r"(?m)^#{2,6}.*\band (\d+\.\d+)\b").expect("a pattern");
@@ -50,7 +50,7 @@ fn documents() -> BTreeMap<String, Document> {
     all
 }
 
-/// References of a text that lead nowhere.
+/// References in a text without a target.
 fn broken(text: &str, documents: &BTreeMap<String, Document>) -> Vec<String> {
     let reference = Regex::new(r"\b[Ss]pec (\d\d[a-z]?)\b(?: §(\d+[a-z]?(?:\.\d+[a-z]?)*))?").expect("a pattern");
     let case = Regex::new(r"\bAC-(\d\d[a-z]?)-[A-Z]?\d+[a-z]?\b").expect("a pattern");

@@ -1,6 +1,6 @@
-//! Components with scripted and real counterparts in one process: no agent is started and no cluster is needed.
+//! Component tests with scripted and real dependencies in one process, without agent or cluster.
 //!
-//! What needs root, control groups or a container runtime says so by name where it is skipped.
+//! A test that needs root, cgroups, or a container runtime reports its name where it is skipped.
 
 #![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
 

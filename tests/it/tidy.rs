@@ -1,5 +1,4 @@
-//! Rules of the code base, checked on its sources: allowed dependencies, `unsafe`, purity of files that claim it,
-//! length of files, words and calls that never ship, licenses.
+//! Source code rules: allowed dependencies, `unsafe`, purity, file length, banned words, licenses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,17 +7,17 @@ use std::{
     process::Command,
 };
 
-/// Lines of a file, tests not counted, from which it has to be thought about again.
+/// Lines of a file, tests not counted, above which it is too long.
 const LONG: usize = 500;
 
-/// Files that may be longer: up to how many lines, and why.
+/// Files that may be longer: path, number of lines, and reason.
 const LONG_FILES: &[(&str, usize, &str)] = &[(
     "crates/berth-config/src/fields.rs",
     700,
     "a data table: every field of the configuration, in the reference's order",
 )];
 
-/// Licenses that dependencies may be under: permissive, and compatible with our Apache-2.0.
+/// Permitted licenses of dependencies: permissive, and compatible with our Apache-2.0.
 const LICENSES: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -34,10 +33,10 @@ const LICENSES: &[&str] = &[
     "Zlib",
 ];
 
-/// The root of the workspace.
+/// Root directory of the workspace.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Sources of what ships: the root package and the crates below it, without what only tests use.
+/// Shipped sources: the root package and the crates below it, without test-only crates.
 fn sources() -> Vec<(PathBuf, String)> {
     fn walk(folder: &Path, out: &mut Vec<(PathBuf, String)>) {
         let mut entries: Vec<PathBuf> =
@@ -63,12 +62,12 @@ fn sources() -> Vec<(PathBuf, String)> {
     out
 }
 
-/// The path of a source file below the root of the workspace.
+/// Path of a source file relative to the root of the workspace.
 fn relative(path: &Path) -> &Path {
     path.strip_prefix(ROOT).expect("below the root")
 }
 
-/// The module of a file of the root package: the folder below `src/`, or the file's own name. `None` in other crates.
+/// Module of a file in the root package: the directory below `src/`, or the file's own name. `None` in other crates.
 fn module(path: &Path) -> Option<String> {
     let below = relative(path).strip_prefix("src").ok()?;
     let first = below.components().next().expect("a name").as_os_str().to_string_lossy().into_owned();
@@ -91,7 +90,7 @@ fn allowed() -> BTreeMap<String, Vec<String>> {
     out
 }
 
-/// Paths after `crate::` in a file, nested `use` lists included, as far as two segments, and crates of the workspace.
+/// Paths after `crate::` in a file, including nested `use` lists, up to two segments, and crates of the workspace.
 fn imports(text: &str) -> Vec<String> {
     let mut out = Vec::new();
     for (at, _) in text.match_indices("berth_") {
@@ -209,7 +208,7 @@ fn every_file_says_what_it_is_for() {
     }
 }
 
-/// Files that are compiled for tests only: `#[cfg(test)] mod name;`, also where tests of other crates use them.
+/// Files compiled for tests only: `#[cfg(test)] mod name;`, also where tests of other crates use them.
 fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for (path, text) in all {
@@ -230,7 +229,7 @@ fn test_files(all: &[(PathBuf, String)]) -> BTreeSet<PathBuf> {
     found
 }
 
-/// What ships of each file, by its path below the root: no tests.
+/// Shipped code of each file, by its path below the root; tests are left out.
 fn shipped() -> Vec<(String, String)> {
     let all = sources();
     let tests = test_files(&all);
@@ -238,7 +237,7 @@ fn shipped() -> Vec<(String, String)> {
     all.iter().filter(|(path, _)| !tests.contains(path)).map(|(path, text)| (name(path), code(text))).collect()
 }
 
-/// A file without its tests, with the same line numbers: a module of tests is its end, the declaration of one is not.
+/// A file without its tests, with unchanged line numbers: a test module ends the file, the declaration of one does not.
 fn code(text: &str) -> String {
     let (mut code, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("#[cfg(test)]\nmod ") {
@@ -261,7 +260,7 @@ fn tests_do_not_ship() {
     assert_eq!(code("a\n"), "a\n");
 }
 
-/// The code of a text, comments left out, with line numbers from 1.
+/// Lines of code without comments, with line numbers from 1.
 fn code_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
     lines.filter(|(_, line)| !line.trim_start().starts_with("//"))
@@ -313,13 +312,13 @@ fn nothing_is_left_to_do() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What `cargo metadata` says, without the network; `None` where there is no cargo.
+/// Output of `cargo metadata`, without network access; `None` if there is no cargo.
 fn metadata() -> Option<serde_json::Value> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let environment = if cfg!(target_env = "musl") { "musl" } else { "gnu" };
     let ours = format!("{}-unknown-linux-{environment}", std::env::consts::ARCH);
     let mut complaint = String::new();
-    // Crates of other platforms may never have been downloaded here.
+    // Crates of other platforms may not have been downloaded here.
     for platform in [&[][..], &["--filter-platform", &ours]] {
         let mut command = Command::new(&cargo);
         command.args(["metadata", "--format-version", "1", "--offline", "--locked"]).args(platform);
@@ -350,7 +349,7 @@ fn licenses_are_on_the_list() {
     assert!(wrong.is_empty(), "licenses that are not on the list:\n{}", wrong.join("\n"));
 }
 
-/// Whether the list satisfies an SPDX expression; `/` is the old way to write `OR`.
+/// Whether the list satisfies an SPDX expression; `/` is the deprecated form of `OR`.
 fn is_licensed(expression: &str) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -424,7 +423,7 @@ fn the_reader_of_imports_reads() {
     assert_eq!(imports(text), ["berth_sys", "pleg::A", "engine::grace", "logs", "node::a"]);
 }
 
-/// Fields that only the configuration itself reads, or that nobody reads any more.
+/// Fields that only the configuration module reads, or that nothing reads any more.
 const READ_WITHIN: &[(&str, &str)] = &[
     ("api_version", "what the document is"),
     ("eviction_minimum_reclaim", "config/eviction.rs"),
@@ -442,13 +441,13 @@ const READ_WITHIN: &[(&str, &str)] = &[
     ("run_once", "judged at the start"),
 ];
 
-/// Named as without effect, and read all the same: for a part of what they are for.
+/// Fields listed as without effect, but read for a part of their function.
 const PARTLY: &[&str] = &["cpu_manager_policy", "kubelet_cgroups", "system_cgroups"];
 
-/// Gates that only validation asks for: what they would do is not built, so they are named when they are set.
+/// Feature gates that only validation reads: the feature is not implemented, so setting one is reported.
 const VALIDATED_ONLY: &[&str] = &["MemoryQoS"];
 
-/// Named, and the names of other things as well.
+/// Listed fields whose names also have other uses.
 const NAMESAKES: &[&str] = &["content_type", "pod_cidr"];
 
 #[test]
@@ -496,7 +495,7 @@ fn every_setting_does_something_or_is_named() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Public functions that only tests call, and why they are not among the tests.
+/// Public functions that only tests call, with the reason why they are not test code.
 const FOR_TESTS: &[(&str, &str)] = &[
     ("is_reachable", "tests of outages ask the client itself"),
     ("is_slice", "the scripted systemd of the virtual machines"),
@@ -506,7 +505,7 @@ const FOR_TESTS: &[(&str, &str)] = &[
     ("with_path", "tests bring programs of their own"),
 ];
 
-/// What was written and is never called is a feature that is not there.
+/// A public function without callers is a feature that is not connected.
 #[test]
 fn public_functions_have_callers() {
     let all = sources();

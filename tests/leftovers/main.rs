@@ -1,5 +1,6 @@
-//! Nothing is kept of pods that are gone, whatever became of them. A program of its own, so that
-//! nobody else uses its heap.
+//! Memory leak test: the agent keeps nothing of deleted pods, whatever happened to them.
+//!
+//! A program of its own, so that no other test uses its heap.
 
 #[allow(unsafe_code, reason = "an allocator that counts can only be written so")]
 mod heap;
@@ -15,16 +16,16 @@ use berth_types::{Pod, PodUid};
 use serde_json::json;
 use tonic::Code;
 
-/// Pods of one round: as many as the node takes at a time.
+/// Pods per round: as many as the node admits at a time.
 const PODS: usize = 100;
-/// Rounds until what is made on first use has been made.
+/// Rounds until everything that is allocated on first use exists.
 const WARM_UP: usize = 2;
-/// Rounds that are measured.
+/// Measured rounds.
 const ROUNDS: usize = 5;
-/// Blocks that may be left after them: fewer than if one were left of each pod of a kind.
+/// Maximum number of additional blocks afterwards: fewer than one per pod of any kind.
 const LEFT: usize = PODS * ROUNDS / 10;
 
-/// A pod of one of ten kinds; names come back, UIDs do not.
+/// A pod of one of ten kinds; names repeat, UIDs do not.
 fn draw(round: usize, number: usize) -> Arc<Pod> {
     let name = format!("pod-{number}");
     let uid = format!("uid-{round}-{number}");
@@ -77,7 +78,7 @@ async fn hand_in(agent: &Agent, pods: &[Arc<Pod>]) {
     agent.api(of(false)).await;
 }
 
-/// A hundred pods come, live, and go.
+/// Adds, updates, and removes a hundred pods.
 async fn live_through(machine: &Machine, agent: &Agent, round: usize) {
     let pods: Vec<Arc<Pod>> = (0..PODS).map(|number| draw(round, number)).collect();
     hand_in(agent, &pods).await;
@@ -85,13 +86,13 @@ async fn live_through(machine: &Machine, agent: &Agent, round: usize) {
     hand_in(agent, &grown(&pods)).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     hand_in(agent, &[]).await;
-    // Calls that hang run into their deadlines; images are forgotten ten minutes after a failure.
+    // Hanging calls reach their deadlines; images are forgotten ten minutes after a failure.
     tokio::time::sleep(Duration::from_secs(900)).await;
     agent.events.clear();
     machine.cri.forget_past();
     agent.mirrors.forget_past();
     agent.probes.forget_past();
-    tokio::time::sleep(Duration::from_secs(130)).await; // lists and sweeps of after that
+    tokio::time::sleep(Duration::from_secs(130)).await; // lists and sweeps after that
 }
 
 async fn nothing_is_known(machine: &Machine, agent: &Agent) {

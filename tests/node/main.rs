@@ -1,4 +1,6 @@
-//! The agent's binary as a process: on its own, and as a node of the test API server. Its runtime is scripted.
+//! The agent binary as a process, standalone and as a node of the test API server.
+//!
+//! Its runtime is scripted.
 
 mod agent;
 mod cluster;

@@ -1,4 +1,4 @@
-//! What surrounds the agent is not as it should be: another service on the socket, full disks.
+//! Adverse environments of an agent on a real runtime: wrong sockets, failed recovery, full disks.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use berth_testkit::{
     real,
 };
 
-/// Starts an agent that cannot start, and checks its last words.
+/// Asserts that an agent fails to start with this last log line.
 async fn refuses(endpoint: &str, words: &str) {
     let home = Home::new(endpoint).with(json!({"runtimeRequestTimeout": "1s"}));
     let begun = Instant::now();
@@ -29,7 +29,7 @@ async fn refuses(endpoint: &str, words: &str) {
     assert!(begun.elapsed() < Duration::from_secs(30), "patience has a limit");
 }
 
-/// A containerd as Docker installs it, without CRI; and its other socket, which speaks ttrpc.
+/// containerd as Docker installs it, without CRI; and its other socket, which speaks ttrpc.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_service_on_the_socket_is_told_by_name() {
     let test = "another_service_on_the_socket_is_told_by_name";
@@ -45,7 +45,7 @@ async fn another_service_on_the_socket_is_told_by_name() {
     refuses(&format!("{}.ttrpc", containerd.endpoint()), "rpc error: code = ").await;
 }
 
-/// The embedded runtime cannot find again what was there: the start ends at once, and says why.
+/// The embedded runtime fails to recover its state: the start fails at once, with the cause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_recovery_that_fails_ends_the_start_with_its_cause() {
     let test = "a_recovery_that_fails_ends_the_start_with_its_cause";
@@ -54,7 +54,7 @@ async fn a_recovery_that_fails_ends_the_start_with_its_cause() {
         return;
     }
     let Some(runtime) = real::start_or_skip(test) else { return };
-    // A file where records of sandboxes are looked for.
+    // A file instead of the directory of sandbox records.
     let root = runtime.dir().join("root");
     fs::create_dir_all(&root).and_then(|()| fs::write(root.join("sandboxes"), "")).expect("a file");
     let begun = Instant::now();
@@ -62,11 +62,11 @@ async fn a_recovery_that_fails_ends_the_start_with_its_cause() {
     assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
     let log = agent.log();
     assert!(log.contains("root/sandboxes") && !log.contains("containerd.sock"), "{log}");
-    // Without the cause the runtime's patience of half a minute would have to pass.
+    // Without the cause, the agent would wait half a minute for the runtime.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
-/// The disk of the logs is full: containers run on and new ones start; only their lines are lost.
+/// The log disk is full: containers run on and new ones start; only log lines are lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_of_logs_stops_no_container() {
     let mut mounted = None;
@@ -90,7 +90,7 @@ async fn a_full_disk_of_logs_stops_no_container() {
 
     disk.fill();
     let filled_at = count().unwrap_or_default();
-    count_past(filled_at + 100).await; // several times what a pipe could hold back for a moment
+    count_past(filled_at + 100).await; // several times the capacity of a pipe
     let new = node.run(&lasting("late")).await;
     assert_eq!(container(&node.agent.until_ready("talks").await, "main"), container(&old, "main"));
 
@@ -106,8 +106,8 @@ async fn a_full_disk_of_logs_stops_no_container() {
     }
 }
 
-/// The disk of the root directory is full: what runs goes on, what is new waits and runs once
-/// there is room; so it is after a restart.
+/// The disk of the root directory is full: running pods continue, new ones wait and start once there is space; also
+/// after a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_of_state_holds_up_only_what_is_new() {
     let mut mounted = None;
@@ -128,7 +128,7 @@ async fn a_full_disk_of_state_holds_up_only_what_is_new() {
 
     disk.empty();
     let new = node.agent.until_ready("newcomer").await;
-    node.until_output(&new, "main", "newcomer-test-node").await; // its hosts file is whole
+    node.until_output(&new, "main", "newcomer-test-node").await; // its hosts file is complete
     node.restart(Signal::SIGKILL).await;
     for (name, pod) in [("settled", &old), ("newcomer", &new)] {
         let now = node.agent.until_ready(name).await;

@@ -1,5 +1,6 @@
-//! A claim whose volume a CSI driver gives, as a container has it: the driver speaks the real contract and mounts, the
-//! container reads and writes, and nothing is left. Spec 07 §12.
+//! CSI volumes in real containers: mounted file systems and block devices. Spec 07 §12.
+//!
+//! The driver implements the real contract, the container reads and writes, and nothing is left behind.
 
 use std::{fs, path::Path, process::Command};
 
@@ -14,12 +15,12 @@ use berth_testkit::{
 
 const DRIVER: &str = "disk.example.com";
 
-/// A node of a cluster, with a driver.
+/// A node of a cluster, with a CSI driver.
 struct Cluster {
     api: ApiServer,
     driver: CsiDriver,
     node: Node,
-    /// Registers the driver for as long as it lives.
+    /// Registers the driver until dropped.
     _plugin: Plugin,
     data: tempfile::TempDir,
 }
@@ -39,7 +40,7 @@ impl Cluster {
         Some(Self { api, driver, node, _plugin: plugin, data })
     }
 
-    /// A volume of that name, and a claim that is bound to it.
+    /// Creates a volume of that name, and a claim bound to it.
     fn claim(&self, name: &str, mode: &str) {
         let modes = json!(["ReadWriteOnce"]);
         self.api.create(json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
@@ -56,7 +57,7 @@ impl Cluster {
         told.expect("not refused");
     }
 
-    /// What the script writes in a pod of the cluster that uses the claim; nothing of the pod is left then.
+    /// Output of a pod that uses the claim; the pod is deleted afterwards.
     async fn output(&self, claim: &str, container: Value) -> String {
         let spec = json!({"terminationGracePeriodSeconds": 5, "containers": [container],
             "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]});
@@ -123,7 +124,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status(); // it may have been in the way
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status(); // it may not be attached
     }
 }
 

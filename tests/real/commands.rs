@@ -1,5 +1,4 @@
-//! `berth pods`, `why`, `logs`, `exec` and `top` as people use them, with the administrator's certificate of a node on
-//! its own.
+//! `berth pods`, `why`, `logs`, `exec`, and `top` on a standalone node, as its administrator.
 
 use std::process::Stdio;
 
@@ -16,7 +15,7 @@ use berth_testkit::{
     process::{PATIENCE, container, manifest_of},
 };
 
-/// What a call told.
+/// Result of a command.
 struct Told {
     code: Option<i32>,
     out: String,
@@ -71,7 +70,7 @@ impl Open {
         Told { code: ended.status.code(), out: text(&ended.stdout), err: text(&ended.stderr) }
     }
 
-    /// What a call prints that succeeds.
+    /// Output of a successful command.
     async fn told(&self, args: &[&str]) -> String {
         let told = self.call(args, None).await;
         assert_eq!(told.code, Some(0), "{args:?}: {}{}", told.out, told.err);
@@ -83,7 +82,7 @@ impl Open {
     }
 }
 
-/// Pods are listed, explained, read, entered and measured.
+/// Lists, explains, reads logs of, enters, and measures a pod.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_from_the_command_line() {
     let Some(open) = Open::new("a_pod_from_the_command_line").await else { return };
@@ -108,7 +107,7 @@ async fn a_pod_from_the_command_line() {
     assert_eq!(all["items"][0]["metadata"]["name"], name);
     assert!(open.told(&["pods", "-o", "wide"]).await.contains("file"));
 
-    // The name without the node's will do, where it is clear.
+    // The name without the node's suffix is sufficient if it is unambiguous.
     agent.until("the back-off is told", async || open.why("asked").await["waits"]["reason"] == "back_off").await;
     let why = open.why("asked").await;
     assert_eq!((&why["namespace"], &why["name"], &why["life"]), (&json!("default"), &json!(name), &json!("sync")));
@@ -156,7 +155,7 @@ async fn a_pod_from_the_command_line() {
     open.node.remove(&pod).await;
 }
 
-/// Commands have our standard input and output, and we have their exit code.
+/// Commands use our stdin and stdout, and we return their exit code.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_in_containers() {
     let Some(open) = Open::new("commands_in_containers").await else { return };
@@ -170,7 +169,7 @@ async fn commands_in_containers() {
     let told = open.call(&["exec", "-it", "entered", "--", "sh", "-c", "test -t 0 && echo tty; cat"], Some("x")).await;
     assert_eq!((told.code, told.out.as_str()), (Some(0), "x"), "{}", told.err);
     assert!(told.err.contains("no terminal"), "{}", told.err);
-    // Who has read enough leaves, and that is no failure; a terminal is as it was before.
+    // A reader that closes the pipe early is no failure; a terminal's settings are restored.
     let berth = |args: &[&str]| {
         let command = open.command(args);
         let words = std::iter::once(command.as_std().get_program()).chain(command.as_std().get_args());
@@ -204,7 +203,7 @@ async fn commands_in_containers() {
     open.node.remove(&pod).await;
 }
 
-/// A log that is followed comes as it is written, until the container ends.
+/// A followed log arrives as it is written, until the container exits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_is_followed() {
     let Some(open) = Open::new("a_log_that_is_followed").await else { return };

@@ -1,4 +1,4 @@
-//! How pods end: hooks, grace periods, changed and removed manifests.
+//! Pod termination on a real runtime: hooks, grace periods, changed manifests, and killed processes.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::node::{Node, kill_process, lasting, shell, uid_of};
 use berth_testkit::process::{container, is_ready, manifest_of};
 
-/// A directory of the host that outlives the pods that write into it, and a volume of it.
+/// A host directory that outlives the pods that write into it, and a volume for it.
 fn diary(node: &Node, name: &str) -> (PathBuf, Value) {
     let path = node.home.path().join(format!("diary-{name}"));
     fs::create_dir_all(&path).expect("a folder");
@@ -28,12 +28,12 @@ fn read(path: &PathBuf) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Hooks really run, in their order, and the signal comes after the second one.
+/// Hooks really run, in their order, and the signal follows the preStop hook.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hooks_run_before_and_after() {
     let Some(node) = Node::shared("hooks_run_before_and_after").await else { return };
     let (entries, volume) = diary(&node, "hooks");
-    // The hook before it waits for the trap.
+    // The postStart hook waits until the trap is set.
     let script =
         "trap 'echo signal >> /diary/entries; exit 0' TERM; touch /ready; while true; do sleep 1 & wait $!; done";
     let mut main = with_diary(shell("main", script));
@@ -48,7 +48,7 @@ async fn hooks_run_before_and_after() {
     assert_eq!(read(&entries), "started\nstopping\nsignal\n");
 }
 
-/// A container has its grace period to end, all of it, and no more.
+/// A container has its whole grace period to exit, and no more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_grace_period_is_kept() {
     let Some(node) = Node::shared("the_grace_period_is_kept").await else { return };
@@ -103,7 +103,7 @@ async fn a_changed_manifest_replaces_the_pod() {
     node.remove(&new).await;
 }
 
-/// A container that was killed behind the agent's back.
+/// A container killed from outside the agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_killed_from_outside_comes_back() {
     let Some(node) = Node::shared("what_is_killed_from_outside_comes_back").await else { return };
@@ -120,7 +120,7 @@ async fn what_is_killed_from_outside_comes_back() {
     node.remove(&after).await;
 }
 
-/// A sandbox that was killed takes its containers with it; the pod gets another.
+/// Killing a sandbox kills its containers; the pod gets another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_sandbox_is_replaced() {
     let Some(node) = Node::shared("a_dead_sandbox_is_replaced").await else { return };
@@ -131,7 +131,7 @@ async fn a_dead_sandbox_is_replaced() {
     let again = |pod: &Value| container(pod, "main")["restartCount"] == 1 && is_ready(pod);
     let after = node.agent.until_pod("homeless", "in another sandbox", again).await;
     assert_eq!(uid_of(&after), uid_of(&pod));
-    // Whoever inherited it may not have looked yet.
+    // The process that inherited it may not have reaped it yet.
     let stat = fs::read_to_string(format!("/proc/{main}/stat")).unwrap_or_default();
     assert!(stat.is_empty() || stat.contains(") Z "), "the old container went with its sandbox: {stat}");
     let new = node.tasks(&pod, "sandbox");

@@ -1,4 +1,4 @@
-//! What a container finds around it: volumes, variables, network, hosts file, neighbours.
+//! Environment of real containers: volumes, variables, network, hosts file, cgroups, and namespaces.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::node::{Node, UNTIL_STOPPED, links, name_of, shell, uid_of};
 use berth_testkit::process::{condition, container, manifest_of};
 
-/// An init container prepares what the container then serves, on the bridge's network.
+/// An init container prepares the content that the main container serves on the bridge network.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_finds_what_its_manifest_promises() {
     let Some(node) = Node::shared("a_pod_finds_what_its_manifest_promises").await else { return };
@@ -74,7 +74,7 @@ async fn a_pod_finds_what_its_manifest_promises() {
         assert!(out.contains(text), "{text:?} is not in\n{out}");
     }
     assert_eq!(fs::read_to_string(host.join("from-pod")).expect("written"), "written\n");
-    // Where people and log collectors look.
+    // The path that people and log collectors use.
     let log = node.log_file(&pod, "main", 0);
     let line = fs::read_to_string(&log).expect("a log");
     let mut fields = line.lines().next().expect("a line").splitn(4, ' ');
@@ -101,7 +101,7 @@ async fn a_pod_may_use_the_hosts_network() {
     let netns = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).expect("a namespace");
     assert_eq!(netns(&pid.to_string()), netns("self"));
     assert!(out.contains(" lo: "), "{out}");
-    // The machine's own name, whatever the node is called.
+    // The machine's own host name, whatever the node is called.
     let name = nix::unistd::gethostname().expect("a name").into_string().expect("text");
     assert!(out.contains(&format!("names {name} {name} {name}\n")), "{out}");
     let hosts = "# Kubernetes-managed hosts file (host network).\n";
@@ -109,7 +109,7 @@ async fn a_pod_may_use_the_hosts_network() {
     node.remove(&pod).await;
 }
 
-/// Containers of one pod see each other's processes where they ask for it, and not otherwise.
+/// Containers of a pod share a PID namespace only if it requests that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_are_shared_where_wanted() {
     let Some(node) = Node::shared("processes_are_shared_where_wanted").await else { return };
@@ -130,7 +130,7 @@ async fn processes_are_shared_where_wanted() {
     }
 }
 
-/// Limits and requests arrive in the kernel, below the pod's own cgroup.
+/// Limits and requests are set in the kernel, below the pod's own cgroup.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_arrive_in_the_cgroup() {
     let Some(node) = Node::shared("limits_arrive_in_the_cgroup").await else { return };
@@ -148,7 +148,7 @@ async fn limits_arrive_in_the_cgroup() {
     let of_process = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("readable");
     let pod_part = format!("/kubepods/burstable/pod{}/", uid_of(&pod));
     assert!(of_process.lines().any(|line| line.contains(&pod_part)), "{of_process}");
-    // Either hierarchy, the pod's group and the container's.
+    // Either cgroup version, the pod's and the container's cgroup.
     let rows: &[(&str, &[&str])] = &[
         ("memory.max", &["50331648"]),
         ("memory.limit_in_bytes", &["50331648"]),

@@ -1,4 +1,4 @@
-//! Pods that cannot run on a real runtime, and those that do not last.
+//! Failing pods on a real runtime: unstartable containers, crash loops, and restart policies.
 
 use std::fs;
 
@@ -14,14 +14,14 @@ fn waiting<'a>(pod: &'a Value, field: &str) -> &'a str {
     container(pod, "main")["state"]["waiting"][field].as_str().unwrap_or_default()
 }
 
-/// An image whose user is in nobody's list.
+/// An image whose user does not exist in its passwd.
 const GHOST: &str = "docker.io/library/ghost:1";
 
-/// Each with its own reason, none with a container that runs.
+/// Each container with its own reason, none runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_start_says_why() {
     let Some(node) = Node::shared("what_cannot_start_says_why").await else { return };
-    // AC-03b-3, AC-03b-4, AC-03b-5; nothing is numbered for a bad command and a bad user
+    // AC-03b-3, AC-03b-4, AC-03b-5; a bad command and a bad user have no acceptance id
     node.runtime.import("ghost", &[Image { user: "ghost", ..Image::busybox(GHOST) }]);
     let rows = [
         (
@@ -58,7 +58,7 @@ async fn what_cannot_start_says_why() {
     }
 }
 
-/// A container that ends with an error is started again, later each time, and says what it left.
+/// A container that fails is restarted with back-off, and its termination message is reported.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crashing_container_is_started_again() {
     let Some(node) = Node::shared("a_crashing_container_is_started_again").await else { return };
@@ -96,7 +96,7 @@ async fn a_crashing_container_is_started_again() {
     node.remove(&pod).await;
 }
 
-/// Restart policies decide what an end means.
+/// Restart policies determine the phase after an exit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restart_policies_decide_what_an_end_means() {
     let Some(node) = Node::shared("restart_policies_decide_what_an_end_means").await else { return };

@@ -1,4 +1,4 @@
-//! What a container can write, print or answer without end costs the agent no memory (spec 03b §9, §10).
+//! Agent memory under unlimited container output: logs, messages, probes, volumes (spec 03b §9, §10).
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use berth_testkit::{
     real,
 };
 
-/// Memory of the agent at its highest, KiB, without the pages of its program, of which a debug build has many.
+/// Peak memory of the agent in KiB, without file-backed pages, which are many in a debug build.
 fn peak(node: &Node) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", node.agent.pid())).expect("it runs");
     let field = |name: &str| -> u64 {
@@ -23,12 +23,13 @@ fn reason(pod: &Value, name: &str) -> Option<String> {
     ended["reason"].as_str().map(str::to_owned)
 }
 
-/// Every file and stream that a container controls, 4 GiB long (with holes) or as long as it is read: the files that are
-/// mounted into it, its termination message, its log, volumes, what probes and hooks print, and what it answers to probes.
+/// Every file and stream that a container controls, 4 GiB long (sparse) or endless: its mounted files, its termination
+/// message, its log, volumes, output of exec probes and hooks, and responses to probes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_container_grows_costs_the_agent_no_memory() {
     let Some(node) = Node::own("what_a_container_grows_costs_the_agent_no_memory").await else { return };
-    // containerd hands over up to 16 MiB of both streams in one message; the agent asks its own runtime for 10 KiB of each.
+    // containerd returns up to 16 MiB of both streams in one message; the agent limits its embedded runtime to 10 KiB
+    // of each.
     let printed = if real::is_embedded() { "32m" } else { "2m" };
     let prints = format!("head -c {printed} /dev/zero; head -c {printed} /dev/zero >&2");
     let exec = json!({"command": ["sh", "-c", prints]});

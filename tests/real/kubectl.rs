@@ -1,5 +1,6 @@
-//! kubectl as people use it, through the part of an API server that passes streams on: the
-//! requests on the wire are the ones a real API server makes of a kubelet that takes WebSockets.
+//! Real kubectl on a real runtime, through the stream proxy of an API server.
+//!
+//! The requests on the wire equal those of a real API server to a kubelet that supports WebSockets.
 
 use std::{
     process::{Output, Stdio},
@@ -23,17 +24,17 @@ use berth_testkit::{
     reservation,
 };
 
-/// No call of kubectl takes longer.
+/// Timeout of a kubectl call.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A node with its main port open, and kubectl in front of it.
+/// A node with its main port open, and a proxy for kubectl.
 pub struct Cluster {
     /// The node.
     pub node: Node,
     front: KubeFront,
 }
 
-/// `None` where a test is skipped, which it says.
+/// Starts the cluster; `None`, with a report, if the test is skipped.
 pub async fn cluster(test: &str) -> Option<Cluster> {
     if std::process::Command::new("kubectl").arg("version").arg("--client").output().is_err() {
         println!("skipped: {test}: kubectl is not installed");
@@ -53,7 +54,7 @@ pub async fn cluster(test: &str) -> Option<Cluster> {
     let fields = json!({
         "enableServer": true,
         "port": port,
-        // Everything that is ever logged of a request.
+        // The highest verbosity at which requests are logged.
         "logging": {"verbosity": 6},
         "tlsCertFile": server.certificate,
         "tlsPrivateKeyFile": server.key,
@@ -80,7 +81,7 @@ pub async fn cluster(test: &str) -> Option<Cluster> {
 }
 
 impl Cluster {
-    /// A call of kubectl.
+    /// A kubectl command.
     pub fn kubectl(&self, args: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command.args(["--server", &self.front.url, "--namespace", "default"]).args(args);
@@ -94,7 +95,7 @@ impl Cluster {
     }
 }
 
-/// Runs a command to its end, with that on its standard input.
+/// Runs a command to its end, with that stdin.
 pub async fn ended(mut command: Command, input: Option<&[u8]>) -> Output {
     if input.is_some() {
         command.stdin(Stdio::piped());
@@ -103,13 +104,13 @@ pub async fn ended(mut command: Command, input: Option<&[u8]>) -> Output {
     if let (Some(bytes), Some(mut stdin)) = (input, child.stdin.take()) {
         let bytes = bytes.to_owned();
         tokio::spawn(async move {
-            let _ = stdin.write_all(&bytes).await; // a command need not read all of it
+            let _ = stdin.write_all(&bytes).await; // a command may not read all its input
         });
     }
     timeout(PATIENCE, child.wait_with_output()).await.expect("it ends").expect("it ran")
 }
 
-/// Exit code, standard output and standard error.
+/// Exit code, stdout, and stderr.
 pub fn told(output: &Output) -> (Option<i32>, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))

@@ -1,5 +1,6 @@
-//! Streams as people use them: commands, terminals, attaching, copying and ports, with real
-//! kubectl, over WebSockets (which end in the agent) and over SPDY (which it passes on).
+//! kubectl exec, attach, cp, and port-forward with real kubectl, over WebSocket and SPDY.
+//!
+//! WebSocket streams end in the agent; SPDY is passed through.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Stdio, time::Duration};
 
@@ -20,10 +21,10 @@ use berth_testkit::{
     reservation,
 };
 
-/// What kubectl calls its two ways to stream.
+/// kubectl's switches for its two streaming protocols.
 const WEB_SOCKETS: [&str; 2] = ["KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS"];
 
-/// A way to stream.
+/// A streaming protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     WebSocket,
@@ -40,7 +41,7 @@ impl Way {
     }
 }
 
-/// A cluster, and the way kubectl takes.
+/// A cluster, and the protocol that kubectl uses.
 struct Road<'a> {
     cluster: &'a Cluster,
     way: Way,
@@ -53,11 +54,11 @@ impl Road<'_> {
         command
     }
 
-    /// Exit code, standard output and standard error of a call.
+    /// Exit code, stdout, and stderr of a call.
     async fn call(&self, args: &[&str], input: Option<&[u8]>) -> (Option<i32>, String, String) {
         let (code, out, err) = told(&ended(self.kubectl(args), input).await);
-        // kubectl begins to read before it has made its streams. What comes first, an empty message that
-        // says that the stream stands (as the reference sends it), may find none, and kubectl says so.
+        // kubectl starts reading before it has created its streams. The first message, an empty one that confirms the
+        // stream (as the reference sends it), may find none, and kubectl prints a warning.
         let err = err
             .lines()
             .filter(|line| !line.contains("Unknown stream id"))
@@ -65,7 +66,7 @@ impl Road<'_> {
         (code, out, err)
     }
 
-    /// How many streams ended in the agent so far.
+    /// Number of streams that ended in the agent so far.
     async fn translated(&self, what: &str) -> f64 {
         let series = format!("kubelet_websocket_streaming_requests_total{{subresource=\"{what}\"}}");
         self.cluster.node.agent.metric(&series).await.unwrap_or_default()
@@ -88,7 +89,7 @@ async fn kubectl_runs_commands() {
         let ended_here = road.translated("exec").await - before;
         assert_eq!(ended_here > 0.0, way == Way::WebSocket, "{way:?}: {ended_here}");
     }
-    // What commands are told is nobody else's business.
+    // Arguments of commands must not be logged.
     let log = cluster.node.agent.log();
     assert!(log.contains("/exec/default/"), "requests are logged");
     assert!(!log.contains("s3cret"), "{}", log.lines().find(|line| line.contains("s3cret")).unwrap_or_default());
@@ -108,12 +109,12 @@ async fn commands(road: &Road<'_>, pod: &str) {
     assert_eq!((code, out.as_str()), (Some(7), "out\n"), "{:?}: {err}", road.way);
     assert!(err.starts_with("no\n") && err.contains("command terminated with exit code 7"), "{err}");
 
-    // More than any buffer, there and back, and the end of the input is the end of the command.
+    // More than any buffer, in both directions; the end of the input ends the command.
     let lots: Vec<u8> = (0..3_000_000_u32).flat_map(|n| n.to_le_bytes()).collect();
     let output = ended(road.kubectl(&["exec", "-i", pod, "-c", "main", "--", "cat"]), Some(&lots)).await;
     assert!(output.status.success() && output.stdout == lots, "{:?}: {} bytes", road.way, output.stdout.len());
-    // A command that does not care for its input. Not much of it: containerd's SPDY has one queue for
-    // all streams, and stops reading when 50 frames of one wait for a process that has ended.
+    // A command that ignores its input. Only a little input: containerd's SPDY has one queue for all streams, and stops
+    // reading when 50 frames of one wait for a process that has exited.
     let some = &lots[..40_000];
     let (code, out, err) = road.call(&["exec", "-i", pod, "-c", "main", "--", "echo", "done"], Some(some)).await;
     assert_eq!((code, out.as_str()), (Some(0), "done\n"), "{:?}: {err}", road.way);
@@ -124,13 +125,13 @@ async fn commands(road: &Road<'_>, pod: &str) {
     assert!(code == Some(1) && err.contains("nobody"), "{code:?}: {err}");
 }
 
-/// A terminal is one at both ends, and knows its size before the command does.
+/// Both ends are terminals, and the size is set before the command starts.
 async fn terminal(road: &Road<'_>, pod: &str) {
     let command = road.kubectl(&["exec", "-it", pod, "-c", "main", "--", "sh", "-c", TERMINAL]);
     let words: Vec<String> = command.as_std().get_args().map(|word| quoted(&word.to_string_lossy())).collect();
     let folder = tempfile::tempdir().expect("a folder");
     let go = folder.path().join("go");
-    // Who changes the size of a terminal wakes whoever runs in it.
+    // Resizing a terminal signals its foreground process.
     let script = format!(
         "stty rows 33 cols 101; (until [ -e {} ]; do sleep 0.05; done; stty -F /dev/tty rows 44 cols 122) & exec kubectl {}",
         go.display(),
@@ -164,7 +165,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Reads until a text is there.
+/// Reads until a text occurs.
 async fn until(from: &mut (impl AsyncReadExt + Unpin), so_far: &mut String, text: &str) {
     let reading = async {
         while !so_far.contains(text) {
@@ -178,7 +179,7 @@ async fn until(from: &mut (impl AsyncReadExt + Unpin), so_far: &mut String, text
     assert!(done.is_ok(), "no {text:?}: {so_far}");
 }
 
-/// Files there and back: a big one, and a folder with a program and a name that needs care.
+/// Copies in both directions: a big file, and a directory with a program and a name with special characters.
 async fn copies(road: &Road<'_>, pod: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let (there, back) = (folder.path().join("there"), folder.path().join("back"));
@@ -204,7 +205,7 @@ fn path(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// A command ends with its container, and so do the clients, whichever way they came.
+/// A command ends with its container, and so do the clients, over either protocol.
 async fn a_container_that_dies(cluster: &Cluster, pod: &Value) {
     let mut children = Vec::new();
     for way in WAYS {
@@ -232,7 +233,7 @@ async fn kubectl_attaches() {
     }
 }
 
-/// Input goes to the container's own process, and its end is the end of that input.
+/// Input reaches the container's own process, and its end closes that process's stdin.
 async fn attach(road: &Road<'_>, name: &str) {
     let script = "while read line; do echo heard $line; done; echo over; exit 3";
     let mut container = shell("main", script);
@@ -246,7 +247,7 @@ async fn attach(road: &Road<'_>, name: &str) {
     road.cluster.node.remove(&pod).await;
 }
 
-/// Who only watches may go, and come again, and the process does not care.
+/// A watching client may detach and attach again; the process is unaffected.
 async fn watch(road: &Road<'_>, name: &str) {
     let script = "trap 'exit 0' TERM; n=0; while true; do n=$((n+1)); echo tick $n; sleep 0.1; done";
     let spec = json!({"terminationGracePeriodSeconds": 1, "containers": [shell("main", script)]});
@@ -283,7 +284,7 @@ async fn kubectl_forwards_ports() {
         }
         let all = (0..4_u8).map(|number| echoed(echo, number));
         timeout(PATIENCE, futures::future::join_all(all)).await.expect("in time");
-        // A page of metrics may be a moment old.
+        // The metrics page may be slightly outdated.
         let is_counted = async || road.translated("portforward").await > before;
         match way {
             Way::WebSocket => cluster.node.agent.until("the tunnel is counted", is_counted).await,
@@ -294,7 +295,7 @@ async fn kubectl_forwards_ports() {
     cluster.node.remove(&pod).await;
 }
 
-/// A megabyte through an echo, half-closed at its end.
+/// A megabyte through an echo server, half-closed at its end.
 async fn echoed(port: u16, number: u8) {
     let (mut from, mut to) = TcpStream::connect(("127.0.0.1", port)).await.expect("forwarded").into_split();
     let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[0] ^ number).collect();

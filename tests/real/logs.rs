@@ -1,4 +1,4 @@
-//! Logs of containers that write faster than anyone reads: rotated, bounded, nothing torn.
+//! Container log rotation on a real runtime under fast writers: bounded, and no torn lines.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::node::{MAX_LOGS, Node, UNTIL_STOPPED, shell};
 use berth_testkit::process::manifest_of;
 
-/// The numbers in a log file, in order; none where it has just gone.
+/// Numbers in a log file, in order; none if it was just deleted.
 fn numbers(path: &Path) -> Vec<u64> {
     let bytes = fs::read(path).unwrap_or_default();
     let mut text = String::new();
@@ -26,7 +26,7 @@ fn numbers(path: &Path) -> Vec<u64> {
     whole.lines().map(|line| number(line).unwrap_or_else(|| panic!("no number: {line:?}"))).collect()
 }
 
-/// The files of a log, oldest first.
+/// Files of a log, oldest first.
 fn files(log: &Path) -> Vec<PathBuf> {
     let folder = log.parent().expect("a folder");
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -37,7 +37,7 @@ fn files(log: &Path) -> Vec<PathBuf> {
     rotated
 }
 
-/// Who writes without end has so many files and no more, and the oldest ones are compressed.
+/// An endless writer has a bounded number of files, the oldest of them compressed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_without_end_is_bounded() {
     let Some(node) = Node::shared("a_log_without_end_is_bounded").await else { return };
@@ -49,17 +49,17 @@ async fn a_log_without_end_is_bounded() {
     let oldest_is_gone = || files(&log).first().is_some_and(|first| numbers(first).first().is_some_and(|n| *n > 1));
     node.agent.until("the oldest lines are gone", async || oldest_is_gone()).await;
     let files = files(&log);
-    // One more while a rotation is under way.
+    // One more during a rotation.
     assert!(files.len() >= 3 && files.len() <= MAX_LOGS + 1, "{files:?}");
     assert!(files[0].extension().is_some_and(|end| end == "gz"), "{files:?}");
     node.remove(&pod).await;
 }
 
-/// Every file that is kept continues where the one before it ended.
+/// Every kept file continues where the previous one ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rotated_logs_continue_one_another() {
     let Some(node) = Node::shared("rotated_logs_continue_one_another").await else { return };
-    // Bursts that are rotated one by one, and not so many that any is dropped.
+    // Bursts that are rotated one by one, and few enough that none is deleted.
     let script = format!(
         "i=0; for _ in 1 2 3; do for _ in $(seq 2000); do i=$((i+1)); echo $i; done; sleep 4; done; {UNTIL_STOPPED}"
     );

@@ -1,5 +1,6 @@
-//! Pods that really run, from manifest to process and back to nothing: on a real containerd and runc, and once more, as
-//! `on_embedded`, on the embedded runtime. Every test here needs root and is skipped by name without.
+//! Pods on real runtimes: a containerd with runc, and the embedded runtime as `on_embedded`.
+//!
+//! From manifest to process, and back to nothing. Every test needs root; without, it reports its name and is skipped.
 
 mod adversity;
 mod claims;

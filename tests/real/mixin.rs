@@ -1,6 +1,7 @@
-//! What public dashboards, rules and alerts ask of a kubelet and its cAdvisor (kubernetes-mixin,
-//! prometheus-adapter): every query returns data while a pod works, or stands here with the reason
-//! why it cannot.
+//! Queries of public dashboards, rules, and alerts (kubernetes-mixin, prometheus-adapter).
+//!
+//! Every query on a kubelet and its cAdvisor returns data while a pod works, or is listed with the reason why it
+//! cannot.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -15,20 +16,20 @@ use berth_testkit::{
     process::manifest_of,
 };
 
-/// What a query comes to.
+/// Expected result of a query.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Comes {
     /// Series.
     Data,
-    /// Series where this kernel counts what groups do with its disks: with the old hierarchies new kernels do so only
-    /// for groups that have a limit.
+    /// Series if this kernel counts disk I/O per cgroup: with cgroup v1, new kernels do so only for groups with a
+    /// limit.
     DataIfCounted,
-    /// Nothing, and why.
+    /// Nothing, with the reason.
     Nothing(&'static str),
 }
 use Comes::{Data, DataIfCounted, Nothing};
 
-/// `K` stands for the selector of `/metrics`, `C` for that of `/metrics/cadvisor`, `D` for disks, `R` for the window.
+/// `K` is replaced by the selector of `/metrics`, `C` by that of `/metrics/cadvisor`, `D` by disks, `R` by the window.
 const QUERIES: &[(&str, &str, Comes)] = &[
     // Dashboard "Kubelet" (spec 08 §9.2).
     ("running kubelets", "sum(kubelet_node_name{K}) == 1", Data),
@@ -103,7 +104,7 @@ const QUERIES: &[(&str, &str, Comes)] = &[
     ),
     ("memory", "process_resident_memory_bytes{K} > 0", Data),
     ("CPU", "rate(process_cpu_seconds_total{K}[R]) > 0", Data),
-    ("goroutines", "go_goroutines{K} > 0", Data), // there are none: it tells of tasks
+    ("goroutines", "go_goroutines{K} > 0", Data), // there are no goroutines: the value counts tasks
     // Alerts and rules on kubelet's own series (§9.1).
     (
         "relist quantile rule",
@@ -184,7 +185,7 @@ const QUERIES: &[(&str, &str, Comes)] = &[
     ),
     ("reads", "sum by (container)(rate(container_fs_reads_total{C,D,container!=\"\"}[R]))", DataIfCounted),
     ("bytes read", "sum by (container)(rate(container_fs_reads_bytes_total{C,D,container!=\"\"}[R]))", DataIfCounted),
-    // prometheus-adapter's two, and metrics-server's page (§9.4).
+    // prometheus-adapter's two queries, and metrics-server's page (§9.4).
     ("adapter CPU", "sum by (pod)(rate(container_cpu_usage_seconds_total{container!=\"\",pod!=\"\"}[R])) > 0", Data),
     ("adapter memory", "sum by (pod)(container_memory_working_set_bytes{container!=\"\",pod!=\"\"}) > 0", Data),
     ("node", "rate(node_cpu_usage_seconds_total{metrics_path=\"/metrics/resource\"}[R]) > 0", Data),
@@ -201,7 +202,7 @@ fn filled(query: &str) -> String {
         .replace("[R]", "[20s]")
 }
 
-/// Uses its processor share up, its disk and its network.
+/// A container that uses up its CPU limit, and does disk and network I/O.
 fn load() -> serde_json::Value {
     let work = "while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; \
                 dd if=/dev/zero of=/cache/file bs=64k count=4 conv=fsync 2>/dev/null; done & ";
@@ -217,7 +218,7 @@ fn load() -> serde_json::Value {
     manifest_of("mixed", spec)
 }
 
-/// Whether the kernel tells of any device in a group.
+/// Whether the kernel reports disk I/O of a cgroup.
 fn counts_disks(group: &Path) -> bool {
     let told = |file: &str| std::fs::read_to_string(group.join(file)).unwrap_or_default();
     told("io.stat").contains("wbytes=") || told("blkio.throttle.io_service_bytes_recursive").contains("Write")
@@ -230,7 +231,7 @@ async fn what_public_dashboards_ask_returns_data() {
     let troubles = [Trouble::Status(500, None), Trouble::Status(403, None)];
     let Some(site) = Watched::start(test, |api| api.trouble(ACCESSES, troubles)).await else { return };
     let pod = site.node.run(&load()).await;
-    // Not every runtime refuses something unasked.
+    // Not every runtime returns an error by itself.
     let broken = json!({"containers": [{"name": "main", "command": ["/no/such/program"]}]});
     site.node.home.put_pod(&manifest_of("broken", broken));
     let broken = site.node.agent.until_pod("broken", "shown", |_| true).await;
@@ -239,7 +240,7 @@ async fn what_public_dashboards_ask_returns_data() {
         loop {
             if let Ok(mut stream) = tokio::net::TcpStream::connect((&*address, 8080)).await {
                 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-                let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await; // what comes of it is not looked at
+                let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await; // the outcome does not matter
                 let _ = stream.read_to_end(&mut Vec::new()).await;
             }
             tokio::time::sleep(std::time::Duration::from_millis(200)).await;

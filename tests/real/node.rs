@@ -1,5 +1,6 @@
-//! A node for tests: a runtime, an agent on it, a cgroup for its pods; nothing is left
-//! behind. Tests that only put pods on it share one, as long as one of them is running.
+//! Fixture: a node with a real runtime, an agent, and a cgroup for its pods; nothing is left behind.
+//!
+//! Tests that only add pods share one node, as long as one of them is running.
 
 use std::{
     fs,
@@ -17,17 +18,17 @@ use berth_testkit::{
     real::{self, Held, Real},
 };
 
-/// The node that tests share.
+/// The shared node.
 static SHARED: Mutex<Weak<Node>> = Mutex::const_new(Weak::new());
 
-/// How many log files a container may have here.
+/// Maximum number of log files per container.
 pub const MAX_LOGS: usize = 5;
 
 /// A runtime with an agent. Fields are dropped in this order.
 pub struct Node {
     /// The agent.
     pub agent: Agent,
-    /// Where it lives.
+    /// Files and configuration of the agent.
     pub home: Home,
     /// The runtime.
     pub runtime: Real,
@@ -35,7 +36,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The node that tests share; `None` where this machine cannot have one.
+    /// The shared node; `None` if this machine cannot run one.
     pub async fn shared(test: &str) -> Option<Arc<Self>> {
         let mut shared = SHARED.lock().await;
         if let Some(node) = shared.upgrade() {
@@ -46,22 +47,22 @@ impl Node {
         Some(node)
     }
 
-    /// A node of one's own; `None` where this machine cannot have one.
+    /// A dedicated node; `None` if this machine cannot run one.
     pub async fn own(test: &str) -> Option<Self> {
         Self::prepared(test, |_| ()).await
     }
 
-    /// A node of one's own, something done to its home before the agent starts.
+    /// A dedicated node whose home is prepared before the agent starts.
     pub async fn prepared(test: &str, prepare: impl FnOnce(&Home)) -> Option<Self> {
         Self::built(test, json!({}), &[], prepare).await
     }
 
-    /// A node of one's own, with these fields of its configuration set.
+    /// A dedicated node with these fields of the kubelet configuration.
     pub async fn with(test: &str, fields: Value) -> Option<Self> {
         Self::built(test, fields, &[], |_| ()).await
     }
 
-    /// A node of one's own, with these fields of its configuration and these flags set.
+    /// A dedicated node with these fields of the kubelet configuration and these flags.
     pub async fn with_flags(test: &str, fields: Value, flags: &[String]) -> Option<Self> {
         Self::built(test, fields, flags, |_| ()).await
     }
@@ -84,7 +85,7 @@ impl Node {
         Some(Self { agent, home, runtime, cgroup })
     }
 
-    /// Ends the agent by a signal and starts it again.
+    /// Ends the agent with a signal and starts it again.
     pub async fn restart(&mut self, signal: Signal) {
         self.agent.end_with(signal).await;
         self.agent = self.home.start().await;
@@ -96,7 +97,7 @@ impl Node {
         self.agent.until_ready(name_of(manifest)).await
     }
 
-    /// Removes a pod's manifest and waits until nothing of the pod is left anywhere.
+    /// Removes a pod's manifest and waits until nothing of the pod is left.
     pub async fn remove(&self, pod: &Value) {
         let full = name_of(pod);
         let name = full.strip_suffix("-test-node").expect("a static pod");
@@ -124,7 +125,7 @@ impl Node {
         left.extend(links("").iter().filter(|link| points_there(link)).map(|link| link.display().to_string()));
         left.extend(self.cgroup.of_pod(uid).iter().map(|group| group.display().to_string()));
         if left.is_empty() {
-            // Last, because it is what costs most.
+            // Last, because the runtime's lists are the most expensive.
             let held = self.runtime.containers(uid).into_iter().chain(self.runtime.sandboxes(uid));
             left.extend(held.map(|held| held.id));
         }
@@ -136,45 +137,45 @@ impl Node {
         self.cgroup.of_pod(uid_of(pod))
     }
 
-    /// What a container wrote, without the runtime's marks.
+    /// Output of a container, without the CRI log prefixes.
     pub fn output(&self, pod: &Value, container: &str, restart: u32) -> String {
         let text = fs::read_to_string(self.log_file(pod, container, restart)).unwrap_or_default();
         text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).map(|line| format!("{line}\n")).collect()
     }
 
-    /// Where a container's log is.
+    /// Path of a container's log.
     pub fn log_file(&self, pod: &Value, container: &str, restart: u32) -> PathBuf {
         let folder = format!("default_{}_{}", name_of(pod), uid_of(pod));
         self.home.logs().join(folder).join(container).join(format!("{restart}.log"))
     }
 
-    /// Waits until a container has written a text; returns all it wrote.
+    /// Waits until a container has written a text; returns its whole output.
     pub async fn until_output(&self, pod: &Value, container: &str, text: &str) -> String {
         let what = format!("{container} of {} has written {text:?}", name_of(pod));
         self.agent.until(&what, async || self.output(pod, container, 0).contains(text)).await;
         self.output(pod, container, 0)
     }
 
-    /// The process of a running container.
+    /// Process id of a running container.
     pub fn pid(&self, pod: &Value, name: &str) -> u32 {
         let id = container(pod, name)["containerID"].as_str().unwrap_or_default();
         let (_, id) = id.split_once("://").unwrap_or_else(|| panic!("{name} has no id: {pod:#}"));
         self.runtime.pid(id)
     }
 
-    /// The process of a pod's sandbox.
+    /// Process id of a pod's sandbox.
     pub fn sandbox_pid(&self, pod: &Value) -> u32 {
         let sandboxes = self.ids(pod, "sandbox");
         assert_eq!(sandboxes.len(), 1, "{sandboxes:?}");
         self.runtime.sandbox_pid(&sandboxes[0])
     }
 
-    /// The ids that the runtime holds of a pod; `kind` is `sandbox` or `container`.
+    /// Ids of a pod's sandboxes or containers in the runtime; `kind` is `sandbox` or `container`.
     pub fn ids(&self, pod: &Value, kind: &str) -> Vec<String> {
         self.held(pod, kind).into_iter().map(|held| held.id).collect()
     }
 
-    /// Those of [`Self::ids`] that run.
+    /// The running ones of [`Self::ids`].
     pub fn tasks(&self, pod: &Value, kind: &str) -> Vec<String> {
         self.held(pod, kind).into_iter().filter(|held| held.is_up).map(|held| held.id).collect()
     }
@@ -190,13 +191,13 @@ impl Drop for Node {
         let logs = self.home.logs();
         for link in links("") {
             if fs::read_link(&link).is_ok_and(|target| target.starts_with(&logs)) {
-                let _ = fs::remove_file(link); // the agent may be about to
+                let _ = fs::remove_file(link); // the agent may remove it concurrently
             }
         }
     }
 }
 
-/// Links in `/var/log/containers` whose names begin with that.
+/// Links in `/var/log/containers` with that name prefix.
 pub fn links(prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir("/var/log/containers").into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).map(|entry| entry.path()).collect()
@@ -212,26 +213,26 @@ pub fn uid_of(pod: &Value) -> &str {
     pod["metadata"]["uid"].as_str().expect("a UID")
 }
 
-/// Kills a process as the kernel would.
+/// Kills a process with SIGKILL.
 pub fn kill_process(pid: u32) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a pid"));
     nix::sys::signal::kill(pid, Signal::SIGKILL).expect("it runs");
 }
 
-/// A pod with one container that runs until it is told to stop.
+/// A pod with one container that runs until it is stopped.
 pub fn lasting(name: &str) -> Value {
     manifest_of(name, json!({"terminationGracePeriodSeconds": 5, "containers": [shell("main", UNTIL_STOPPED)]}))
 }
 
-/// A shell command as a container.
+/// A container that runs a shell script.
 pub fn shell(name: &str, script: &str) -> Value {
     json!({"name": name, "command": ["sh", "-c", script]})
 }
 
-/// The end of scripts of containers that shall run until they are told to stop.
+/// End of a script for containers that run until they are stopped.
 pub const UNTIL_STOPPED: &str = "trap 'exit 0' TERM; while true; do sleep 1 & wait $!; done";
 
-/// A cgroup of that name in every hierarchy there is, for `cgroupRoot`.
+/// A cgroup of that name in every hierarchy, for `cgroupRoot`.
 struct PodsCgroup(Vec<PathBuf>);
 
 impl PodsCgroup {
@@ -241,7 +242,7 @@ impl PodsCgroup {
         let is_cgroup = |fields: &Vec<&str>| matches!(fields.as_slice(), [_, _, "cgroup" | "cgroup2", ..]);
         let made = fields.filter(is_cgroup).filter_map(|fields| {
             let folder = Path::new(fields[1]).join(name);
-            fs::create_dir(&folder).ok().map(|()| folder) // some hierarchies are not ours to use
+            fs::create_dir(&folder).ok().map(|()| folder) // some hierarchies cannot be used
         });
         Self(made.collect())
     }
@@ -272,12 +273,12 @@ fn walk(folder: &Path, visit: &mut impl FnMut(&Path)) {
 
 impl Drop for PodsCgroup {
     fn drop(&mut self) {
-        // Processes that were killed a moment ago may still be on their way out.
+        // Recently killed processes may still be exiting.
         let deadline = Instant::now() + PATIENCE / 10;
         while self.0.iter().any(|folder| folder.exists()) && Instant::now() < deadline {
             for folder in &self.0 {
                 walk(folder, &mut |folder| {
-                    let _ = fs::remove_dir(folder); // tried again
+                    let _ = fs::remove_dir(folder); // retried
                 });
             }
             std::thread::sleep(Duration::from_millis(10));

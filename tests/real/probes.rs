@@ -1,4 +1,4 @@
-//! Probes of containers that really run (spec 05 §1).
+//! Probes of real containers (spec 05 §1).
 
 use std::{fs, time::Instant};
 
@@ -10,7 +10,7 @@ use berth_testkit::{
     real,
 };
 
-/// Processes of the machine with that command line.
+/// Number of processes on the machine with that command line.
 fn processes(command: &str) -> usize {
     let is_it = |path: std::path::PathBuf| {
         fs::read(path.join("cmdline"))
@@ -23,7 +23,7 @@ fn exec(command: &[&str]) -> Value {
     json!({"exec": {"command": command}, "periodSeconds": 1, "failureThreshold": 1})
 }
 
-/// A command decides whether a container is ready, and whether it is alive.
+/// Exec probes determine readiness and liveness.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_decide() {
     let Some(node) = Node::shared("commands_decide").await else { return };
@@ -51,11 +51,11 @@ async fn commands_decide() {
     node.remove(&pod).await;
 }
 
-/// AC-05-10: what takes too long is killed, on our own runtime with all it forked.
+/// AC-05-10: a probe that times out is killed, on the embedded runtime with all its child processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_process_outlives_its_timeout() {
     let Some(node) = Node::shared("no_process_outlives_its_timeout").await else { return };
-    // Each attempt writes a line; once told to, it passes and leaves nothing behind.
+    // Each attempt writes a line; once the file exists, it passes and leaves no process behind.
     let probed = |name: &str, rest: &str| {
         let mut probed = shell(name, UNTIL_STOPPED);
         let script = format!("echo >> /begun; test -e /enough && exit 0; {rest}");
@@ -75,7 +75,7 @@ async fn no_process_outlives_its_timeout() {
     let line = node.agent.until_log("Liveness probe failed: command timed out: ").await;
     assert!(line.contains("timed out after 1s"), "{line}");
     let roots: Vec<String> = names.iter().map(|name| format!("/proc/{}/root", node.pid(&pod, name))).collect();
-    // An attempt begins when the one before it has been given up.
+    // An attempt starts after the previous one has timed out.
     let begun = |root: &String| fs::read_to_string(format!("{root}/begun")).map_or(0, |lines| lines.lines().count());
     node.agent.until("as many as would pile up", async || roots.iter().all(|root| begun(root) >= 7)).await;
     for command in commands {
@@ -93,12 +93,12 @@ async fn no_process_outlives_its_timeout() {
     node.remove(&pod).await;
 }
 
-/// AC-05-9: who is not alive and deaf has as long as its probe says, not as long as its pod.
+/// AC-05-9: a container that fails liveness and ignores SIGTERM gets its probe's grace period, not its pod's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_has_a_grace_period_of_its_own() {
     const GRACE: u64 = 5;
     let Some(node) = Node::shared("a_probe_has_a_grace_period_of_its_own").await else { return };
-    // It is deaf in its first life only: the test is to end, too.
+    // Only the first instance ignores SIGTERM, so that the test can end.
     let script = format!(
         "touch /alive; test -e /kept/again || {{ touch /kept/again; trap '' TERM; while :; do sleep 1; done; }}; {UNTIL_STOPPED}"
     );
@@ -121,7 +121,7 @@ async fn a_probe_has_a_grace_period_of_its_own() {
     node.remove(&pod).await;
 }
 
-/// A server is asked at the pod's own address, by the port's name.
+/// HTTP probes use the pod's own address and the port's name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_are_asked_at_the_pods_address() {
     let Some(node) = Node::shared("servers_are_asked_at_the_pods_address").await else { return };
@@ -143,7 +143,7 @@ async fn servers_are_asked_at_the_pods_address() {
     node.remove(&pod).await;
 }
 
-/// Its rules decide by the exit code, also where the probe's victim was the pod's only container.
+/// Restart rules match the exit code, also if the probe killed the pod's only container.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_killed_by_its_probe_is_restarted_by_its_rules() {
     let Some(node) = Node::shared("a_container_killed_by_its_probe_is_restarted_by_its_rules").await else { return };

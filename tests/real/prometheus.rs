@@ -1,5 +1,4 @@
-//! Debian's Prometheus in front of the main port: TLS that it verifies, a token that an API server
-//! reviews, every page of metrics. And promtool, which reads them all.
+//! Debian's Prometheus on the main port with TLS and token review, and promtool on every metrics page.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -14,12 +13,12 @@ use berth_testkit::{
     reservation,
 };
 
-/// Every page of metrics.
+/// Every metrics page.
 pub const PAGES: [&str; 5] = ["/metrics", "/metrics/cadvisor", "/metrics/probes", "/metrics/resource", "/metrics/slis"];
-/// Who scrapes.
+/// User name of the scraper.
 const SCRAPER: &str = "system:serviceaccount:monitoring:prometheus";
 
-/// A node whose main port asks an API server who calls, and a Prometheus that calls.
+/// A node with webhook authentication on its main port, and a Prometheus that scrapes it.
 pub struct Watched {
     pub prometheus: Prometheus,
     pub node: Node,
@@ -28,7 +27,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// `None` where a test is skipped, which it says.
+    /// Starts both; `None`, with a report, if the test is skipped.
     pub async fn start(test: &str, prepare: impl FnOnce(&ApiServer)) -> Option<Self> {
         let (api, files) = (ApiServer::start().await, tempfile::tempdir().expect("a folder"));
         api.accept_token("good", SCRAPER, &["system:serviceaccounts"]);
@@ -44,7 +43,7 @@ impl Watched {
     }
 }
 
-/// Certificates in the folder, and the configuration that uses them.
+/// Creates certificates in the directory; returns the configuration that uses them.
 fn guarded(folder: &Path, port: u16) -> Value {
     let valid = Validity::days(Timestamp::now(), 2);
     let authority = Authority::create("test", valid).expect("an authority");
@@ -62,7 +61,7 @@ fn guarded(folder: &Path, port: u16) -> Value {
     })
 }
 
-/// As `dashboards/README.md` tells operators to scrape, only faster; and two who may not.
+/// Scrape configuration of `dashboards/README.md`, with a shorter interval; and two unauthorized jobs.
 fn scrapes(folder: &Path, port: u16) -> Value {
     let job = |name: &str, path: &str, token: &str| {
         std::fs::write(folder.join(token), token).expect("written");
@@ -84,7 +83,7 @@ fn scrapes(folder: &Path, port: u16) -> Value {
     json!({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs})
 }
 
-/// Why a job cannot scrape, as soon as that is known.
+/// Scrape error of a job, as soon as it is known.
 async fn refusal(site: &Watched, job: &str) -> String {
     let error = async || {
         let targets = site.prometheus.targets().await;
@@ -102,7 +101,7 @@ async fn a_scraper_with_a_token_reads_every_page() {
     let pod = site.node.run(&lasting("scraped")).await;
     let up = |page: &str| format!("up{{job=\"kubelet\",metrics_path=\"{page}\"}} == 1");
     let mut expected: BTreeMap<&str, String> = PAGES.iter().map(|page| (*page, up(page))).collect();
-    // And what was read is what that page alone has.
+    // Each page has a family that only this page has.
     for (page, family) in [
         ("/metrics", "kubelet_running_pods"),
         ("/metrics/cadvisor", "container_last_seen{container=\"main\"}"),
@@ -118,19 +117,19 @@ async fn a_scraper_with_a_token_reads_every_page() {
         let all = site.api.requests(TOKENS);
         all.iter().filter(|review| review.body["spec"]["token"] == token).count()
     };
-    // Five pages a second, and one review: the answer is remembered.
+    // Five pages a second, and one review: its result is cached.
     assert_eq!((reviewed("good"), reviewed("idle")), (1, 1));
     assert!(reviewed("unknown") >= 1);
 
-    // Nothing was refused or overwritten: no series twice, no time that goes back, no value that
-    // changes under its time.
+    // No sample was rejected or overwritten: no duplicate series, no decreasing timestamps, no changed value under one
+    // timestamp.
     let log = site.prometheus.log();
     assert!(!log.contains("level=warn") && !log.contains("level=error"), "{log}");
     site.node.remove(&pod).await;
 }
 
-/// Names that promtool does not like and dashboards read all the same: the reference spells them so (spec 08 §4.3,
-/// §8.2). Everything else it must like.
+/// Names that promtool rejects and dashboards use all the same: the reference spells them so (spec 08 §4.3, §8.2).
+/// Everything else must pass.
 const DISLIKED: &[(&str, &str)] = &[
     ("kubelet_evented_pleg_connection_error_count", "a counter without `_total`, and `_count` is for histograms"),
     ("kubelet_evented_pleg_connection_success_count", "the same"),

@@ -1,6 +1,7 @@
-//! Random pods, valid and not: the agent survives all of them, and nothing is left of any. Behaviour: spec 02b, 09.
+//! Random valid and invalid pods: the agent survives all of them and leaks none.
 //!
-//! `BERTH_RANDOM_PODS=n` makes that many, `BERTH_RANDOM_SEED=n` other ones; every pod is in the output where one fails.
+//! Behavior: spec 02b, 09. `BERTH_RANDOM_PODS=n` sets their number, `BERTH_RANDOM_SEED=n` the seed; a failing test
+//! prints every pod.
 
 use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
@@ -19,12 +20,12 @@ use berth_testkit::{
     real,
 };
 
-/// Pods in `make test`, and how many stand at a time.
+/// Number of pods in `make test`, and of concurrent pods.
 const PODS: usize = 60;
 const BATCH: usize = 20;
-/// How long a batch may take to come to rest; what has not by then is removed as it is.
+/// How long a batch may take to settle; afterwards it is removed as it is.
 const REST: Duration = Duration::from_secs(5);
-/// What the agent may have grown by between the first tenth and the end, KiB.
+/// Maximum growth of the agent between the first tenth and the end, KiB.
 const GROWTH: u64 = 16 << 10;
 
 fn number(name: &str, usual: usize) -> usize {
@@ -69,7 +70,7 @@ async fn random_pods_harm_nobody_and_leave_nothing() {
     assert!(late < early + GROWTH, "from {early} to {late} KiB");
 }
 
-/// Waits until every pod that is shown has come to rest, but not for long; returns how many are shown.
+/// Waits a limited time until every reported pod has settled; returns the number of reported pods.
 async fn rest(node: &Node) -> usize {
     let begun = Instant::now();
     loop {
@@ -95,7 +96,8 @@ fn resident(node: &Node) -> u64 {
     line.trim_end_matches("kB").trim().parse().expect("a number")
 }
 
-/// What pods could leave behind: directories, mounts below the node's directories, open files of the agent, processes.
+/// Possible leftovers of pods: directories, mounts below the node's directories, open files of the agent, and
+/// processes.
 fn traces(node: &Node) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     let names = |folder: &Path| -> Vec<String> {
@@ -117,10 +119,10 @@ fn traces(node: &Node) -> BTreeSet<String> {
     all
 }
 
-/// Where chance comes from.
+/// Source of randomness.
 struct Dice {
     chance: SmallRng,
-    /// Whether something may be as it must not be.
+    /// Whether this pod may contain errors.
     errs: bool,
 }
 
@@ -133,13 +135,13 @@ impl Dice {
         self.chance.random_bool(likely)
     }
 
-    /// Whether that is as it must not be.
+    /// Whether to insert an error here.
     fn errs(&mut self, likely: f64) -> bool {
         self.errs && self.chance.random_bool(likely)
     }
 }
 
-/// A pod; two in five may have something that no pod may have.
+/// A pod; two in five may contain errors.
 fn pod(dice: &mut Dice, number: usize) -> Value {
     dice.errs = dice.random_bool(0.4);
     let mut containers: Vec<Value> = (0..dice.random_range(1..=3)).map(|n| container(dice, n)).collect();
@@ -186,7 +188,7 @@ fn pod(dice: &mut Dice, number: usize) -> Value {
     manifest_of_any(&name, spec)
 }
 
-/// Likewise where containers are not what they should be.
+/// A pod manifest, also for containers that are not objects.
 fn manifest_of_any(name: &str, spec: Value) -> Value {
     let are_objects = |list: &str| spec[list].as_array().is_none_or(|all| all.iter().all(Value::is_object));
     if are_objects("containers") && are_objects("initContainers") {
@@ -355,7 +357,7 @@ fn pod_context(dice: &mut Dice) -> Value {
     context
 }
 
-/// A value that fits nowhere.
+/// A value that is valid nowhere.
 fn odd(dice: &mut Dice) -> Value {
     let odd = [
         json!(null),
@@ -370,7 +372,7 @@ fn odd(dice: &mut Dice) -> Value {
     pick(dice, &odd, &[]).clone()
 }
 
-/// One of these; where something may err, now and then one of those that must not be.
+/// One of the good values; if errors are allowed, sometimes one of the bad.
 fn pick<T: Clone>(dice: &mut Dice, good: &[T], bad: &[T]) -> T {
     let from = if !bad.is_empty() && dice.errs(0.25) { bad } else { good };
     from.choose(&mut dice.chance).expect("one at least").clone()

@@ -1,4 +1,4 @@
-//! Resources of a pod change while it runs, down to its control groups (spec 10a §18).
+//! In-place pod resize on a real runtime, down to its cgroups (spec 10a §18).
 
 use std::{fs, path::PathBuf};
 
@@ -16,7 +16,7 @@ fn resources(cpu: &str, memory: &str) -> Value {
     json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}})
 }
 
-/// Files that limit CPU and memory in a group, and what stands in them; v2 has one kind of them, v1 the other.
+/// CPU and memory limits of a cgroup, from the files of either cgroup version.
 fn limits(groups: &[PathBuf]) -> Vec<String> {
     let files = ["cpu.max", "memory.max", "cpu.cfs_quota_us", "memory.limit_in_bytes"];
     let read = |file: &str| groups.iter().find_map(|group| fs::read_to_string(group.join(file)).ok());
@@ -71,7 +71,7 @@ async fn a_resize_reaches_the_control_groups() {
         assert_eq!((node.pid(&pod, "main"), &container(&pod, "main")["restartCount"]), (pid, &json!(0)));
     }
 
-    // The kernel would kill what does not fit any more.
+    // The kernel would OOM-kill a container above the new limit.
     let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources("50m", "4Ki")}]}});
     api.admin().patch_sub("pods", NAMESPACE, "web", "resize", patch).expect("accepted");
     let refused = |pod: &Value| {

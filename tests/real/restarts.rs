@@ -1,4 +1,4 @@
-//! The agent or containerd goes and comes back; pods that run do not notice.
+//! Restarts of the agent or containerd under running pods.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use berth_testkit::{
     real,
 };
 
-/// Whether a pod's container was started again, once.
+/// Whether a pod's container was restarted once.
 fn is_back(pod: &Value) -> bool {
     let main = container(pod, "main");
     main["restartCount"] == 1 && main["ready"] == true
@@ -46,8 +46,8 @@ async fn the_agent_goes_and_pods_stay() {
     node.remove(&other).await;
 }
 
-/// A manifest that went while no agent ran: its pod is taken down at the next start, to the last
-/// directory; and what crashed meanwhile is started again.
+/// A manifest removed while no agent ran: its pod is removed completely at the next start; and a container that crashed
+/// meanwhile is restarted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_missed_is_made_up_for() {
     let Some(mut node) = Node::own("what_was_missed_is_made_up_for").await else { return };
@@ -65,15 +65,15 @@ async fn what_was_missed_is_made_up_for() {
     node.remove(&dies).await;
 }
 
-/// Moments after a manifest came or went at which the agent is killed.
+/// Milliseconds after a change of the manifest at which the agent is killed.
 const MOMENTS: [u64; 8] = [0, 10, 40, 80, 150, 250, 400, 700];
 
-/// Whenever the agent is killed, what runs goes on as it was, and what it was about to start or to
-/// end is started or ended by the next one, once.
+/// Whenever the agent is killed, running pods continue unchanged, and the next agent completes pending starts and
+/// stops, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_agent_may_be_killed_at_any_moment() {
     let Some(mut node) = Node::own("the_agent_may_be_killed_at_any_moment").await else { return };
-    // AC-01-30, for an end that nobody asked for
+    // AC-01-30, for an unexpected exit
     let steady = node.run(&lasting("steady")).await;
     let (pid, sandbox) = (node.pid(&steady, "main"), node.ids(&steady, "sandbox"));
     for moment in MOMENTS {
@@ -98,8 +98,8 @@ async fn the_agent_may_be_killed_at_any_moment() {
     node.remove(&steady).await;
 }
 
-/// containerd crashes and returns: pods do not notice, and are shown as they were meanwhile; what
-/// happened is made up for. An agent that starts without it waits for it.
+/// containerd crashes and returns: pods are unaffected, and keep their status meanwhile; missed changes are synced
+/// afterwards. An agent that starts without it waits for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containerd_goes_and_pods_stay() {
     if real::is_about_containerd("containerd_goes_and_pods_stay") {

@@ -1,4 +1,4 @@
-//! As whom a container runs, and what it may do.
+//! Security contexts in real containers: users, groups, capabilities, and read-only roots.
 
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ async fn a_container_may_do_what_it_is_allowed() {
     assert!(out.contains("NoNewPrivs:\t0\n") && out.contains("touched\n"), "{out}");
 }
 
-/// Who must not be root, but is by the image, does not start; the status says why.
+/// A container with runAsNonRoot whose image runs as root does not start; the status has the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn root_is_refused_where_it_must_not_be() {
     let Some(node) = Node::shared("root_is_refused_where_it_must_not_be").await else { return };

@@ -1,4 +1,4 @@
-//! Statistics of pods that really run, as consumers read them.
+//! Statistics of real pods on the summary, resource, and cAdvisor pages.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,13 @@ async fn page(node: &Node, path: &str) -> String {
     answer.body
 }
 
-/// The lines of a family that belong to a pod.
+/// Lines of a family with that pod label.
 fn of_pod<'a>(page: &'a str, family: &str, pod: &str) -> Vec<&'a str> {
     let (family, pod) = (format!("{family}{{"), format!("pod=\"{pod}\""));
     page.lines().filter(|line| line.starts_with(&family) && line.contains(&pod)).collect()
 }
 
-/// A pod of two containers stands on all three pages, with values that can be.
+/// A pod of two containers is on all three pages, with plausible values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_stands_on_every_page() {
     let Some(node) = Node::shared("a_pod_stands_on_every_page").await else { return };
@@ -48,7 +48,7 @@ async fn a_pod_stands_on_every_page() {
     let complete = async || {
         let Some(pod) = shown().await else { return false };
         let main = &pod["containers"][0];
-        // What is measured in the background comes a moment later.
+        // Values measured in the background appear a moment later.
         main["rootfs"]["usedBytes"].as_u64().is_some_and(|used| used >= 1 << 20)
             && main["logs"]["usedBytes"].as_u64().is_some()
             && main["cpu"].get("usageNanoCores").is_some()
@@ -72,7 +72,7 @@ async fn a_pod_stands_on_every_page() {
     assert!(number(&told["ephemeral-storage"]["usedBytes"]) >= number(&main["rootfs"]["usedBytes"]));
     assert_eq!(told["volume"][0]["name"], "cache");
 
-    // AC-04b-M12: pod, sandbox and two containers; the network is the sandbox's.
+    // AC-04b-M12: pod, sandbox, and two containers; the network series belong to the sandbox.
     let cadvisor = page(&node, "/metrics/cadvisor").await;
     assert_eq!(of_pod(&cadvisor, "container_memory_working_set_bytes", &name).len(), 4, "{cadvisor}");
     let network = of_pod(&cadvisor, "container_network_receive_bytes_total", &name);
@@ -109,7 +109,7 @@ async fn a_pod_stands_on_every_page() {
     node.agent.until("its series are gone with it", gone).await;
 }
 
-/// Value and time of every series of a page, as metrics-server reads them: none may be there twice.
+/// Value and timestamp of every series of a page, as metrics-server reads them; asserts that none is duplicated.
 fn samples(page: &str) -> BTreeMap<&str, (f64, Option<i64>)> {
     let mut all = BTreeMap::new();
     for line in page.lines().filter(|line| !line.starts_with('#')) {
@@ -122,7 +122,7 @@ fn samples(page: &str) -> BTreeMap<&str, (f64, Option<i64>)> {
     all
 }
 
-/// Cores used between two looks at a counter; the time must have gone on, the counter not back.
+/// Cores used between two samples of a counter; asserts that time advances and the counter does not decrease.
 fn cores(series: &str, before: &BTreeMap<&str, (f64, Option<i64>)>, after: &BTreeMap<&str, (f64, Option<i64>)>) -> f64 {
     let of =
         |page: &BTreeMap<&str, (f64, Option<i64>)>| *page.get(series).unwrap_or_else(|| panic!("{series}: {page:#?}"));
@@ -132,7 +132,7 @@ fn cores(series: &str, before: &BTreeMap<&str, (f64, Option<i64>)>, after: &BTre
     (used - used_before) / (window as f64 / 1000.0)
 }
 
-/// `kubectl top` is two scrapes of `/metrics/resource` by metrics-server, and a division.
+/// `kubectl top` is based on two scrapes of `/metrics/resource` by metrics-server, and a division.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_server_can_tell_who_uses_what() {
     let Some(node) = Node::shared("metrics_server_can_tell_who_uses_what").await else { return };
@@ -150,7 +150,7 @@ async fn metrics_server_can_tell_who_uses_what() {
     };
     node.agent.until("both containers were seen", is_complete).await;
 
-    // The page of a moment ago is handed out again as it was; none is older than a second.
+    // A recent page is returned again unchanged; none is older than a second.
     let mut again = 0;
     for _ in 0..20 {
         let asked = Timestamp::now().as_millisecond();
@@ -178,7 +178,7 @@ async fn metrics_server_can_tell_who_uses_what() {
     let of_pod = format!("pod_cpu_usage_seconds_total{{namespace=\"default\",pod=\"{}\"}}", name_of(&pod));
     let of_pod = cores(&of_pod, &before, &after);
     assert!(of_node > 0.0 && of_node < machine * 1.05, "{of_node} of {machine} cores");
-    // The kernel grants the quota period by period.
+    // The kernel enforces the quota per period.
     assert!(of_busy > 0.01 && of_busy < 0.25 && of_idle < of_busy, "busy {of_busy}, idle {of_idle}");
     assert!(of_pod > of_busy * 0.5 && of_pod < 0.5, "pod {of_pod}, busy {of_busy}");
     for name in ["busy", "idle"] {

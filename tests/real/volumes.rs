@@ -1,4 +1,4 @@
-//! Volumes as containers see them.
+//! Volumes in real containers: emptyDir, subPath, images, propagation, and recursive read-only.
 
 use std::{fs, path::Path};
 
@@ -10,15 +10,15 @@ use berth_testkit::{
     real,
 };
 
-/// A pod with these volumes whose container mounts them, runs a script and stays.
+/// A pod whose container mounts these volumes, runs a script, and stays.
 fn pod(name: &str, volumes: Value, mounts: Value, script: &str) -> Value {
-    // One stream: what two pipes carry comes in no order.
+    // One stream: the lines of two pipes have no common order.
     let mut main = shell("main", &format!("exec 2>&1; {script}; echo done; {UNTIL_STOPPED}"));
     main["volumeMounts"] = mounts;
     manifest_of(name, json!({"terminationGracePeriodSeconds": 5, "volumes": volumes, "containers": [main]}))
 }
 
-/// What the script of a pod writes.
+/// Output of a pod's script.
 async fn output(node: &Node, manifest: &Value) -> String {
     let pod = node.run(manifest).await;
     let out = node.until_output(&pod, "main", "done\n").await;
@@ -115,7 +115,7 @@ async fn an_image_is_a_volume() {
     manifest["spec"]["containers"][0]["volumeMounts"] = json!([
         {"name": "model", "mountPath": "/model"}, {"name": "model", "mountPath": "/bins", "subPath": "bin"}]);
     if !real::is_embedded() {
-        // Containerd before 2.1 knows no mounts of images: it says so, nothing is mounted in its place.
+        // containerd before 2.1 does not support image mounts: it returns an error, and nothing is mounted instead.
         node.home.put_pod(&manifest);
         let refused = |pod: &Value| {
             let reason = &container(pod, "main")["state"]["waiting"]["reason"];
@@ -137,7 +137,7 @@ async fn an_image_is_a_volume() {
     node.remove(&pod).await;
 }
 
-/// A directory that is a shared mount of its own, for as long as this lives.
+/// A directory that is a shared mount until dropped.
 struct SharedMount(tempfile::TempDir);
 
 impl SharedMount {
@@ -165,7 +165,7 @@ impl SharedMount {
 
 impl Drop for SharedMount {
     fn drop(&mut self) {
-        // With all that is mounted below; a test that fails may have left nothing to take away.
+        // With everything mounted below; a failed test may already have unmounted it.
         let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
     }
 }
@@ -187,7 +187,7 @@ async fn mounts_travel_as_far_as_the_propagation_says() {
     node.remove(&pod).await;
 }
 
-/// Whatever the machine's root is: the agent sees to it that its own directory is shared.
+/// Independent of the propagation of the machine's root: the agent makes its own directory shared.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_container_mounts_in_a_volume_is_seen_by_another() {
     // Spec 07 §1
@@ -227,7 +227,7 @@ async fn read_only_reaches_as_deep_as_it_is_asked_to() {
         {"name": "h", "mountPath": "/whole", "readOnly": true, "recursiveReadOnly": "IfPossible"}]);
     let script = "for at in /plain /plain/deep /whole /whole/deep; do touch $at/x 2>/dev/null && echo $at; done; true";
     let out = output(&node, &pod("readonly", volumes, mounts, script)).await;
-    // Containerd has it since 2.0: with an older one only the top is read-only.
+    // containerd supports it since 2.0: with an older one only the top mount is read-only.
     let expected = if real::is_embedded() { "/plain/deep\ndone\n" } else { "/plain/deep\n/whole/deep\ndone\n" };
     assert_eq!(out, expected);
 }

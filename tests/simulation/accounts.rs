@@ -1,7 +1,7 @@
-//! How long the way to the desired state may take once all is healed.
+//! Time limit to reach the desired state after all faults are healed.
 //!
-//! Two seconds, and what the script itself has put in the way: back-offs that were earned, graces,
-//! latencies, deadlines that still run. Each is a known constant of the specification.
+//! Two seconds, plus what the script itself causes: earned back-offs, grace periods, latencies, and pending deadlines.
+//! Each is a known constant of the specification.
 
 use std::time::Duration;
 
@@ -9,33 +9,33 @@ use super::profile::{Profile, Trouble};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Longest crash back-off the simulated agents know.
+/// Maximum crash back-off of the simulated agents.
 pub const LONGEST_BACKOFF: Duration = Duration::from_secs(8);
-/// After that time at the latest a container that is to crash has crashed.
+/// Time after which a container that is going to crash has crashed.
 pub const LAST_CRASH: Duration = Duration::from_secs(3);
 
-/// What a container is always given to stop.
+/// Minimum grace period of a container stop.
 const LEAST_GRACE: Duration = Duration::from_secs(2);
-/// Of a pod, of all kinds.
+/// Maximum number of containers in a pod, of all kinds.
 const MOST_CONTAINERS: u32 = 6;
 
-/// What has been put in the way.
+/// Delays caused by the script.
 #[derive(Debug, Default)]
 pub struct Accounts {
     /// The longest grace period of any pod.
     pub grace: Duration,
     /// Sum of all latencies.
     pub latency: Duration,
-    /// Refused pulls.
+    /// Number of failed pulls.
     pub pulls: u32,
-    /// Whether the answer to a create was lost, so that it may still come true.
+    /// Whether the response to a create was lost, so that it may still succeed.
     pub doubt: bool,
-    /// Whether hung calls run into their deadlines, for lack of a runtime that is restarted.
+    /// Whether hung calls reach their deadlines, because no runtime restart interrupts them.
     pub deadlines: bool,
 }
 
 impl Accounts {
-    /// What is granted.
+    /// The time limit.
     pub fn granted(&self, profile: &Profile) -> Duration {
         let mut sum = SECOND * 2;
         let mut add = |troubles: &[Trouble], time: Duration| {
@@ -43,11 +43,11 @@ impl Accounts {
                 sum += time;
             }
         };
-        // An init container, a sidecar and a container, each in its back-off.
+        // An init container, a sidecar, and a container, each in its back-off.
         add(&[Trouble::Crashes, Trouble::Rules, Trouble::SandboxesDie, Trouble::Reboots], LONGEST_BACKOFF * 3);
         add(&[Trouble::Crashes, Trouble::Rules], LAST_CRASH);
         add(&[Trouble::Stubborn], self.grace + SECOND);
-        // A turn that failed is taken again after 10 to 15 s, a look after at most 10 s.
+        // A failed sync is retried after 10 to 15 s, an observation after at most 10 s.
         add(&[Trouble::Errors, Trouble::LostAnswers, Trouble::RuntimeRestarts, Trouble::Disk], SECOND * 25);
         add(&[Trouble::Hangs, Trouble::Delays, Trouble::Victim], SECOND * 25);
         add(&[Trouble::Events], SECOND * 62);
@@ -56,11 +56,11 @@ impl Accounts {
         add(&[Trouble::Pulls], SECOND * 10 * 2_u32.pow(self.pulls.min(4)));
         add(&[Trouble::Latency], self.latency * 8);
         if profile.has(Trouble::Rules) && profile.has(Trouble::Stubborn) {
-            // A restart of all kills one after the other, each with the least grace there is.
+            // RestartAllContainers kills one container after the other, each with the minimum grace period.
             sum += LEAST_GRACE * MOST_CONTAINERS;
         }
         if self.doubt || self.deadlines {
-            // The runtime may carry on for as long as a call that was given up could have taken.
+            // The runtime may continue a timed-out call for as long as it could have taken.
             sum += SECOND * 135;
         }
         if self.deadlines {

@@ -1,9 +1,8 @@
-//! All chance of a run from its seed.
+//! Deterministic randomness: all random numbers of a run derive from its seed.
 //!
-//! Hash maps, `rand` and tokio draw on `getrandom(2)`; the standard library calls it by a weak
-//! symbol just so that a program may answer in its stead. Here a thread that has a seed is
-//! answered from it, every other one from the kernel. Tokio adds a counter of its draws in this
-//! process; a replay passes over as many as the seeds before it would have made.
+//! Hash maps, `rand`, and tokio use `getrandom(2)`; the standard library calls it by a weak symbol so that a program
+//! can override it. Here a thread with a seed gets numbers from it, every other thread from the kernel. Tokio adds a
+//! process-wide counter of its draws; a replay skips as many as the seeds before it would have drawn.
 
 use std::{cell::Cell, fs::File, io::Read};
 
@@ -11,19 +10,19 @@ thread_local! {
     static STATE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// From now on this thread's chance is that of the seed.
+/// Seeds this thread from now on.
 pub fn seed(seed: u64) {
     STATE.set(Some(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
 }
 
-/// Lets `one` draw for each of the seeds below `seed`, each on a thread of its own.
+/// Runs `one` for each of the seeds below `seed`, each on its own thread.
 pub fn skip(seeds: u64, one: fn()) {
     for _ in 0..seeds {
         std::thread::spawn(one).join().expect("it does not panic");
     }
 }
 
-/// Splitmix64.
+/// One step of SplitMix64.
 fn next(state: u64) -> (u64, u64) {
     let state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = state;
@@ -45,7 +44,7 @@ fn fill(buffer: &mut [u8]) -> bool {
     true
 }
 
-/// Stands before the C library's function of that name in this program.
+/// Overrides the C library's function of that name in this program.
 ///
 /// # Safety
 /// As getrandom(2): `buffer` is writable for `length` bytes.
@@ -54,7 +53,7 @@ pub unsafe extern "C" fn getrandom(buffer: *mut u8, length: usize, _flags: u32) 
     if length == 0 {
         return 0;
     }
-    // SAFETY: the caller promises a buffer of that length; it is not read.
+    // SAFETY: the caller guarantees a buffer of that length; it is not read.
     let buffer = unsafe { std::slice::from_raw_parts_mut(buffer, length) };
     if fill(buffer) { isize::try_from(length).unwrap_or(isize::MAX) } else { -1 }
 }

@@ -1,4 +1,4 @@
-//! Whether all is as it is wanted.
+//! Checks that runtime, statuses, disk, and engine match the desired state.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use berth_types::{Pod, RestartPolicy, api, hash, restart};
 
 use crate::world::World;
 
-/// What the runtime holds of one pod.
+/// Sandboxes and containers of a pod in the runtime.
 #[derive(Default)]
 struct Held {
     sandboxes: Vec<cri::PodSandbox>,
@@ -41,8 +41,7 @@ fn held(world: &World) -> BTreeMap<String, Held> {
     pods
 }
 
-/// Whether runtime, statuses, disk and engine are as wanted; a pod of the name `except` does not
-/// count.
+/// Checks runtime, statuses, disk, and engine; ignores a pod of the name `except`.
 pub async fn settled(world: &World, except: Option<&str>) -> Result<(), String> {
     let counts = |uid: &str| except.is_none_or(|name| uid.split('-').nth(1) != Some(name));
     let mut pods = held(world);
@@ -99,7 +98,7 @@ fn as_wanted(world: &World, pod: &Pod, held: &Held) -> Result<(), String> {
     }
 }
 
-/// For people: what the status says of each container.
+/// Container states of a status, for error messages.
 fn states(status: &api::PodStatus) -> String {
     let state = |c: &api::ContainerStatus| {
         let state = c.state.clone().unwrap_or_default();
@@ -123,7 +122,7 @@ fn ended(held: &Held, status: &api::PodStatus) -> Result<(), String> {
         return Err(format!("{:?}, but a sandbox is ready", status.phase));
     }
     if !status.init_container_statuses.iter().flatten().all(succeeded) {
-        return Ok(()); // what was never initialised stays waiting
+        return Ok(()); // containers of an uninitialized pod stay waiting
     }
     let open =
         status.container_statuses.iter().flatten().find(|c| c.state.as_ref().is_none_or(|s| s.terminated.is_none()));
@@ -164,13 +163,13 @@ fn runs(world: &World, pod: &Pod, held: &Held, status: &api::PodStatus) -> Resul
     }
 }
 
-/// Whether a container has ended and stays so.
+/// Whether a container has exited and is not restarted.
 fn is_done(world: &World, pod: &Pod, held: &Held, container: &api::Container) -> bool {
     let exit = exit_of_newest(world, held, &container.name);
     exit.is_some_and(|code| !restart::restarts_after_exit(pod, container, code))
 }
 
-/// How a container's newest instance ended, if it has; ids are given in the order of creation.
+/// Exit code of a container's newest instance, if it has exited; ids are assigned in the order of creation.
 fn exit_of_newest(world: &World, held: &Held, name: &str) -> Option<i32> {
     let newest = held.containers.iter().filter(|c| name_of(c) == name).max_by_key(|c| &c.id)?;
     let all = world.machine.cri.containers().into_iter();
@@ -178,10 +177,10 @@ fn exit_of_newest(world: &World, held: &Held, name: &str) -> Option<i32> {
     exited.into_iter().find(|c| c.id == newest.id).map(|c| c.exit_code)
 }
 
-/// Whether a pod may have that last phase.
+/// Checks whether a pod may have that final phase.
 fn may_end(world: &World, pod: &Pod, held: &Held, phase: &str) -> Result<(), String> {
-    // A pod that never restarts may fail at any time; one that restarts only failed containers
-    // counts as a success once its sandbox is gone and all is done.
+    // A pod that never restarts may fail at any time; one with policy OnFailure counts as succeeded once its sandbox is
+    // gone and all containers are done.
     match (pod.restart_policy(), phase) {
         (RestartPolicy::Never, _) | (RestartPolicy::OnFailure, "Succeeded") => return Ok(()),
         _ => {}

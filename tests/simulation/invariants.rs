@@ -1,4 +1,4 @@
-//! What must never happen, however bad things are.
+//! Invariants that hold under any faults: runtime contract, call rate, and restart counts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use berth_types::{Pod, PodRef, PodUid, RestartPolicy, api};
 use crate::world::World;
 use berth_testkit::scripted::ScriptedCri;
 
-/// Calls that change something of the runtime.
+/// Mutating CRI operations.
 const ACTS: [&str; 7] = [
     "run_podsandbox",
     "stop_podsandbox",
@@ -21,12 +21,12 @@ const ACTS: [&str; 7] = [
     "stop_container",
     "remove_container",
 ];
-/// As often a call of one target may be made within [`WINDOW`], whatever the runtime answers.
+/// Maximum number of equal calls on a target within [`WINDOW`], whatever the runtime returns.
 const MOST_ACTS: usize = 10;
-/// In which acts are counted.
+/// Window of the call rate.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Looks through the whole history of the runtime.
+/// Checks the runtime's whole history.
 pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {
     if let Some(violation) = cri.violations().first() {
         return Err(violation.clone());
@@ -54,12 +54,13 @@ pub fn check(cri: &ScriptedCri, world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// Nobody tries again without a pause: not even when the own failed call is seen as a change.
+/// Asserts that nothing is retried without a pause: not even when the failed call itself causes a change event.
 fn paced(cri: &ScriptedCri) -> Result<(), String> {
     let calls = cri.calls();
     let mut by_target = BTreeMap::<_, Vec<_>>::new();
     for call in calls.iter().filter(|call| ACTS.contains(&call.op)) {
-        // A pod may have several sandboxes, and a container several instances: these calls tell which one is meant.
+        // A pod may have several sandboxes, and a container several instances: the details of these calls identify the
+        // instance.
         let has_id = matches!(call.op, "stop_podsandbox" | "remove_podsandbox" | "remove_container");
         let instance = if has_id { call.detail.as_str() } else { "" };
         by_target.entry((call.op, &call.target, instance)).or_default().push(call.at);
@@ -73,8 +74,9 @@ fn paced(cri: &ScriptedCri) -> Result<(), String> {
     Ok(())
 }
 
-/// Restart counts only grow in one life of a pod. Who does not see an instance, and has lost the status to a
-/// restart, cannot know the count before there is one again: it may be told lower until then, not after.
+/// Restart counts only grow during one life of a pod. An agent that has lost the status in a restart, and does not
+/// observe an instance, cannot know the count until there is one again: it may report a lower one until then, not
+/// afterwards.
 pub fn restart_counts(
     statuses: &[(PodRef, Arc<api::PodStatus>)],
     returned: &BTreeSet<PodUid>,

@@ -1,13 +1,15 @@
-//! Deterministic simulation: real engine, runtime, images, PLEG, status and mux, in one thread, on
-//! a paused clock, against a scripted runtime that fails, hangs, forgets and reboots as a seed says.
+//! Deterministic simulation of the agent under faults: real components, one thread, a paused clock.
+//!
+//! Engine, runtime manager, images, PLEG, status, and mux run against a scripted runtime that fails, hangs, loses
+//! state, and reboots as a seed determines.
 //!
 //! ```text
 //!  seed ─► profile (which faults) ─► script (≈ 30 events) ─► heal ─► settled? quiet? nothing broken?
 //! ```
 //!
-//! `BERTH_SIM_SEEDS=n` runs that many seeds, from `BERTH_SIM_FROM=n` on; `BERTH_SIM_SEED=n`
-//! replays one with a full trace. The same seed is the same run: time is virtual, and all chance
-//! comes from it (see [`chance`]). The seeds are split into four tests, for two processors.
+//! `BERTH_SIM_SEEDS=n` runs that many seeds, from `BERTH_SIM_FROM=n` on; `BERTH_SIM_SEED=n` replays one with a full
+//! trace. The same seed is the same run: time is virtual, and all randomness derives from it (see [`chance`]). The
+//! seeds are split into four tests, for two processors.
 
 mod accounts;
 #[allow(unsafe_code, reason = "chance can only be taken from a process by answering getrandom(2) for it")]
@@ -34,30 +36,30 @@ use nix::sys::{
 };
 use world::World;
 
-/// Seeds of an ordinary run.
+/// Default number of seeds.
 const SEEDS: u64 = 1000;
-/// Tests that the seeds are split into.
+/// Number of tests that share the seeds.
 const SHARDS: u64 = 4;
-/// A process lives through one seed at a time, also where its tests are threads.
+/// A process runs one seed at a time, also where its tests are threads.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-/// Between them, the first seeds make all that lives once per process.
+/// The first seeds, which together initialize everything that exists once per process.
 const MAKERS: u64 = 8;
-/// Whose fingerprint is compared between a run of its own and one among others.
+/// The seed whose fingerprint is compared between a run of its own and one among others.
 const COMPARED: u64 = 19;
 
-/// Processor time after which a run is given up: somebody is busy without ever waiting.
+/// CPU time after which a run is aborted: a task is busy without waiting.
 const ENDLESS: Duration = Duration::from_secs(30);
-/// Waits of a second after which a run is given up: nobody does anything any more. Many, because
-/// machines are busy with other things, too; and counted, because a process may be stopped.
+/// Waits of one second after which a run is aborted: no task makes progress. Many, because the machine may be busy; and
+/// counted instead of timed, because the process may be stopped.
 const STUCK: u32 = 600;
 
-/// What a run ended with.
+/// Result of a run.
 struct Done {
-    /// Of everything that happened.
+    /// Hash of everything that happened.
     fingerprint: u64,
     /// Time from healing to the desired state.
     settled_in: Duration,
-    /// Time it would have been granted.
+    /// Time limit for it.
     granted: Duration,
 }
 
@@ -65,7 +67,7 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
 }
 
-/// One seed, on a thread and a runtime of its own.
+/// Runs one seed, on its own thread and runtime.
 fn run(seed: u64, replay: bool) -> Result<Done, String> {
     let (ended, end) = mpsc::channel();
     let thread = std::thread::Builder::new().name(format!("seed {seed}")).spawn(move || {
@@ -75,7 +77,7 @@ fn run(seed: u64, replay: bool) -> Result<Done, String> {
         let life = AssertUnwindSafe(|| runtime.block_on(World::live(seed)));
         let done = panic::catch_unwind(life).unwrap_or_else(|_| Err("a panic, see above".to_owned()));
         drop(runtime);
-        // Whoever waits may have given up.
+        // The receiver may have given up.
         let _ = ended.send(done);
     });
     thread.expect("a thread");
@@ -92,24 +94,24 @@ fn run(seed: u64, replay: bool) -> Result<Done, String> {
     Err("nobody does anything any more".to_owned())
 }
 
-/// What this process has used so far; it lives through one seed at a time.
+/// CPU time of this process so far; it runs one seed at a time.
 fn processor_time() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking for oneself is allowed");
     let micros = |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).expect("not negative"));
     micros(usage.user_time()) + micros(usage.system_time())
 }
 
-/// Brings this process to where it is in an ordinary run when a seed's turn comes: what lives once
-/// per process has been made, by the first seeds, and tokio has drawn as often.
+/// Brings this process into the state that an ordinary run has before a seed: the first seeds have initialized
+/// everything that exists once per process, and tokio has drawn as often.
 fn catch_up(seed: u64) {
     for earlier in 0..seed.min(MAKERS) {
-        // Its outcome is of no interest here.
+        // The result is not relevant here.
         let _ = run(earlier, false);
     }
     chance::skip(seed.saturating_sub(MAKERS), || drop(runtime()));
 }
 
-/// Draws on chance as often for every seed.
+/// Draws equally many random numbers for every seed.
 fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).max_blocking_threads(1).build().expect("a runtime");

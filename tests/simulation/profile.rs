@@ -1,52 +1,52 @@
-//! Which kinds of trouble a seed knows.
+//! Fault profile of a seed: the kinds of faults that its run contains.
 
 use rand::{Rng, rngs::SmallRng};
 
-/// A kind of trouble.
+/// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trouble {
     /// Containers crash, fail to start, or are killed.
     Crashes,
-    /// Containers have restart policies and rules of their own, and exit as the rules say: one
-    /// again, or all of the pod.
+    /// Containers have their own restart policies and rules, and exit with codes that the rules match: a restart of one
+    /// container, or of all in the pod.
     Rules,
-    /// Containers do not heed signals.
+    /// Containers ignore signals.
     Stubborn,
     /// Sandboxes die.
     SandboxesDie,
-    /// Calls are refused.
+    /// Calls return errors.
     Errors,
-    /// Calls are carried out, but the answer is an error.
+    /// Calls succeed, but return an error.
     LostAnswers,
-    /// Calls are never answered.
+    /// Calls never return.
     Hangs,
-    /// Calls take long.
+    /// Some calls take long.
     Delays,
-    /// Every call takes its time.
+    /// Every call has a latency.
     Latency,
-    /// Events are lost, doubled, re-ordered.
+    /// Events are lost, duplicated, and reordered.
     Events,
     /// Event streams break.
     Streams,
-    /// The runtime, or its network, says that it is not ready.
+    /// The runtime or its network reports that it is not ready.
     NotReady,
     /// The agent is killed, at once or at one of its next calls and writes.
     AgentKilled,
-    /// The agent is stopped.
+    /// The agent is stopped gracefully.
     AgentStopped,
-    /// The runtime starts anew.
+    /// The runtime restarts.
     RuntimeRestarts,
     /// The machine reboots.
     Reboots,
-    /// Whatever is asked about one pod is never answered.
+    /// Calls about one pod never return.
     Victim,
-    /// Images cannot be pulled at first.
+    /// Image pulls fail at first.
     Pulls,
-    /// Sources take long to answer after a start.
+    /// Sources take long to sync after a start.
     SlowSources,
     /// Volumes cannot be mounted or take long, state files cannot be written.
     Disk,
-    /// The clock is set.
+    /// The wall clock is changed.
     ClockSet,
 }
 
@@ -74,18 +74,18 @@ const ALL: [Trouble; 21] = [
     Trouble::ClockSet,
 ];
 
-/// What a seed knows of trouble.
+/// Kinds of faults in a run.
 #[derive(Clone, Debug)]
 pub struct Profile(Vec<Trouble>);
 
 impl Profile {
-    /// One seed in six knows none, the others each kind by a chance of their own.
+    /// One seed in six has none; the others have each kind with a drawn probability.
     pub fn draw(chance: &mut SmallRng) -> Self {
         let likely = if chance.random_ratio(1, 6) { 0.0 } else { chance.random_range(0.1..0.6) };
         Self(ALL.into_iter().filter(|_| chance.random_bool(likely)).collect())
     }
 
-    /// Whether it knows that.
+    /// Whether the profile contains a kind.
     pub fn has(&self, trouble: Trouble) -> bool {
         self.0.contains(&trouble)
     }

@@ -1,4 +1,4 @@
-//! What happens in a run, drawn from its chance.
+//! Script of a run: random user actions and faults, drawn from the seed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use berth_testkit::{
     scripted::{Behaviour, EventFaults, Fault},
 };
 
-/// Names that are no substrings of anything else in the calls.
+/// Names that are not substrings of anything else in the calls.
 const STATIC: [&str; 4] = ["wa", "wb", "wc", "wd"];
 const API: [&str; 4] = ["xa", "xb", "xc", "xd"];
 const OPERATIONS: [&str; 12] = [
@@ -36,7 +36,7 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Plays the script.
+/// Runs the script.
 pub async fn play(world: &mut World) -> Result<(), String> {
     if world.profile.has(Trouble::Latency) {
         for operation in OPERATIONS {
@@ -85,7 +85,7 @@ async fn step(world: &mut World) {
     if world.chance.random_bool(0.6) { want(world).await } else { trouble(world).await }
 }
 
-/// Somebody wants something else.
+/// One user action.
 async fn want(world: &mut World) {
     match world.chance.random_range(0..12) {
         0..3 => {
@@ -122,7 +122,7 @@ fn add_static(world: &mut World) {
 fn add_api(world: &mut World) {
     let name = draw_name(world, &API);
     if world.api.values().any(|pod| pod.name() == name) {
-        return; // the API server knows a name once
+        return; // names are unique in the API server
     }
     let pod = draw_pod(world, &name, "api");
     world.note(format!("+ api {} {}", pod.uid(), summary(&pod)));
@@ -137,7 +137,7 @@ async fn change_static(world: &mut World) {
     world.changed(PodSource::File).await;
 }
 
-/// Removes a manifest, and perhaps puts it back as it was.
+/// Removes a manifest, and perhaps restores it unchanged.
 async fn remove_static(world: &mut World, back: bool) {
     let Some(name) = world.files.keys().choose(&mut world.chance).cloned() else { return };
     let Some(pod) = world.files.remove(&name) else { return };
@@ -261,23 +261,23 @@ fn draw_pod(world: &mut World, name: &str, source: &str) -> Arc<Pod> {
     pods::pod_with(name, metadata, spec)
 }
 
-/// The exit code that restart rules are about.
+/// The exit code that restart rules match.
 const RULED: i32 = 42;
 
-/// Some containers have a restart policy of their own, with a rule.
+/// Some containers have their own restart policy, with a rule.
 fn draw_own_policy(world: &mut World) -> Option<&'static str> {
     let has = world.profile.has(Trouble::Rules) && world.chance.random_bool(0.5);
     has.then(|| *["Always", "OnFailure", "Never"].choose(&mut world.chance).expect("policies"))
 }
 
-/// What a container does in the end.
+/// Final behavior of a container.
 #[derive(Clone, Copy)]
 enum Kind {
     /// Exits with 0.
     Init,
-    /// Runs for ever.
+    /// Runs forever.
     Forever,
-    /// Runs for ever or exits, even badly if so.
+    /// Runs forever or exits; with an error if the flag is set.
     Once(bool),
 }
 
@@ -329,7 +329,7 @@ fn draw_behaviours(world: &mut World, kind: Kind) -> Vec<Behaviour> {
     list
 }
 
-/// From now on every container does what it does in the end.
+/// Gives every container its final behavior.
 pub fn last_behaviours(world: &mut World) {
     let last = |list: &mut Vec<Behaviour>| {
         if let Some(last) = list.pop() {
@@ -339,7 +339,7 @@ pub fn last_behaviours(world: &mut World) {
     world.machine.cri.each_behaviour(last);
 }
 
-/// Trouble of a kind that the seed knows.
+/// One fault of a kind in the profile.
 async fn trouble(world: &mut World) {
     let kinds: &[(Trouble, u32)] = &[
         (Trouble::Crashes, 3),
@@ -401,7 +401,7 @@ async fn trouble(world: &mut World) {
     }
 }
 
-/// The agent is killed at one of its next calls and writes.
+/// Arms the fuse: the agent is killed at one of its next calls and writes.
 fn set_fuse(world: &mut World) {
     let calls = world.chance.random_range(0..30);
     let fuse = if world.chance.random_bool(0.5) { Fuse::Before(calls) } else { Fuse::After(calls) };
@@ -411,8 +411,7 @@ fn set_fuse(world: &mut World) {
     }
 }
 
-/// Volumes of one pod cannot be mounted, volumes take long, or no state file can be written; or
-/// all is mended.
+/// Makes volumes of one pod unmountable, volumes slow, or state files unwritable; or repairs everything.
 fn break_disk(world: &mut World) {
     let names: Vec<String> = world.wanted().map(|pod| pod.name().to_owned()).collect();
     match (world.chance.random_range(0..5), names.choose(&mut world.chance)) {
@@ -436,7 +435,7 @@ fn break_disk(world: &mut World) {
     }
 }
 
-/// Somebody sets the clock, by a little or by much.
+/// Changes the wall clock, by a little or by much.
 fn set_clock(world: &mut World) {
     let most = *[2_000, 60_000, 7_200_000].choose(&mut world.chance).expect("sizes");
     let by = world.chance.random_range(-most..=most);
@@ -460,7 +459,7 @@ fn kill_sandbox(world: &mut World) {
     world.machine.cri.kill_sandbox(&sandbox.id);
 }
 
-/// One pod is struck: whatever is asked about it is never answered.
+/// Chooses one pod whose calls never return.
 fn strike(world: &mut World) {
     if world.victim.is_some() {
         return;
@@ -506,7 +505,7 @@ fn refuse_calls(world: &mut World, kind: Trouble) {
         Fault::Delay(time) => *time > Duration::from_secs(120),
     };
     world.accounts.doubt |= is_create && may_be_lost;
-    // Now and then for as long as there is trouble: a retry without a pause is found by the number of calls.
+    // Sometimes without limit until healing: a retry without a pause shows in the number of calls.
     let times = if world.chance.random_bool(0.1) { u32::MAX } else { world.chance.random_range(1..4) };
     world.note(format!("{operation} of {target:?}: {fault:?}, {times} times"));
     world.machine.cri.fault(operation, &target, fault, Some(times));

@@ -1,4 +1,4 @@
-//! What happened in a run, for people: on failure all of it, on replay as it happens.
+//! Trace of a run: printed completely on failure, and live on replay.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -7,25 +7,25 @@ use tracing_subscriber::fmt::{format::Writer, time::FormatTime};
 
 use berth_testkit::scripted::ScriptedCri;
 
-/// What the script did.
+/// Steps of the script, with times.
 pub struct Trace {
     start: Instant,
     lines: Vec<(u128, String)>,
 }
 
 impl Trace {
-    /// Begins now.
+    /// Starts now.
     pub fn new() -> Self {
         Self { start: Instant::now(), lines: Vec::new() }
     }
 
-    /// The script does something.
+    /// Records a step of the script.
     pub fn note(&mut self, line: String) {
         tracing::info!(target: "script", "━━ {line}");
         self.lines.push((self.start.elapsed().as_micros(), format!("━━ {line}")));
     }
 
-    /// The script's deeds, the calls and what came of them, in order of time.
+    /// The script's steps, the calls, and their results, in order of time.
     pub fn all(&self, cri: &ScriptedCri) -> String {
         let mut lines = self.lines.clone();
         for call in cri.calls() {
@@ -43,7 +43,7 @@ impl Trace {
         told.map(|(at, line)| format!("{:>11.3} {}\n", *at as f64 / 1e6, ids(line))).collect()
     }
 
-    /// Differs where two runs differ.
+    /// A hash of the trace: different for different runs.
     pub fn fingerprint(&self, cri: &ScriptedCri) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (at, line) in &self.lines {
@@ -61,7 +61,7 @@ fn short(text: &str) -> &str {
     text.get(..40).unwrap_or(text)
 }
 
-/// Ids without the zeros before them.
+/// Shortens ids by their leading zeros.
 fn ids(line: &str) -> String {
     let zeros = "0".repeat(52);
     line.replace(&zeros, "…")
@@ -75,7 +75,7 @@ impl FormatTime for Virtual {
     }
 }
 
-/// Logs of this thread go to the output, with virtual times, while this lives.
+/// Writes the logs of this thread to stdout, with virtual times, until the guard is dropped.
 pub fn to_stdout() -> tracing::subscriber::DefaultGuard {
     let log = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::DEBUG)

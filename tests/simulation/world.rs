@@ -1,4 +1,4 @@
-//! One run: the machine, the agent on it, and what the sources want of it.
+//! State of one run: the machine, the agent on it, and the desired pods of its sources.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,42 +21,42 @@ use crate::{
 };
 use berth_testkit::agent::{Agent, Machine, Setup};
 
-/// How often the API server takes in what the agent has to say.
+/// Interval at which the API server receives status updates.
 const SERVED: Duration = Duration::from_millis(250);
 
-/// Everything of one run.
+/// State of a run.
 pub struct World {
-    /// What outlives the agent.
+    /// Everything that outlives the agent.
     pub machine: Machine,
-    /// `None` while it is down.
+    /// The agent; `None` while it is down.
     pub agent: Option<Agent>,
-    /// All chance of the script.
+    /// Random numbers of the script.
     pub chance: SmallRng,
-    /// What the seed knows of trouble.
+    /// Fault profile of the seed.
     pub profile: Profile,
-    /// What the file source holds, by name.
+    /// Pods of the file source, by name.
     pub files: BTreeMap<String, Arc<Pod>>,
-    /// What the API server holds, by UID.
+    /// Pods of the API server, by UID.
     pub api: BTreeMap<PodUid, Arc<Pod>>,
-    /// Sources that have answered this agent.
+    /// Sources that have sent their pods to this agent.
     pub told: BTreeSet<PodSource>,
-    /// Pods that have been wanted, were not, and were wanted again.
+    /// Pods that were desired, removed, and desired again.
     pub returned: BTreeSet<PodUid>,
-    /// The pod of whose name nothing is ever answered.
+    /// Name of the pod whose calls never return.
     pub victim: Option<String>,
-    /// What stands in the way.
+    /// Delays caused by the script.
     pub accounts: Accounts,
-    /// What the script did.
+    /// Trace of the run.
     pub trace: Trace,
     /// Number of the next new pod.
     pub next: u32,
-    /// Restart counts that have been told.
+    /// Published restart counts.
     pub restarts: BTreeMap<(PodUid, String), i32>,
     finished: BTreeSet<PodUid>,
 }
 
 impl World {
-    /// Lives through a seed.
+    /// Runs a seed.
     pub async fn live(seed: u64) -> Result<Done, String> {
         let mut world = Self::new(seed).await;
         let lived = world.lived().await;
@@ -104,7 +104,7 @@ impl World {
         Ok(Done { fingerprint, settled_in, granted: self.accounts.granted(&self.profile) })
     }
 
-    /// Ends all trouble, and waits for what is wanted.
+    /// Ends all faults, and waits for the desired state.
     async fn heal(&mut self) -> Result<Duration, String> {
         if let Some(agent) = &self.agent {
             agent.set_fuse(None);
@@ -131,7 +131,7 @@ impl World {
         }
         self.up().await;
         let taken = self.settle(None).await?;
-        // What an agent asked before it was stopped goes on: containers may yet end.
+        // Calls of a stopped agent are still in progress: containers may yet exit.
         let stops = if self.profile.has(Trouble::Stubborn) { self.accounts.grace } else { Duration::ZERO };
         self.wait(LAST_CRASH.max(stops) + Duration::from_secs(1)).await?;
         self.settle(None).await.map_err(|e| format!("after it had settled: {e}"))?;
@@ -139,7 +139,7 @@ impl World {
         Ok(taken)
     }
 
-    /// Waits for the desired state, as long as is granted.
+    /// Waits for the desired state within the time limit.
     async fn settle(&mut self, except: Option<&str>) -> Result<Duration, String> {
         let (begun, granted) = (Instant::now(), self.accounts.granted(&self.profile));
         let mut pause = Duration::from_millis(20);
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    /// Nothing is done to what is as it should be.
+    /// Asserts that settled pods cause no mutating calls.
     async fn quiet(&mut self) -> Result<(), String> {
         let before = self.machine.cri.calls().len();
         self.wait(Duration::from_secs(5)).await?;
@@ -165,12 +165,12 @@ impl World {
         }
     }
 
-    /// The script does something.
+    /// Records a step of the script.
     pub fn note(&mut self, line: String) {
         self.trace.note(line);
     }
 
-    /// Time passes; the API server goes on.
+    /// Advances time while the API server keeps working.
     pub async fn wait(&mut self, time: Duration) -> Result<(), String> {
         let end = Instant::now() + time;
         loop {
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// Starts the agent if it is down, and lets its sources answer.
+    /// Starts the agent if it is down, and lets its sources sync.
     pub async fn up(&mut self) {
         self.find_dead().await;
         if self.agent.is_none() {
@@ -198,14 +198,14 @@ impl World {
         }
     }
 
-    /// Notices an agent that was killed at one of its calls.
+    /// Detects an agent that was killed at one of its calls.
     async fn find_dead(&mut self) {
         if self.agent.as_ref().is_some_and(Agent::is_dead) {
             self.down(true).await;
         }
     }
 
-    /// The agent goes, in one way or the other.
+    /// Kills or stops the agent.
     pub async fn down(&mut self, killed: bool) {
         let Some(agent) = self.agent.take() else { return };
         self.told.clear();
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// A source tells the agent what it holds.
+    /// Sends the pods of a source to the agent.
     pub async fn hand_in(&mut self, source: PodSource) {
         let Some(agent) = &self.agent else { return };
         self.told.insert(source);
@@ -228,19 +228,19 @@ impl World {
         }
     }
 
-    /// A source that has answered before tells what has changed.
+    /// Sends a source's changes, if it has sent its pods before.
     pub async fn changed(&mut self, source: PodSource) {
         if self.told.contains(&source) {
             self.hand_in(source).await;
         }
     }
 
-    /// All pods that are wanted.
+    /// All desired pods.
     pub fn wanted(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.files.values().chain(self.api.values())
     }
 
-    /// The API server takes in statuses, and deletes what is finished.
+    /// Processes status updates in the API server, and deletes finished pods.
     async fn serve(&mut self) -> Result<(), String> {
         self.find_dead().await;
         let Some(agent) = &self.agent else { return Ok(()) };

@@ -1,6 +1,6 @@
-//! Nodes in virtual machines: cgroup v2 with systemd, NFS storage, and systemd's own slices and scopes.
+//! Nodes in virtual machines: cgroup v2 with systemd, NFS storage, and systemd slices and scopes.
 //!
-//! Machines boot in tests that are ignored by default (`make test-vm`); the rest runs against a scripted service manager.
+//! Tests that boot machines are ignored by default (`make test-vm`); the others run against a scripted service manager.
 
 #![allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves")]
 

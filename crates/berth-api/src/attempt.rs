@@ -1,39 +1,41 @@
-//! What one attempt came to, and whether another is worth while. Pure. Spec 04 §6.4.
+//! Retry classification and back-off of failed API requests. Pure.
+//!
+//! Implements spec 04 §6.4.
 
 use std::time::Duration;
 
 use super::api::ApiError;
 
-/// Attempts in all.
+/// Maximum number of attempts, the first included.
 pub const ATTEMPTS: u32 = 5;
-/// The first pause.
+/// Back-off after the first failure.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Each pause is so many times the last one.
+/// Growth factor of the back-off.
 const FACTOR: f64 = 1.5;
-/// By so much of itself a pause may be longer, so that not all come back at once.
+/// Maximum jitter as a share of the back-off, so that retries of many callers do not coincide.
 const JITTER: f64 = 0.2;
 
-/// Why an attempt failed.
+/// Failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// In words.
+    /// Human-readable error.
     pub text: String,
-    /// Whether the next attempt may succeed.
+    /// Retry classification.
     pub retry: Retry,
 }
 
-/// Whether the next attempt may succeed.
+/// Whether and when a retry may succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// No.
+    /// A retry cannot succeed.
     Never,
-    /// After the usual pause.
+    /// Retry after the usual back-off.
     Soon,
-    /// After that pause, which the server asks for.
+    /// Retry after at least the delay that the server requests.
     After(Duration),
 }
 
-/// The pause after the `attempt`-th failure (from 0); `chance` is between 0 and 1.
+/// Back-off after the `attempt`-th failure (from 0), `None` if there is no retry; `chance` in 0..1 is the jitter.
 pub fn pause(attempt: u32, chance: f64, retry: Retry) -> Option<Duration> {
     let exponent = i32::try_from(attempt.min(ATTEMPTS)).unwrap_or_default();
     let usual = PAUSE.mul_f64(FACTOR.powi(exponent) * (1.0 + JITTER * chance.clamp(0.0, 1.0)));
@@ -45,9 +47,9 @@ pub fn pause(attempt: u32, chance: f64, retry: Retry) -> Option<Duration> {
     }
 }
 
-/// What an error means.
+/// Classifies an API error.
 ///
-/// A connection that was lost may be had again; one that was refused is not worth waiting for.
+/// A lost connection is worth a retry; a connection that could not be established is not.
 pub fn failed(error: &ApiError) -> Failure {
     let retry = match error {
         ApiError::Lost(_) => Retry::Soon,

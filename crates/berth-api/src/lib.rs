@@ -1,7 +1,9 @@
-//! The API server: the client, and what we ask of it.
+//! API server client, and everything the agent reads from and writes to the API server.
 //!
-//! In comes a kubeconfig, out go answers, stores that follow objects, and what we report. `api/` is
-//! the seam: calls and errors without connections. Behaviour: spec 10, spec 01 §10-11, spec 04 §6.
+//! Input: a kubeconfig. Output: responses, stores that reflect objects, status, events, and mirror pods. `api/` is the
+//! seam: requests and errors without connections.
+//!
+//! Implements spec 10, spec 01 §10-11, spec 04 §6.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
@@ -41,8 +43,7 @@ pub use transport::{
     TransportDeps, user_agent,
 };
 
-/// The delay of one object's writes after so many failures in a row: 200 ms, doubling up to 10 s
-/// (spec 10 §7).
+/// Back-off of one object's writes after consecutive failures: 200 ms, doubling up to 10 s (spec 10 §7).
 fn backoff(failures: u32) -> std::time::Duration {
     use std::time::Duration;
     Duration::from_millis(200)
@@ -50,7 +51,7 @@ fn backoff(failures: u32) -> std::time::Duration {
         .min(Duration::from_secs(10))
 }
 
-/// Sleeps until then; without a time, for ever.
+/// Sleeps until `at`; forever without a time.
 async fn sleep_until(at: Option<tokio::time::Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,

@@ -1,4 +1,6 @@
-//! TokenReview and SubjectAccessReview: whose a token is, what somebody may do (spec 04 §6).
+//! TokenReview and SubjectAccessReview client: delegated authentication and authorization.
+//!
+//! Implements spec 04 §6, requests to the API server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,19 +18,19 @@ use super::{
 };
 use berth_metrics::{ReviewMetrics, Reviewed};
 
-/// Longest attempt.
+/// Deadline of one attempt.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(10);
-/// Longest review, attempts and pauses together.
+/// Deadline of a review, including all attempts and back-offs.
 const REVIEW_LIMIT: Duration = Duration::from_secs(30);
-/// The status of a review that was made.
+/// HTTP status of a successful review, for metrics.
 const CREATED: u16 = 201;
 
-/// There is no answer.
+/// A review failed; the text is its cause.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ReviewFailure(String);
 
-/// Asks the API server.
+/// Client for reviews.
 #[derive(Clone)]
 pub struct Reviews {
     client: Arc<dyn ApiClient>,
@@ -36,15 +38,15 @@ pub struct Reviews {
 }
 
 impl Reviews {
-    /// With that client; attempts are counted.
+    /// Returns a client; each attempt is recorded in `metrics`.
     pub fn new(client: Arc<dyn ApiClient>, metrics: ReviewMetrics) -> Self {
         Self { client, metrics }
     }
 
-    /// Whose a token is, without audiences; within 30 s.
+    /// Authenticates a token, without audiences; takes at most 30 s.
     ///
     /// # Errors
-    /// There is no answer.
+    /// No attempt succeeded, or the response is malformed.
     pub async fn token(&self, token: &str) -> Result<TokenReviewStatus, ReviewFailure> {
         let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
         let review = TokenReview { spec, ..TokenReview::default() };
@@ -52,10 +54,10 @@ impl Reviews {
         Ok(answer.status.unwrap_or_default())
     }
 
-    /// What somebody may do; within 30 s.
+    /// Authorizes a request; takes at most 30 s.
     ///
     /// # Errors
-    /// There is no answer.
+    /// No attempt succeeded, or the response is malformed.
     pub async fn access(&self, spec: SubjectAccessReviewSpec) -> Result<SubjectAccessReviewStatus, ReviewFailure> {
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let answer: SubjectAccessReview = self.ask(Reviewed::Access, Resource::ACCESS_REVIEWS, &review).await?;

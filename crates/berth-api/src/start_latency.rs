@@ -1,7 +1,8 @@
-//! Measures how long pods of the API server take to start, from what everybody tells anyway: the
-//! watch, the statuses that are written, and the events about pulls.
+//! Pod startup latency metrics, from the watch, status writes, and image pull events.
 //!
-//! The arithmetic is [`berth_status::latency`]'s. Behaviour: spec 02b §9.
+//! Measures pods of the API server without extra instrumentation; [`berth_status::latency`] computes the durations.
+//!
+//! Implements spec 02b §9.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +21,7 @@ use berth_status::{
 };
 use berth_types::{Pod, PodUid, api};
 
-/// Measures starts; see the module's documentation.
+/// Recorder of startup latencies; see the module's documentation.
 pub struct StartTimes {
     state: Mutex<StartLatency>,
     metrics: StatusMetrics,
@@ -28,17 +29,17 @@ pub struct StartTimes {
 }
 
 impl StartTimes {
-    /// One that has seen nothing.
+    /// Returns a recorder without observations.
     pub fn new(metrics: StatusMetrics, clock: Arc<dyn Clock>) -> Self {
         Self { state: Mutex::default(), metrics, clock }
     }
 
-    /// A status was written to the API server.
+    /// Records a status that was written to the API server.
     pub fn written(&self, uid: &PodUid, status: &api::PodStatus) {
         let sample = {
             let mut state = self.lock();
             for container in status.init_container_statuses.iter().flatten() {
-                // A run that failed may be told only when the next one has begun.
+                // A failed run may be reported only after the next one has started.
                 for end in [last_exit(container), exit(container)].into_iter().flatten() {
                     let (Some(began), Some(ended)) = (&end.started_at, &end.finished_at) else { continue };
                     state.init_ran(uid, &container.name, began.0, ended.0);
@@ -46,13 +47,13 @@ impl StartTimes {
             }
             state.status_written(uid, status, self.clock.now())
         };
-        // The watch may have shown it running before the write was answered.
+        // The watch may have shown the pod running before the response to the write arrived.
         if let Some(sample) = sample {
             self.observe(&sample);
         }
     }
 
-    /// Follows the watch until stopped.
+    /// Observes the watch until stopped.
     pub async fn run(&self, mut pods: Store<Pod>, stop: CancellationToken) {
         let mut before = Arc::<Snapshot<Pod>>::default();
         loop {
@@ -111,11 +112,11 @@ impl StartTimes {
 
 type Objects = BTreeMap<(String, String), Arc<Pod>>;
 
-/// Passes events on and takes from them when pulls begin and end.
+/// Event sink that records image pull times and forwards every event.
 pub struct TimedEvents {
-    /// Where the times go.
+    /// Recorder of the pull times.
     pub times: Arc<StartTimes>,
-    /// Where the events go.
+    /// Sink that receives every event.
     pub next: Arc<dyn EventSink>,
 }
 
@@ -125,7 +126,7 @@ impl EventSink for TimedEvents {
             let now = self.times.clock.now();
             match (&*event.reason, event.message.as_str()) {
                 ("Pulling", _) => self.times.lock().pull_started(&pod.uid, now),
-                // An image that was there already was not pulled; a pull that failed is over too.
+                // An image that was already present was not pulled; a failed pull has ended too.
                 ("Pulled", text) if text.starts_with("Successfully pulled") => {
                     self.times.lock().pull_finished(&pod.uid, now);
                 }
@@ -183,7 +184,7 @@ mod tests {
         Arc::new(Snapshot { synced: true, version: "1".into(), objects })
     }
 
-    /// Starts under a clock that the test sets, and what was measured of them.
+    /// Pod starts under a clock that the test sets, and the resulting metrics.
     struct Bench {
         registry: Registry,
         hands: Arc<Hands>,
@@ -227,7 +228,7 @@ mod tests {
             self.times.written(&"u".into(), &status);
         }
 
-        /// Count and sum of total and SLI.
+        /// Count and sum of the total and SLI histograms.
         fn measured(&self) -> [(u64, f64); 2] {
             ["kubelet_pod_start_total_duration_seconds", "kubelet_pod_start_sli_duration_seconds"].map(|name| {
                 let families = self.registry.gather();

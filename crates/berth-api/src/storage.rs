@@ -1,8 +1,9 @@
-//! Claims, volumes and drivers, as storage asks for them: the player of [`StorageObjects`] in a cluster.
-//! Spec 10 §3.3, §4.8, spec 07 §3.3.
+//! Cluster implementation of [`StorageObjects`]: claims, volumes, attachments, and CSI drivers.
 //!
-//! A node may read single claims, volumes and attachments and follow none of them; drivers it follows, and the
-//! own node is followed anyway.
+//! A node is authorized to read single claims, volumes, and attachments, and to watch none of them. CSI drivers are
+//! watched; the own node is watched elsewhere.
+//!
+//! Implements spec 10 §3.3, §4.8, spec 07 §3.3.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,12 +25,12 @@ use berth_metrics::ReflectorMetrics;
 use berth_ports::{Attached, StorageError, StorageObjects};
 use berth_types::api;
 
-/// How long one read may take.
+/// Deadline of one read.
 const READ_LIMIT: Duration = Duration::from_secs(10);
-/// How long the first list of drivers is waited for.
+/// How long a read waits for the first sync of CSI drivers.
 const DRIVERS_LIMIT: Duration = Duration::from_secs(10);
 
-/// Storage, by the API server.
+/// Storage objects backed by the API server.
 pub struct ApiStorage {
     api: Arc<dyn ApiClient>,
     drivers: Store<CSIDriver>,
@@ -38,7 +39,7 @@ pub struct ApiStorage {
 }
 
 impl ApiStorage {
-    /// The reads, and what has to be polled for as long as they are asked for (it ends with `stop`).
+    /// Returns the storage objects, and a future that must be polled while they are in use (it ends with `stop`).
     pub fn new(
         api: Arc<dyn ApiClient>,
         attached: watch::Receiver<Attached>,
@@ -74,7 +75,7 @@ impl ApiStorage {
         loop {
             match self.api.ask::<T>(Call::get(resource, namespace, name).within(READ_LIMIT)).await {
                 Ok(found) => return Ok(Arc::new(found)),
-                // The authorizer may not have heard of the pod yet.
+                // The node authorizer may not have observed the pod yet.
                 Err(error) if error.is_forbidden() => match quick.pause(began.elapsed()) {
                     Some(pause) => sleep(pause).await,
                     None => return Err(told(&error)),

@@ -1,18 +1,17 @@
-//! What is known of the objects of one watch, as others read it.
+//! Read access to a reflector's cache: snapshots and change notifications.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use tokio::sync::watch;
 
-/// Objects by (namespace, name), as of one moment. Never empty because of an outage: what was known
-/// stays (spec 10 §3.2).
+/// Objects by (namespace, name) at one moment. An outage never empties it: the last known objects stay (spec 10 §3.2).
 #[derive(Debug)]
 pub struct Snapshot<T> {
-    /// Whether a full set was seen at least once.
+    /// Whether the set was complete at least once.
     pub synced: bool,
     /// Resource version of the newest event.
     pub version: String,
-    /// The objects.
+    /// Objects by namespace and name.
     pub objects: BTreeMap<(String, String), Arc<T>>,
 }
 
@@ -22,7 +21,7 @@ impl<T> Default for Snapshot<T> {
     }
 }
 
-// Not derived: the objects are shared, whatever they are.
+// Not derived: `T` need not be `Clone`, because the objects are shared.
 impl<T> Clone for Snapshot<T> {
     fn clone(&self) -> Self {
         Self { synced: self.synced, version: self.version.clone(), objects: self.objects.clone() }
@@ -30,13 +29,13 @@ impl<T> Clone for Snapshot<T> {
 }
 
 impl<T> Snapshot<T> {
-    /// One object.
+    /// Returns one object.
     pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<T>> {
         self.objects.get(&(namespace.to_owned(), name.to_owned()))
     }
 }
 
-/// Reads what a reflector keeps. Cheap to clone.
+/// Reader of a reflector's cache. Cheap to clone.
 #[derive(Debug)]
 pub struct Store<T> {
     snapshots: watch::Receiver<Arc<Snapshot<T>>>,
@@ -49,29 +48,29 @@ impl<T> Clone for Store<T> {
 }
 
 impl<T> Store<T> {
-    /// Reads what is sent there.
+    /// Returns a reader of the snapshots sent to this channel.
     pub fn new(snapshots: watch::Receiver<Arc<Snapshot<T>>>) -> Self {
         Self { snapshots }
     }
 
-    /// What is known now.
+    /// Latest snapshot.
     pub fn snapshot(&self) -> Arc<Snapshot<T>> {
         self.snapshots.borrow().clone()
     }
 
-    /// One object.
+    /// Returns one object of the latest snapshot.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<T>> {
         self.snapshot().get(namespace, name).cloned()
     }
 
-    /// Waits for the first full set. Never returns where the reflector ended before it.
+    /// Waits for the first sync. Never returns if the reflector ends before.
     pub async fn synced(&mut self) {
         if self.snapshots.wait_for(|snapshot| snapshot.synced).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Waits for the next change and takes it as seen. Never returns once the reflector ended.
+    /// Waits for the next change and marks it as observed. Never returns once the reflector has ended.
     pub async fn changed(&mut self) {
         if self.snapshots.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,5 +1,4 @@
-//! A client that answers from a function, for tests: it keeps what it was asked, in order, and
-//! plays watches from channels.
+//! Fake [`ApiClient`] for tests: answers from a function, records calls, and plays watches.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -16,19 +15,19 @@ use super::api::{ApiClient, ApiError, ApiStatus, Call, WatchStream};
 type Answer = Box<dyn FnMut(&Call) -> Result<Value, ApiError> + Send>;
 type Events = mpsc::UnboundedReceiver<Value>;
 
-/// Answers from a function.
+/// Fake client; a function answers its calls.
 pub struct FakeApi {
     answer: Mutex<Answer>,
     calls: Mutex<Vec<Call>>,
     watches: Mutex<Vec<Result<Events, ApiError>>>,
-    /// Tells each call as it comes.
+    /// Number of calls and watches so far; changes with each.
     pub asked: tokio::sync::watch::Sender<usize>,
-    /// Says that other credentials are used from now on.
+    /// Simulates a change of credentials when it is modified.
     pub credentials: tokio::sync::watch::Sender<u64>,
 }
 
 impl FakeApi {
-    /// Answers each call with what `answer` makes of it.
+    /// Returns a client whose calls `answer` answers.
     pub fn new(answer: impl FnMut(&Call) -> Result<Value, ApiError> + Send + 'static) -> Arc<Self> {
         Arc::new(Self {
             answer: Mutex::new(Box::new(answer)),
@@ -39,20 +38,20 @@ impl FakeApi {
         })
     }
 
-    /// Every call and watch so far.
+    /// All calls and watches so far, in order.
     pub fn calls(&self) -> Vec<Call> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The next watch that begins (after those given before) is played from what is sent here; it
-    /// ends when the sender goes.
+    /// Prepares the next watch (after those prepared before): it yields the events sent to the returned channel, and
+    /// ends when the sender is dropped.
     pub fn next_watch(&self) -> mpsc::UnboundedSender<Value> {
         let (send, events) = mpsc::unbounded_channel();
         self.watches.lock().unwrap_or_else(PoisonError::into_inner).push(Ok(events));
         send
     }
 
-    /// The next watch does not begin.
+    /// Prepares a watch that fails to start.
     pub fn next_watch_fails(&self, error: ApiError) {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner).push(Err(error));
     }
@@ -71,7 +70,7 @@ impl ApiClient for FakeApi {
             let mut answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
             answer(&call)
         };
-        // Who does not answer in time takes all of it.
+        // A timeout takes the whole deadline.
         if let Err(ApiError::Timeout(_)) = answer {
             tokio::time::sleep(call.deadline).await;
             return Err(ApiError::Timeout(call.deadline));
@@ -102,18 +101,18 @@ impl WatchStream for Played {
     }
 }
 
-/// A refusal.
+/// Error with a status of the API.
 pub fn refused(code: u16, reason: &str, message: &str) -> ApiError {
     let status = ApiStatus { code, reason: reason.to_owned(), message: message.to_owned(), ..ApiStatus::default() };
     ApiError::Refused(Box::new(status))
 }
 
-/// An event of a watch.
+/// Watch event.
 pub fn event(kind: &str, object: Value) -> Value {
     json!({"type": kind, "object": object})
 }
 
-/// The bookmark that ends the initial events.
+/// Bookmark that ends the initial events.
 pub fn marker(api_version: &str, kind: &str, version: &str) -> Value {
     event(
         "BOOKMARK",

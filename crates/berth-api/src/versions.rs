@@ -1,7 +1,9 @@
-//! Resource versions. Pure. Spec 10 §3.
+//! Comparison of resource versions. Pure.
+//!
+//! Implements spec 10 §3.
 
-/// Whether resource version `a` is older than `b`: both count up (their length tells more than
-/// their digits); what is no number cannot be compared and counts as not older.
+/// Whether resource version `a` is older than `b`: both are compared as numbers, by length and then by digits; a
+/// version that is no number counts as not older.
 pub fn is_older(a: &str, b: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number(a) && is_number(b) && (a.len(), a) < (b.len(), b)

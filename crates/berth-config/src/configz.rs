@@ -1,21 +1,21 @@
-//! The configuration as others see it: v1beta1 JSON in declaration order. Pure. Spec 01 §7.2.
+//! Serializes the configuration for `/configz`: v1beta1 JSON in declaration order. Pure. Spec 01 §7.2.
 
 use serde_json::{Value, json};
 
 use super::{fields::KubeletConfiguration, text::without_password};
 
-/// The configuration as JSON; secrets included.
+/// Returns the configuration as JSON; secrets included.
 pub fn to_json(config: &KubeletConfiguration) -> Value {
     serde_json::to_value(config).expect("the configuration has string keys only")
 }
 
-/// The body of `/configz`, without a trailing newline; secrets included, as in the reference.
+/// Returns the body of `/configz`, without a trailing newline; secrets included, as in the reference.
 pub fn body(config: &KubeletConfiguration) -> String {
     json!({ "kubeletconfig": to_json(config) }).to_string()
 }
 
-/// The configuration for the log: values of `staticPodURLHeader` are masked, and a password in
-/// `staticPodURL`.
+/// Returns the configuration for the log, with the values of `staticPodURLHeader` and a password in `staticPodURL`
+/// masked.
 pub fn masked(config: &KubeletConfiguration) -> String {
     let mut config = config.clone();
     config.static_pod_url = without_password(&config.static_pod_url);
@@ -26,7 +26,7 @@ pub fn masked(config: &KubeletConfiguration) -> String {
     to_json(&config).to_string()
 }
 
-/// The value of a flag for the log, masked likewise.
+/// Returns the value of a flag for the log, masked likewise.
 pub fn masked_flag(name: &str, value: &str) -> String {
     match name {
         "manifest-url" => without_password(value),

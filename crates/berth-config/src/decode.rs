@@ -1,7 +1,7 @@
-//! The main configuration file: text to settings, strictly first, leniently after. Pure.
+//! Decodes the main configuration file, strictly first, then leniently. Pure.
 //!
-//! A field nobody knows, in the wrong case or given twice is a strict error, and a strict error alone
-//! is forgiven with a warning; a wrong type is not (spec 01 §3.2).
+//! An unknown field, a field in the wrong case, or a duplicate field is a strict error. Strict errors are tolerated
+//! with a warning; a wrong type is not (spec 01 §3.2).
 
 use serde_json::Value;
 
@@ -17,33 +17,33 @@ use super::{
 
 const SCHEME: &str = "k8s.io/kubernetes/pkg/kubelet/apis/config/scheme/scheme.go:33";
 
-/// What is said of a file that is no text.
+/// Error of a file that is not UTF-8.
 pub(super) const NOT_UTF8: &str = "failed to decode: error converting YAML to JSON: yaml: invalid leading UTF-8 octet";
 
-/// A decoded file, not yet defaulted.
+/// A decoded file before defaulting.
 #[derive(Debug)]
 pub struct Decoded {
-    /// What it says.
+    /// The decoded configuration.
     pub config: KubeletConfiguration,
-    /// Which fields it sets.
+    /// Fields that the file sets.
     pub present: Present,
-    /// What a strict reader would object to.
+    /// Strict errors, if there are any.
     pub strict: Option<Strict>,
 }
 
-/// Why the file is only leniently good.
+/// Strict errors of a file that was decoded leniently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Strict {
-    /// In the reference's words.
+    /// Error text of the reference.
     pub error: String,
-    /// Unknown fields and the fields they may have meant.
+    /// Unknown fields and the fields they probably meant.
     pub hints: Vec<String>,
 }
 
-/// Reads the text of a main file; never panics, whatever the text.
+/// Decodes the text of a main file; never panics, whatever the text.
 ///
 /// # Errors
-/// What makes the file unusable, in the reference's words.
+/// The file is unusable; contains the reference's text.
 pub fn decode(text: &str) -> Result<Decoded, String> {
     let document = document::parse(text).map_err(|e| format!("failed to decode: {}", no_version(&e.to_string())))?;
     check_type(&document.value, text).map_err(|e| format!("failed to decode: {e}"))?;
@@ -52,10 +52,10 @@ pub fn decode(text: &str) -> Result<Decoded, String> {
     Ok(Decoded { config: typed.value, present: typed.present, strict: strict(&document, &typed.unknown) })
 }
 
-/// Reads a main file that lies in `directory` (absolute) and fills what it leaves open.
+/// Decodes a main file in `directory` (absolute) and fills in defaults.
 ///
 /// # Errors
-/// What makes the file unusable, in the reference's words.
+/// The file is unusable; contains the reference's text.
 pub fn main_file(
     text: &str,
     directory: &str,
@@ -69,7 +69,7 @@ pub fn main_file(
     Ok((config, notices.into_iter().collect()))
 }
 
-/// Whether a text that is a main file says anything about a field at its top.
+/// Whether the text of a main file sets a top-level field.
 pub fn sets(text: &str, field: &str) -> bool {
     document::parse(text).is_ok_and(|document| document.value.get(field).is_some_and(|value| !value.is_null()))
 }
@@ -78,7 +78,7 @@ fn no_version(error: &str) -> String {
     format!("couldn't get version/kind; json parse error: {error}")
 }
 
-/// Whether the document says that it is what we read.
+/// Checks `kind` and `apiVersion` of the document.
 fn check_type(document: &Value, text: &str) -> Result<(), String> {
     let Value::Object(fields) = document else {
         let kind = if document.is_array() { "array" } else { "string" };
@@ -118,7 +118,7 @@ fn strict(document: &Document, unknown: &[Unknown]) -> Option<Strict> {
     })
 }
 
-/// Relative paths of the main file are relative to it, not to where the agent was started.
+/// Resolves relative paths of the main file against its directory, not the working directory.
 fn resolve_paths(config: &mut KubeletConfiguration, directory: &str) {
     for path in [
         &mut config.static_pod_path,

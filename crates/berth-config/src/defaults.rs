@@ -1,7 +1,7 @@
-//! What the configuration says where nobody says anything. Pure. Spec 01 §3.4, §4.
+//! Default values of the configuration. Pure. Spec 01 §3.4, §4.
 //!
-//! Fields that upstream keeps behind a pointer are filled only when absent; for the others zero and
-//! empty count as absent too, so `port: 0` is 10250.
+//! Fields that upstream keeps behind a pointer are filled only when absent; for the others, zero and empty count as
+//! absent too, so `port: 0` is 10250.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use super::{
     typed::Present,
 };
 
-/// A configuration whose own gates cannot be set.
+/// The gates of the configuration cannot be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("failed to merge global and in-flight KubeletConfiguration while setting defaults, error: {0}")]
 pub struct DefaultsError(#[from] pub GateError);
 
-/// Hard eviction thresholds of a configuration file that names none.
+/// Default hard eviction thresholds of a configuration file.
 const EVICTION_HARD: [(&str, &str); 5] = [
     ("imagefs.available", "15%"),
     ("imagefs.inodesFree", "5%"),
@@ -26,10 +26,10 @@ const EVICTION_HARD: [(&str, &str); 5] = [
     ("nodefs.inodesFree", "5%"),
 ];
 
-/// Fills what is unset. `gates` are those of the process; the configuration's own are laid over them.
+/// Fills in unset fields. `gates` are those of the process; the configuration's own gates are applied on top.
 ///
 /// # Errors
-/// The configuration changes a locked gate.
+/// The configuration sets an unknown gate, or changes a locked one.
 pub fn fill(c: &mut KubeletConfiguration, present: &Present, gates: &FeatureGates) -> Result<(), DefaultsError> {
     let mut gates = gates.clone();
     gates.set_from_map(&c.feature_gates)?;
@@ -50,15 +50,15 @@ pub fn fill(c: &mut KubeletConfiguration, present: &Present, gates: &FeatureGate
     Ok(())
 }
 
-/// The configuration of an empty file: all defaults, and no hard eviction yet.
+/// Returns the configuration of an empty file: all defaults except hard eviction thresholds.
 pub fn defaults() -> KubeletConfiguration {
     let mut c = KubeletConfiguration::default();
     fill(&mut c, &Present::default(), &FeatureGates::new()).expect("an empty gate map changes no locked gate");
     c
 }
 
-/// Hard eviction of the main file (spec 01 §3.2): the default map if the file has none, and the
-/// signals the file leaves out if it asks for them.
+/// Fills in the hard eviction thresholds of the main file (spec 01 §3.2): all defaults if the file sets none, and the
+/// missing signals if the file requests to merge the defaults.
 pub fn fill_hard_eviction(c: &mut KubeletConfiguration, named: bool) {
     if named && !c.merge_default_eviction_settings {
         return;
@@ -68,12 +68,12 @@ pub fn fill_hard_eviction(c: &mut KubeletConfiguration, named: bool) {
     }
 }
 
-/// The hard eviction thresholds of a file that names none.
+/// Returns the default hard eviction thresholds.
 pub fn hard_eviction() -> BTreeMap<String, String> {
     EVICTION_HARD.iter().map(|(signal, threshold)| ((*signal).to_owned(), (*threshold).to_owned())).collect()
 }
 
-/// What the reference does when there is no configuration file (spec 01 §3.1): it lets everyone in.
+/// Applies the reference's legacy defaults without a configuration file (spec 01 §3.1), which permit anonymous access.
 pub fn legacy_overrides(c: &mut KubeletConfiguration) {
     c.authentication.anonymous.enabled = true;
     c.authentication.webhook.enabled = false;
@@ -97,7 +97,7 @@ fn seconds(field: &mut GoDuration, default: i64) {
     number(field, GoDuration::from_secs(default));
 }
 
-/// Fills a field that upstream keeps behind a pointer.
+/// Fills a field that upstream keeps behind a pointer, if it is absent.
 fn absent<T>(present: &Present, path: &str, field: &mut T, default: T) {
     if !present.has(path) {
         *field = default;
@@ -110,7 +110,7 @@ fn fill_node(c: &mut KubeletConfiguration, present: &Present) {
     seconds(&mut c.http_check_frequency, 20);
     absent(present, "oomScoreAdj", &mut c.oom_score_adj, -999);
     if c.node_status_report_frequency.is_zero() {
-        // Who sets only the update frequency gets the behaviour from before there were two.
+        // A file that sets only the update frequency keeps the behavior from before there were two frequencies.
         let follows = !c.node_status_update_frequency.is_zero();
         c.node_status_report_frequency =
             if follows { c.node_status_update_frequency } else { GoDuration::from_secs(300) };

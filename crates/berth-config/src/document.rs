@@ -1,7 +1,7 @@
-//! From the text of a configuration file to one JSON value. Pure.
+//! Parses the text of a configuration file into one JSON value. Pure.
 //!
-//! JSON or YAML, one document. Duplicate keys are not an error here: the last one wins and each is
-//! reported, because the main file forgives them and a drop-in does not (spec 01 §3.2, §3.3).
+//! The text is one JSON or YAML document. Duplicate keys are not an error here: the last one wins and each is
+//! reported, because the main file tolerates them and a drop-in does not (spec 01 §3.2, §3.3).
 
 use std::{
     cell::RefCell,
@@ -16,27 +16,27 @@ use super::{
     yaml::{self, MAX_VALUES},
 };
 
-/// So many strict errors of a document are kept, as in the reference.
+/// Maximum number of strict errors reported for a document, as in the reference.
 pub(super) const MAX_STRICT_ERRORS: usize = 100;
 
 /// A parsed file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Document {
-    /// Its content.
+    /// Content of the file.
     pub value: Value,
-    /// One strict error per duplicate key, in the reference's words.
+    /// One strict error per duplicate key, with the reference's text.
     pub duplicates: Vec<String>,
 }
 
-/// The text is neither JSON nor YAML; the text says where.
+/// The text is neither JSON nor YAML; contains the error with its position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SyntaxError(String);
 
-/// Reads a text.
+/// Parses a text.
 ///
 /// # Errors
-/// Where the syntax is wrong.
+/// The syntax is malformed.
 pub fn parse(text: &str) -> Result<Document, SyntaxError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim_start().starts_with(['{', '['])
@@ -47,7 +47,7 @@ pub fn parse(text: &str) -> Result<Document, SyntaxError> {
     parse_yaml(text)
 }
 
-/// JSON, or nothing if it is not: a YAML flow mapping begins alike.
+/// Parses JSON; `None` if the text is not JSON: a YAML flow mapping starts with the same characters.
 fn parse_json(text: &str) -> Result<Option<Document>, SyntaxError> {
     let notes = RefCell::new(Notes::default());
     let mut reader = serde_json::Deserializer::from_str(text);
@@ -73,7 +73,7 @@ fn parse_yaml(text: &str) -> Result<Document, SyntaxError> {
     Ok(Document { value: sorted(value), duplicates })
 }
 
-/// The strict error of a duplicate key, if that is what the error is about.
+/// Returns the strict error of a duplicate key, if the error is one.
 fn duplicate(error: &serde_saphyr::Error) -> Option<String> {
     match error.without_snippet() {
         serde_saphyr::Error::DuplicateMappingKey { key, location } => Some(format!(
@@ -93,7 +93,7 @@ fn syntax(error: &serde_saphyr::Error) -> SyntaxError {
     }
 }
 
-/// The reference turns YAML into JSON with sorted keys before it looks at any field.
+/// Sorts keys: the reference converts YAML to JSON with sorted keys before it decodes any field.
 fn sorted(value: Value) -> Value {
     match value {
         Value::Object(entries) => {
@@ -106,11 +106,10 @@ fn sorted(value: Value) -> Value {
     }
 }
 
-/// What is noted while a document is read.
+/// State collected while a document is parsed.
 #[derive(Default)]
 struct Notes {
-    /// Of the value that is read now; one text, because each level may have a long name and many
-    /// members.
+    /// Path of the current value; a single text, because each level may have a long name and many members.
     path: String,
     duplicates: Vec<String>,
     values: usize,
@@ -125,15 +124,15 @@ impl Notes {
     }
 }
 
-/// Builds a [`Value`] and notes keys that come twice.
+/// Builds a [`Value`] and records duplicate keys.
 #[derive(Clone, Copy)]
 struct Tree<'a>(&'a RefCell<Notes>);
 
 impl Tree<'_> {
-    /// Does something one level deeper; afterwards the path is as before.
+    /// Runs `read` with the path extended by one step, and restores the path.
     fn below<R>(self, step: fmt::Arguments<'_>, read: impl FnOnce() -> R) -> R {
         let before = self.0.borrow().path.len();
-        let _ = self.0.borrow_mut().path.write_fmt(step); // a text takes everything
+        let _ = self.0.borrow_mut().path.write_fmt(step); // writing to a String cannot fail
         let done = read();
         self.0.borrow_mut().path.truncate(before);
         done

@@ -1,7 +1,7 @@
-//! Drop-ins: `*.conf` files of a directory, merged one by one over what is there. Spec 01 §3.3.
+//! Drop-ins: `*.conf` files of a directory, merged in order over the configuration. Spec 01 §3.3.
 //!
-//! Merging is JSON merge patch (RFC 7386) on the configuration with all defaults written out, so a
-//! `null` gives a field its default back. Finding the files is the only IO here.
+//! Merging is a JSON merge patch (RFC 7386) on the configuration with all defaults filled in, so a `null` resets a
+//! field to its default. Finding and reading the files is the only I/O here.
 
 use std::{
     fs, io,
@@ -22,7 +22,7 @@ use super::{
 /// Merges the drop-ins of `directory` over `base`, in order.
 ///
 /// # Errors
-/// The first file or directory that cannot be read, or the sum if it is no configuration.
+/// The first file or directory that cannot be read, or a merged result that is not a valid configuration.
 pub fn merge_directory(
     base: &KubeletConfiguration,
     directory: &str,
@@ -36,10 +36,10 @@ pub fn merge_directory(
     Ok((config, notices))
 }
 
-/// Merges drop-ins over `base`, in order; each is its path and its text, or why it has none.
+/// Merges drop-ins over `base`, in order; each is a path with its text or the error of reading it.
 ///
 /// # Errors
-/// The first text that is no drop-in, or the sum if it is no configuration.
+/// The first text that is not a drop-in, or a merged result that is not a valid configuration.
 pub fn merge_texts(
     base: &KubeletConfiguration,
     directory: &str,
@@ -72,24 +72,24 @@ fn walk_error(directory: &str, cause: &str) -> String {
     format!("failed to walk through kubelet dropin directory {}: {cause}", quote(directory))
 }
 
-/// Why a drop-in is none.
+/// Reason for which a text is not a drop-in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DropinError {
-    /// No document, or one with duplicate keys or without a kind.
+    /// The document is malformed, has duplicate keys, or has no kind.
     Unreadable(String),
-    /// A document of another type.
+    /// The document is of another type.
     Foreign {
-        /// Its version.
+        /// `apiVersion` of the document.
         version: String,
-        /// Its kind.
+        /// `kind` of the document.
         kind: String,
     },
 }
 
-/// Reads the text of a drop-in; duplicate keys are fatal here, unknown fields are not. Never panics.
+/// Parses the text of a drop-in. Duplicate keys are fatal here, unknown fields are not. Never panics.
 ///
 /// # Errors
-/// Why the text is no drop-in.
+/// The text is not a drop-in.
 pub fn read_dropin(text: &str) -> Result<Map<String, Value>, DropinError> {
     let unreadable = |e: String| DropinError::Unreadable(format!("failed to decode: {e}"));
     let document = document::parse(text).map_err(|e| unreadable(e.to_string()))?;
@@ -104,7 +104,7 @@ pub fn read_dropin(text: &str) -> Result<Map<String, Value>, DropinError> {
     if kind.is_empty() {
         return Err(unreadable(format!("Object 'Kind' is missing in '{text}'")));
     }
-    // An empty group and version are a slash in the reference's words.
+    // The reference prints an empty group and version as a slash.
     let version = if version.is_empty() { "/".to_owned() } else { version };
     if kind != KIND || version != API_VERSION {
         return Err(DropinError::Foreign { version, kind });
@@ -113,7 +113,7 @@ pub fn read_dropin(text: &str) -> Result<Map<String, Value>, DropinError> {
     Ok(fields)
 }
 
-/// RFC 7386: objects merge, everything else replaces, `null` deletes.
+/// Applies a merge patch (RFC 7386): objects merge, other values replace, `null` deletes.
 fn merge(target: &mut Value, patch: &Map<String, Value>) {
     if !target.is_object() {
         *target = Value::Object(Map::new());
@@ -141,7 +141,7 @@ fn finish(merged: &Value, gates: &FeatureGates) -> Result<KubeletConfiguration, 
     Ok(config)
 }
 
-/// What is worth saying about one file: what it sets, what of that nobody knows, what comes too late.
+/// Returns the notices about one file: the fields it sets, unknown fields, and fields that come too late.
 fn remarks(path: &str, patch: &Map<String, Value>, base: &Value) -> Vec<Notice> {
     let unknown = |names| {
         let typed = typed::decode::<KubeletConfiguration>(&Value::Object(patch.clone()), names);
@@ -164,7 +164,7 @@ fn remarks(path: &str, patch: &Map<String, Value>, base: &Value) -> Vec<Notice> 
     notices
 }
 
-/// Whether the field is there already, in another case: that one is read once all is merged, and this one sets nothing.
+/// Whether the field is present in another case: after merging, that one is decoded, and the drop-in's has no effect.
 fn loses_to_another_case(base: &Value, path: &str) -> bool {
     let (parents, name) = path.rsplit_once('.').unwrap_or(("", path));
     let parent = parents.split('.').filter(|name| !name.is_empty()).try_fold(base, |value, name| value.get(name));
@@ -172,8 +172,8 @@ fn loses_to_another_case(base: &Value, path: &str) -> bool {
     fields.keys().any(|known| known != name && known.eq_ignore_ascii_case(name))
 }
 
-/// The drop-ins below `directory`: depth first, in byte order, files and directories interleaved.
-/// Links to files are followed, links to directories are not.
+/// Finds the drop-ins below `directory`: depth first, in byte order, files and directories interleaved. Symbolic links
+/// to files are followed, links to directories are not.
 fn find(directory: &str, notices: &mut Vec<Notice>) -> Result<Vec<PathBuf>, String> {
     let told = |e: &io::Error| format!("lstat {directory}: {}", errno_text(e));
     let root = fs::symlink_metadata(directory).map_err(|e| told(&e))?;
@@ -215,7 +215,7 @@ fn read(path: &Path) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| decode::NOT_UTF8.to_owned())
 }
 
-/// The kernel's words for an error, in Go's lower case.
+/// The kernel's error text in Go's lower case.
 pub(super) fn errno_text(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such file or directory".to_owned(),

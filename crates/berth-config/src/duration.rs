@@ -1,6 +1,6 @@
-//! Durations as the configuration writes them: Go's grammar, Go's canonical text. Pure.
+//! Durations in Go's grammar and canonical format, as in the configuration. Pure.
 //!
-//! `1m` is read and written back as `1m0s`, `90s` as `1m30s`, `100ms` as itself. Spec 01, notation.
+//! `1m` is parsed and formatted as `1m0s`, `90s` as `1m30s`, `100ms` unchanged. Spec 01, notation.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -18,23 +18,23 @@ const UNITS: [(&str, i64); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// A signed duration in nanoseconds, printed and read the way Go does.
+/// A signed duration in nanoseconds, formatted and parsed like Go's `time.Duration`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct GoDuration(i64);
 
-/// The text is not a duration; prints exactly what the reference prints.
+/// Error of parsing a duration, with the reference's text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
-    /// Not of the form `[+-](number unit)+`.
+    /// The text is not of the form `[+-](number unit)+`.
     #[error("time: invalid duration {}", super::text::quote(.0))]
     Invalid(String),
-    /// A number without a unit.
+    /// A number has no unit.
     #[error("time: missing unit in duration {}", super::text::quote(.0))]
     MissingUnit(String),
-    /// A unit nobody knows.
+    /// A unit is unknown.
     #[error("time: unknown unit {} in duration {}", super::text::quote(.unit), super::text::quote(.text))]
     UnknownUnit {
-        /// The unit found.
+        /// The unknown unit.
         unit: String,
         /// The whole text.
         text: String,
@@ -42,20 +42,20 @@ pub enum DurationError {
 }
 
 impl GoDuration {
-    /// No time at all; in the configuration mostly "unset".
+    /// Zero; in the configuration mostly "unset".
     pub const ZERO: Self = Self(0);
 
-    /// From nanoseconds.
+    /// Creates a duration from nanoseconds.
     pub const fn from_nanos(nanos: i64) -> Self {
         Self(nanos)
     }
 
-    /// From milliseconds.
+    /// Creates a duration from milliseconds.
     pub const fn from_millis(millis: i64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// From seconds.
+    /// Creates a duration from seconds.
     pub const fn from_secs(secs: i64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))
     }
@@ -65,22 +65,22 @@ impl GoDuration {
         self.0
     }
 
-    /// Seconds with a fraction.
+    /// Seconds, with a fraction.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
 
-    /// Whether it is exactly zero.
+    /// Whether the duration is exactly zero.
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether it is less than nothing: mostly "off".
+    /// Whether the duration is below zero; in the configuration mostly "off".
     pub const fn is_negative(self) -> bool {
         self.0 < 0
     }
 
-    /// As a standard duration; negative ones become zero.
+    /// Converts to a standard duration; negative ones become zero.
     pub fn std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
@@ -136,13 +136,13 @@ impl FromStr for GoDuration {
     }
 }
 
-/// `whole.fraction` units in nanoseconds; `None` when it does not fit.
+/// `whole.fraction` units in nanoseconds; `None` if they do not fit.
 fn part(whole: &str, fraction: &str, scale: i128) -> Option<i128> {
     let whole: i128 = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()?.into() };
     let mut nanos = whole.checked_mul(scale)?;
     let mut place = scale;
     for digit in fraction.chars().filter_map(|c| c.to_digit(10)).take(18) {
-        // Digits below a nanosecond are lost, as in the reference.
+        // Digits below a nanosecond are dropped, as in the reference.
         nanos += i128::from(digit) * place / 10;
         place /= 10;
         if place == 0 {
@@ -169,7 +169,7 @@ impl fmt::Display for GoDuration {
     }
 }
 
-/// One second and more: hours, minutes and seconds, the smaller ones always present.
+/// Formats a duration of at least one second: hours, minutes, and seconds, the smaller ones always included.
 fn long(f: &mut fmt::Formatter<'_>, sign: &str, nanos: u64) -> fmt::Result {
     let (minutes, below) = (nanos / 60_000_000_000, nanos % 60_000_000_000);
     let seconds = decimal(below, 1_000_000_000);
@@ -180,7 +180,7 @@ fn long(f: &mut fmt::Formatter<'_>, sign: &str, nanos: u64) -> fmt::Result {
     }
 }
 
-/// `nanos / scale` with as many decimal places as needed.
+/// Formats `nanos / scale` with as many decimal places as needed.
 fn decimal(nanos: u64, scale: u64) -> String {
     let fraction = nanos % scale;
     if fraction == 0 {
@@ -203,7 +203,7 @@ impl Serialize for GoDuration {
     }
 }
 
-/// The name by which the decoder knows that only a string will do (spec 01 §3.2).
+/// Type name by which the decoder accepts only a string (spec 01 §3.2).
 pub(super) const DURATION_TYPE: &str = "Duration";
 
 impl<'de> Deserialize<'de> for GoDuration {

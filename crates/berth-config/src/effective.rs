@@ -1,7 +1,7 @@
-//! Settings that are read, checked and shown, but whose feature is not there yet. Pure.
+//! Settings that are accepted, validated, and shown, but whose feature is not implemented. Pure.
 //!
-//! A table, so that whoever builds a feature deletes its row. Each setting that differs from its
-//! default is told once at start: nothing is ignored without a word.
+//! A table: whoever implements a feature deletes its row. Each setting that differs from its default is logged once at
+//! startup, so that no setting is ignored silently.
 
 use super::{
     defaults,
@@ -10,7 +10,7 @@ use super::{
     gates::{ALL_ALPHA, ALL_BETA, FeatureGates},
 };
 
-/// Gates that something asks for; `tests/it/tidy.rs` holds the list against the sources.
+/// Gates that the agent consults; `tests/it/tidy.rs` checks the list against the sources.
 pub const CONSULTED: &[&str] = &[
     "AllowDNSOnlyNodeCSR",
     "CRIListStreaming",
@@ -52,15 +52,15 @@ pub const CONSULTED: &[&str] = &[
 /// A setting without effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NotYet {
-    /// The field, the flag with its dashes, or the gate as `featureGates.Name`.
+    /// Field name, flag with its dashes, or gate as `featureGates.Name`.
     pub setting: String,
-    /// What is missing.
+    /// The missing feature.
     pub feature: &'static str,
 }
 
 type Differs<T> = fn(&T, &T) -> bool;
 
-/// A field, the feature it waits for, and whether it differs from the default.
+/// Setting, the feature it requires, and whether it differs from the default.
 type Row<T> = (&'static str, &'static str, Differs<T>);
 
 macro_rules! waiting {
@@ -98,7 +98,7 @@ const FLAGS: &[Row<KubeletFlags>] = waiting! {
     "other files than the kernel's": "--boot-id-file" => boot_id_file, "--machine-id-file" => machine_id_file;
 };
 
-/// The settings that differ from their defaults and have no effect yet, in the order of the table.
+/// Returns the settings that differ from their defaults and have no effect yet, in the order of the table.
 pub fn not_yet_effective(config: &KubeletConfiguration, flags: &KubeletFlags) -> Vec<NotYet> {
     let (default, default_flags) = (defaults::defaults(), KubeletFlags::default());
     let told = |(setting, feature): (&'static str, &'static str)| NotYet { setting: setting.to_owned(), feature };
@@ -107,8 +107,8 @@ pub fn not_yet_effective(config: &KubeletConfiguration, flags: &KubeletFlags) ->
     fields.chain(flags).chain(gates(config)).collect()
 }
 
-/// Gates that are set to something else than their default, and that nothing asks for. Those of other programs of a cluster
-/// are in one list with ours often, and said likewise.
+/// Gates that differ from their default and are not consulted. Gates of other cluster components are often set in the
+/// same list, and are reported too.
 fn gates(config: &KubeletConfiguration) -> impl Iterator<Item = NotYet> {
     let defaults = FeatureGates::new();
     let differs = move |name: &str, value: bool| defaults.enabled(name) != value;

@@ -1,36 +1,36 @@
-//! Eviction thresholds: what of the configuration says when the node is short of something. Pure.
-//! Behaviour: spec 05 §3.1-3.2.
+//! Eviction signals and thresholds of the configuration. Pure.
+//! Implements spec 05 §3.1-3.2.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{GoDuration, KubeletConfiguration};
 use berth_types::quantity::{Amount, Format};
 
-/// What a threshold watches. In the order in which pressure is relieved: memory first.
+/// Eviction signal. Ordered as pressure is relieved: memory first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Signal {
-    /// Memory of the machine.
+    /// Available memory of the machine.
     Memory,
-    /// Memory below the limit of all pods; hard thresholds of [`Signal::Memory`] are copied to it.
+    /// Available memory below the limit of all pods; hard thresholds of [`Signal::Memory`] are copied to it.
     AllocatableMemory,
-    /// Bytes of the file system of the root directory.
+    /// Available bytes on the file system of the root directory.
     NodeFs,
-    /// Its inodes.
+    /// Free inodes on the file system of the root directory.
     NodeFsInodes,
-    /// Bytes of the file system of images.
+    /// Available bytes on the file system of images.
     ImageFs,
-    /// Its inodes.
+    /// Free inodes on the file system of images.
     ImageFsInodes,
-    /// Bytes of the file system of writable layers; not to be configured.
+    /// Available bytes on the file system of writable layers; not configurable.
     ContainerFs,
-    /// Its inodes; not to be configured.
+    /// Free inodes on the file system of writable layers; not configurable.
     ContainerFsInodes,
-    /// Process ids.
+    /// Available process IDs.
     Pid,
 }
 
 impl Signal {
-    /// All of them, in order.
+    /// All signals, in order.
     pub const ALL: [Self; 9] = [
         Self::Memory,
         Self::AllocatableMemory,
@@ -43,7 +43,7 @@ impl Signal {
         Self::Pid,
     ];
 
-    /// As in the configuration and in metrics.
+    /// Name of the signal in the configuration and in metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory.available",
@@ -64,17 +64,17 @@ impl Signal {
     }
 }
 
-/// How much of something, as it is configured.
+/// An amount as configured: absolute, or relative to the capacity.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Level {
-    /// So much.
+    /// An absolute amount.
     Quantity(Amount),
-    /// So much of the capacity, 0 to 1. Single precision as in the reference: it shows in what nodes report.
+    /// Share of the capacity, 0 to 1. Single precision as in the reference, because it affects the reported values.
     Share(f32),
 }
 
 impl Level {
-    /// The amount of a thing of that capacity.
+    /// Absolute amount for a capacity.
     pub fn of(self, capacity: i64) -> Amount {
         match self {
             Self::Quantity(amount) => amount,
@@ -88,30 +88,30 @@ impl Level {
     }
 }
 
-/// When the node is short of something.
+/// An eviction threshold.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Threshold {
-    /// Of what.
+    /// The observed signal.
     pub signal: Signal,
-    /// It is, with less than this.
+    /// The threshold is crossed when less than this is available.
     pub below: Level,
-    /// For how long before a pod has to go: nothing where it is a hard threshold.
+    /// Time for which a soft threshold must be crossed before pods are evicted; `None` for a hard one.
     pub grace: Option<Duration>,
-    /// So much more has to be there until it is not any more.
+    /// Additional amount that must be available before the pressure ends.
     pub min_reclaim: Option<Level>,
 }
 
 impl Threshold {
-    /// Whether a pod has to go at once.
+    /// Whether pods are evicted without a grace period.
     pub fn is_hard(&self) -> bool {
         self.grace.is_none_or(|grace| grace.is_zero())
     }
 }
 
-/// All thresholds of a configuration: hard, soft, and those of the memory of all pods.
+/// Returns all thresholds of a configuration: hard, soft, and those of allocatable memory.
 ///
 /// # Errors
-/// The first value that cannot be used, in the reference's words.
+/// The first invalid value, with the reference's text.
 pub fn thresholds(config: &KubeletConfiguration) -> Result<Vec<Threshold>, String> {
     let mut all = Vec::new();
     for (signal, text) in &config.eviction_hard {
@@ -142,10 +142,10 @@ pub fn thresholds(config: &KubeletConfiguration) -> Result<Vec<Threshold>, Strin
     Ok(all)
 }
 
-/// The level that a text names; `None` where it switches the threshold off.
+/// Parses the level of a threshold; `None` if it disables the threshold.
 ///
 /// # Errors
-/// In the reference's words, where it names none.
+/// The text is invalid; contains the reference's text.
 pub fn level(signal: Signal, text: &str) -> Result<Option<Level>, String> {
     let (signal, text) = (signal.as_str(), text.trim());
     if matches!(text, "0%" | "100%") {
@@ -168,7 +168,7 @@ pub fn level(signal: Signal, text: &str) -> Result<Option<Level>, String> {
     Ok(Some(Level::Quantity(amount)))
 }
 
-/// The share that a percentage names: nothing where it is none, nothing within where it cannot be read.
+/// Parses a percentage; `None` if the text is not one, `Some(None)` if its number is malformed.
 fn percentage(text: &str) -> Option<Option<f32>> {
     let number = text.strip_suffix('%')?;
     Some(number.parse::<f32>().ok().map(|percent| percent / 100.0))
@@ -256,7 +256,7 @@ mod tests {
             ]
         );
         assert_eq!(shown(&json!({"hard": {"memory.available": "1Gi"}, "enforce": ["none"]})).len(), 1);
-        // One that leaves no time is a hard one.
+        // A grace period of zero makes the threshold a hard one.
         for (grace, expected) in [("0s", 2), ("1s", 1)] {
             let soft = json!({"soft": {"memory.available": "1Gi"}, "graces": {"memory.available": grace},
                 "enforce": ["pods"]});

@@ -1,9 +1,9 @@
 //! `KubeletConfiguration` v1beta1, every field in the reference's declaration order. Pure.
 //!
-//! One struct is all three of: what the decoder reads (its zero value stands for "unset"), what the
-//! agent runs with once `defaults` has filled it, and what `/configz` shows. For the last, plain
-//! fields that upstream keeps behind a pointer are always written, the others only when not empty
-//! (spec 01 §7.2). The structs bear the reference's names because error texts contain them.
+//! One struct serves three purposes: what the decoder produces (zero stands for "unset"), what the agent runs with
+//! after `defaults` has filled it, and what `/configz` shows. `/configz` always contains the plain fields that
+//! upstream keeps behind a pointer, the others only if not empty (spec 01 §7.2). The structs have the reference's
+//! names because error texts contain them. `effective` lists the fields without effect.
 
 use std::collections::BTreeMap;
 
@@ -17,99 +17,99 @@ pub const KIND: &str = "KubeletConfiguration";
 /// `apiVersion` of the configuration.
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
-/// The configuration of the agent; meaning and defaults: spec 01 §4.
+/// Configuration of the agent. Meaning and defaults: spec 01 §4.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletConfiguration {
-    /// Always [`KIND`] once loaded.
+    /// Always [`KIND`] after loading.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// Always [`API_VERSION`] once loaded.
+    /// Always [`API_VERSION`] after loading.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub api_version: String,
     /// Whether the HTTPS server runs.
     pub enable_server: bool,
-    /// Directory of static pods, or one static pod file.
+    /// Directory of static pods, or a single static pod file.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub static_pod_path: String,
-    /// Root of the pods' log directories.
+    /// Root directory of the pod log directories.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod_logs_dir: String,
-    /// Longest time between two syncs of a pod.
+    /// Maximum time between two syncs of a pod.
     pub sync_frequency: GoDuration,
     /// Time between two reads of `staticPodPath`.
     pub file_check_frequency: GoDuration,
     /// Time between two reads of `staticPodURL`.
     pub http_check_frequency: GoDuration,
-    /// Where static pods are fetched from.
+    /// URL from which static pods are fetched.
     #[serde(rename = "staticPodURL", skip_serializing_if = "String::is_empty")]
     pub static_pod_url: String,
-    /// Headers sent to `staticPodURL`; may hold secrets.
+    /// Headers sent to `staticPodURL`; may contain secrets.
     #[serde(rename = "staticPodURLHeader", skip_serializing_if = "BTreeMap::is_empty")]
     pub static_pod_url_header: BTreeMap<String, Vec<String>>,
-    /// Where the servers listen.
+    /// Listen address of the servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub address: String,
     /// Port of the HTTPS server.
     #[serde(skip_serializing_if = "is_zero")]
     pub port: i32,
-    /// Port of the read-only server; 0 is off.
+    /// Port of the read-only server; 0 disables it.
     #[serde(skip_serializing_if = "is_zero")]
     pub read_only_port: i32,
-    /// Serving certificate, PEM.
+    /// Path of the serving certificate, PEM.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tls_cert_file: String,
-    /// Key of the serving certificate, PEM.
+    /// Path of the serving certificate's key, PEM.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tls_private_key_file: String,
-    /// Allowed cipher suites by Go's names; empty is the default set.
+    /// Allowed cipher suites by Go's names; empty for the default set.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tls_cipher_suites: Vec<String>,
-    /// Allowed key exchanges by Go's numbers.
+    /// Allowed key exchanges by Go's curve IDs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tls_curve_preferences: Vec<i32>,
-    /// `VersionTLS10` to `VersionTLS13`; empty is 1.2.
+    /// Minimum TLS version, `VersionTLS10` to `VersionTLS13`; empty for 1.2.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tls_min_version: String,
-    /// Whether client certificates are renewed.
+    /// Whether client certificates are rotated.
     #[serde(skip_serializing_if = "is_false")]
     pub rotate_certificates: bool,
-    /// Whether the serving certificate comes from the API.
+    /// Whether the serving certificate is requested through the API.
     #[serde(rename = "serverTLSBootstrap", skip_serializing_if = "is_false")]
     pub server_tls_bootstrap: bool,
-    /// Who may call.
+    /// Authentication of requests to the server.
     pub authentication: KubeletAuthentication,
-    /// What callers may do.
+    /// Authorization of requests to the server.
     pub authorization: KubeletAuthorization,
-    /// Image pulls per second; 0 is no limit.
+    /// Image pulls per second; 0 for no limit.
     #[serde(rename = "registryPullQPS")]
     pub registry_pull_qps: i32,
     /// Burst of image pulls.
     #[serde(skip_serializing_if = "is_zero")]
     pub registry_burst: i32,
-    /// When credentials of present images are verified.
+    /// Policy for verifying pull credentials of images that are already present.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image_pull_credentials_verification_policy: String,
     /// Images exempt from that verification.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub preloaded_images_verification_allowlist: Vec<String>,
-    /// Events per second.
+    /// Events sent per second.
     #[serde(rename = "eventRecordQPS")]
     pub event_record_qps: i32,
     /// Burst of events.
     #[serde(skip_serializing_if = "is_zero")]
     pub event_burst: i32,
-    /// Whether logs, exec and friends are served.
+    /// Whether logs, exec, and other debugging endpoints are served.
     pub enable_debugging_handlers: bool,
     /// Whether lock contention is profiled.
     #[serde(skip_serializing_if = "is_false")]
     pub enable_contention_profiling: bool,
-    /// Port of the healthz listener; 0 is off.
+    /// Port of the healthz listener; 0 disables it.
     pub healthz_port: i32,
     /// Address of the healthz listener.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub healthz_bind_address: String,
-    /// `oom_score_adj` of the agent.
+    /// `oom_score_adj` of the agent's process.
     pub oom_score_adj: i32,
     /// DNS domain of the cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -117,97 +117,97 @@ pub struct KubeletConfiguration {
     /// Addresses of the cluster's DNS servers.
     #[serde(rename = "clusterDNS", skip_serializing_if = "Vec::is_empty")]
     pub cluster_dns: Vec<String>,
-    /// No effect.
+    /// Idle timeout of streams; 0 for none.
     pub streaming_connection_idle_timeout: GoDuration,
-    /// Time between two computations of the node status.
+    /// Interval of node status computations.
     pub node_status_update_frequency: GoDuration,
-    /// Time between two reports of an unchanged node status.
+    /// Interval of reports of an unchanged node status.
     pub node_status_report_frequency: GoDuration,
-    /// Duration of the node's lease, seconds.
+    /// Duration of the node lease, seconds.
     #[serde(skip_serializing_if = "is_zero")]
     pub node_lease_duration_seconds: i32,
-    /// Unused images younger than this stay.
+    /// Minimum age of unused images before they are garbage collected.
     #[serde(rename = "imageMinimumGCAge")]
     pub image_minimum_gc_age: GoDuration,
-    /// Unused images older than this go; 0 is never.
+    /// Maximum age of unused images before they are garbage collected; 0 for no maximum.
     #[serde(rename = "imageMaximumGCAge")]
     pub image_maximum_gc_age: GoDuration,
-    /// Disk usage above which images are collected.
+    /// Disk usage above which images are garbage collected, percent.
     #[serde(rename = "imageGCHighThresholdPercent")]
     pub image_gc_high_threshold_percent: i32,
-    /// Disk usage down to which images are collected.
+    /// Disk usage down to which images are garbage collected, percent.
     #[serde(rename = "imageGCLowThresholdPercent")]
     pub image_gc_low_threshold_percent: i32,
-    /// Time between two measurements of volumes; negative is off.
+    /// Interval of volume usage measurements; negative disables them.
     pub volume_stats_agg_period: GoDuration,
-    /// Cgroup the agent moves into.
+    /// Cgroup of the agent.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kubelet_cgroups: String,
-    /// Cgroup for processes outside containers.
+    /// Cgroup of processes outside of containers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub system_cgroups: String,
-    /// Parent of the pods' cgroups.
+    /// Parent of the pod cgroups.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cgroup_root: String,
-    /// Whether there is a cgroup per QoS class and pod.
+    /// Whether QoS classes and pods have cgroups.
     #[serde(rename = "cgroupsPerQOS")]
     pub cgroups_per_qos: bool,
-    /// `cgroupfs` or `systemd`; the runtime's answer wins.
+    /// `cgroupfs` or `systemd`; the runtime's report takes precedence.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cgroup_driver: String,
     /// `none` or `static`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cpu_manager_policy: String,
-    /// Whether the OOM killer takes single processes.
+    /// Whether the OOM killer kills single processes instead of the whole container.
     #[serde(rename = "singleProcessOOMKill", skip_serializing_if = "Option::is_none")]
     pub single_process_oom_kill: Option<bool>,
-    /// Options of the CPU manager's policy.
+    /// Options of the CPU manager policy.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cpu_manager_policy_options: BTreeMap<String, String>,
-    /// Time between two reconciliations of CPU sets.
+    /// Interval of CPU set reconciliation.
     pub cpu_manager_reconcile_period: GoDuration,
     /// `None` or `Static`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub memory_manager_policy: String,
-    /// `none`, `best-effort`, `restricted` or `single-numa-node`.
+    /// `none`, `best-effort`, `restricted`, or `single-numa-node`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub topology_manager_policy: String,
     /// `container` or `pod`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub topology_manager_scope: String,
-    /// Options of the topology manager's policy.
+    /// Options of the topology manager policy.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub topology_manager_policy_options: BTreeMap<String, String>,
-    /// Share of memory reserved for the guaranteed class.
+    /// Share of memory reserved for the guaranteed QoS class.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub qos_reserved: BTreeMap<String, String>,
-    /// Deadline of short runtime calls.
+    /// Timeout of CRI calls other than long-running ones.
     pub runtime_request_timeout: GoDuration,
-    /// How services reach themselves.
+    /// `promiscuous-bridge`, `hairpin-veth`, or `none`; no effect.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub hairpin_mode: String,
-    /// Most pods on the node.
+    /// Maximum number of pods on the node.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_pods: i32,
-    /// Addresses of pods, standalone mode only.
+    /// Pod address range in standalone mode.
     #[serde(rename = "podCIDR", skip_serializing_if = "String::is_empty")]
     pub pod_cidr: String,
-    /// Most processes per pod; -1 is the node's limit.
+    /// Maximum number of processes per pod; -1 for the node's limit.
     pub pod_pids_limit: i64,
-    /// Resolver file given to pods; empty is none.
+    /// Resolver configuration for pods; empty for none.
     pub resolv_conf: String,
     /// Removed; must not be set.
     #[serde(skip_serializing_if = "is_false")]
     pub run_once: bool,
-    /// Whether CPU limits are enforced.
+    /// Whether CPU limits are enforced by CFS quota.
     #[serde(rename = "cpuCFSQuota")]
     pub cpu_cfs_quota: bool,
-    /// Period of CPU quotas.
+    /// CFS quota period.
     #[serde(rename = "cpuCFSQuotaPeriod")]
     pub cpu_cfs_quota_period: GoDuration,
-    /// Images listed in the node status; -1 is all.
+    /// Maximum number of images in the node status; -1 for all.
     pub node_status_max_images: i32,
-    /// Open files of the agent.
+    /// Maximum number of open files of the agent.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_open_files: i64,
     /// Content type of API requests.
@@ -221,37 +221,37 @@ pub struct KubeletConfiguration {
     pub kube_api_burst: i32,
     /// Whether images are pulled one at a time.
     pub serialize_image_pulls: bool,
-    /// Most pulls at a time; absent is no limit.
+    /// Maximum number of parallel image pulls; absent for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_parallel_image_pulls: Option<i32>,
-    /// Hard eviction thresholds.
+    /// Hard eviction thresholds by signal.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub eviction_hard: BTreeMap<String, String>,
-    /// Soft eviction thresholds.
+    /// Soft eviction thresholds by signal.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub eviction_soft: BTreeMap<String, String>,
-    /// Grace of each soft threshold.
+    /// Grace period of each soft eviction threshold.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub eviction_soft_grace_period: BTreeMap<String, String>,
-    /// How long pressure lasts after its cause is gone.
+    /// Time for which a pressure condition remains after its cause has ended.
     pub eviction_pressure_transition_period: GoDuration,
-    /// Longest pod grace at soft evictions, seconds.
+    /// Maximum grace period of pods at soft evictions, seconds.
     #[serde(skip_serializing_if = "is_zero")]
     pub eviction_max_pod_grace_period: i32,
-    /// Least to reclaim per signal.
+    /// Minimum amount to reclaim, by signal.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub eviction_minimum_reclaim: BTreeMap<String, String>,
-    /// Whether `evictionHard` keeps the defaults it does not name.
+    /// Whether signals that `evictionHard` does not set keep their default threshold.
     pub merge_default_eviction_settings: bool,
-    /// Most pods per core; 0 is no limit.
+    /// Maximum number of pods per core; 0 for no limit.
     #[serde(skip_serializing_if = "is_zero")]
     pub pods_per_core: i32,
-    /// Whether the controller attaches volumes.
+    /// Whether the attach/detach controller attaches volumes.
     pub enable_controller_attach_detach: bool,
-    /// Whether wrong kernel settings are an error.
+    /// Whether kernel settings that differ from the required ones are an error.
     #[serde(skip_serializing_if = "is_false")]
     pub protect_kernel_defaults: bool,
-    /// Whether the hint chain is made.
+    /// No effect: Berth creates no iptables chains.
     #[serde(rename = "makeIPTablesUtilChains")]
     pub make_iptables_util_chains: bool,
     /// No effect.
@@ -261,195 +261,195 @@ pub struct KubeletConfiguration {
     /// Feature gates by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub feature_gates: BTreeMap<String, bool>,
-    /// Whether swap stops the agent from starting.
+    /// Whether the agent refuses to start with swap on.
     pub fail_swap_on: bool,
-    /// Swap for pods.
+    /// Swap usage of pods.
     pub memory_swap: MemorySwapConfiguration,
-    /// Size at which a container's log is rotated.
+    /// Size at which a container log is rotated, as a quantity.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub container_log_max_size: String,
-    /// Log files kept per container.
+    /// Maximum number of log files per container.
     pub container_log_max_files: i32,
-    /// Rotations at a time.
+    /// Maximum number of concurrent log rotations.
     pub container_log_max_workers: i32,
-    /// Time between two looks at the logs.
+    /// Interval of log size checks.
     pub container_log_monitor_interval: GoDuration,
-    /// `Get`, `Cache` or `Watch`.
+    /// Change detection of ConfigMaps and Secrets: `Get`, `Cache`, or `Watch`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub config_map_and_secret_change_detection_strategy: String,
-    /// Resources reserved for the system.
+    /// Resources reserved for the operating system.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub system_reserved: BTreeMap<String, String>,
-    /// Resources reserved for node agents.
+    /// Resources reserved for Kubernetes node agents.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub kube_reserved: BTreeMap<String, String>,
-    /// CPUs reserved for the system, as a CPU list.
+    /// CPUs reserved for the system and node agents, as a CPU list.
     #[serde(rename = "reservedSystemCPUs", skip_serializing_if = "String::is_empty")]
     pub reserved_system_cpus: String,
     /// Version whose hidden metrics are shown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub show_hidden_metrics_for_version: String,
-    /// Cgroup that holds `systemReserved`.
+    /// Cgroup to which `systemReserved` applies.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub system_reserved_cgroup: String,
-    /// Cgroup that holds `kubeReserved`.
+    /// Cgroup to which `kubeReserved` applies.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub kube_reserved_cgroup: String,
-    /// What is enforced on cgroups.
+    /// Reservations that are enforced on cgroups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub enforce_node_allocatable: Vec<String>,
-    /// Unsafe sysctls pods may set.
+    /// Unsafe sysctls that pods may set.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Where volume plugins lie.
+    /// Directory of volume plugins.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub volume_plugin_dir: String,
-    /// Identity of the machine at its provider.
+    /// Identifier of the machine at its cloud provider.
     #[serde(rename = "providerID", skip_serializing_if = "String::is_empty")]
     pub provider_id: String,
-    /// Whether the kernel reports memory thresholds.
+    /// Whether kernel notifications are used for memory thresholds.
     #[serde(skip_serializing_if = "is_false")]
     pub kernel_memcg_notification: bool,
-    /// The log.
+    /// Logging configuration.
     pub logging: LoggingConfiguration,
     /// Whether `/logs/` is served.
     pub enable_system_log_handler: bool,
-    /// Whether `/logs/` answers queries.
+    /// Whether `/logs/` supports queries.
     pub enable_system_log_query: bool,
-    /// How long a shutdown of the node waits.
+    /// Total grace period of a node shutdown.
     pub shutdown_grace_period: GoDuration,
-    /// The part of it for critical pods.
+    /// Part of the shutdown grace period that is reserved for critical pods.
     pub shutdown_grace_period_critical_pods: GoDuration,
-    /// The same by priority.
+    /// Shutdown grace periods by pod priority.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shutdown_grace_period_by_pod_priority: Vec<ShutdownGracePeriodByPodPriority>,
-    /// Restart delays.
+    /// Back-off of container restarts.
     pub crash_loop_back_off: CrashLoopBackOffConfig,
     /// Memory reserved per NUMA node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reserved_memory: Vec<MemoryReservation>,
-    /// Whether profiles are served.
+    /// Whether profiling endpoints are served.
     pub enable_profiling_handler: bool,
-    /// Whether the verbosity can be changed over HTTP.
+    /// Whether the log verbosity can be changed over HTTP.
     pub enable_debug_flags_handler: bool,
-    /// Whether `RuntimeDefault` is the seccomp default.
+    /// Whether `RuntimeDefault` is the default seccomp profile.
     pub seccomp_default: bool,
-    /// Share of the limit at which memory is throttled.
+    /// Share of the memory limit at which memory is throttled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_throttling_factor: Option<f64>,
     /// `None` or `TieredReservation`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub memory_reservation_policy: String,
-    /// Taints at registration.
+    /// Taints that the node registers with.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub register_with_taints: Vec<Taint>,
-    /// Whether the node registers itself.
+    /// Whether the node registers itself with the API server.
     pub register_node: bool,
-    /// Where traces go.
+    /// Export of traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing: Option<TracingConfiguration>,
-    /// Whether ephemeral storage is accounted.
+    /// Whether local ephemeral storage is accounted and limited.
     pub local_storage_capacity_isolation: bool,
-    /// Socket of the runtime.
+    /// CRI socket of the runtime.
     pub container_runtime_endpoint: String,
-    /// Socket of the image service; empty is the runtime's.
+    /// CRI socket of the image service; empty for that of the runtime.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image_service_endpoint: String,
-    /// Whether cgroup v1 stops the agent from starting.
+    /// Whether the agent refuses to start on cgroup v1.
     pub fail_cgroup_v1: bool,
-    /// User namespaces of pods.
+    /// Configuration of user namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_namespaces: Option<UserNamespaces>,
 }
 
-/// Who may call.
+/// Authentication of requests to the server.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletAuthentication {
-    /// By client certificate.
+    /// Client certificate authentication.
     pub x509: KubeletX509Authentication,
-    /// By token.
+    /// Bearer token authentication.
     pub webhook: KubeletWebhookAuthentication,
-    /// By nothing at all.
+    /// Anonymous access.
     pub anonymous: KubeletAnonymousAuthentication,
 }
 
-/// Client certificates.
+/// Client certificate authentication.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletX509Authentication {
-    /// PEM bundle of the authorities whose clients are believed.
+    /// PEM bundle of the trusted client certificate authorities.
     #[serde(rename = "clientCAFile", skip_serializing_if = "String::is_empty")]
     pub client_ca_file: String,
 }
 
-/// Bearer tokens, checked by the API server.
+/// Bearer token authentication through TokenReviews of the API server.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletWebhookAuthentication {
-    /// Whether tokens are believed at all.
+    /// Whether bearer tokens are accepted.
     pub enabled: bool,
-    /// How long an answer is remembered.
+    /// Time for which token reviews are cached.
     #[serde(rename = "cacheTTL")]
     pub cache_ttl: GoDuration,
 }
 
-/// Callers without credentials.
+/// Access without credentials.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletAnonymousAuthentication {
-    /// Whether they are let in as `system:anonymous`.
+    /// Whether requests without credentials are accepted as `system:anonymous`.
     pub enabled: bool,
 }
 
-/// What callers may do.
+/// Authorization of requests to the server.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletAuthorization {
     /// `AlwaysAllow` or `Webhook`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mode: String,
-    /// Settings of `Webhook`.
+    /// Settings of mode `Webhook`.
     pub webhook: KubeletWebhookAuthorization,
 }
 
-/// Authorization by the API server.
+/// Authorization through SubjectAccessReviews of the API server.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KubeletWebhookAuthorization {
-    /// How long a "yes" is remembered.
+    /// Time for which permitted requests are cached.
     #[serde(rename = "cacheAuthorizedTTL")]
     pub cache_authorized_ttl: GoDuration,
-    /// How long a "no" is remembered.
+    /// Time for which denied requests are cached.
     #[serde(rename = "cacheUnauthorizedTTL")]
     pub cache_unauthorized_ttl: GoDuration,
 }
 
-/// Swap for pods.
+/// Swap usage of pods.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemorySwapConfiguration {
-    /// Empty, `NoSwap` or `LimitedSwap`.
+    /// `NoSwap` or `LimitedSwap`; empty for the default.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub swap_behavior: String,
 }
 
-/// Restart delays.
+/// Back-off of container restarts.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CrashLoopBackOffConfig {
-    /// Longest delay between two starts of a crashing container.
+    /// Maximum delay between two starts of a crashing container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_container_restart_period: Option<GoDuration>,
 }
 
-/// Shutdown grace of one band of priorities.
+/// Shutdown grace period of a range of pod priorities.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ShutdownGracePeriodByPodPriority {
-    /// Lowest priority of the band.
+    /// Lowest priority of the range.
     pub priority: i32,
-    /// Grace, seconds.
+    /// Grace period, seconds.
     pub shutdown_grace_period_seconds: i64,
 }
 
@@ -457,19 +457,19 @@ pub struct ShutdownGracePeriodByPodPriority {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemoryReservation {
-    /// The node.
+    /// Number of the NUMA node.
     pub numa_node: i32,
-    /// How much of `memory` and of each huge page size.
+    /// Reserved `memory`, and reserved huge pages per size.
     pub limits: BTreeMap<String, ConfigQuantity>,
 }
 
-/// A taint put on the node when it registers.
+/// A taint that the node registers with.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Taint {
-    /// Key.
+    /// Taint key.
     pub key: String,
-    /// Value, may be empty.
+    /// Taint value; may be empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub value: String,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
@@ -479,86 +479,86 @@ pub struct Taint {
     pub time_added: Option<String>,
 }
 
-/// Where traces go.
+/// Export of traces.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TracingConfiguration {
-    /// OTLP endpoint.
+    /// OTLP endpoint of the collector.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
-    /// Samples per million spans.
+    /// Sampled traces per million spans.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling_rate_per_million: Option<i32>,
 }
 
-/// User namespaces of pods.
+/// Configuration of user namespaces.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct UserNamespaces {
-    /// Ids per pod; a multiple of 65536.
+    /// IDs per pod; a multiple of 65536.
     #[serde(rename = "idsPerPod", skip_serializing_if = "Option::is_none")]
     pub ids_per_pod: Option<i64>,
 }
 
-/// The log.
+/// Logging configuration.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoggingConfiguration {
-    /// `text` or `json`.
+    /// Log format: `text` or `json`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub format: String,
-    /// Longest time between two flushes.
+    /// Maximum time between two flushes.
     pub flush_frequency: FlushFrequency,
-    /// Records of a higher level are dropped.
+    /// Log verbosity; records of a higher level are dropped.
     pub verbosity: u32,
-    /// Verbosity of single source files.
+    /// Log verbosity by source file.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub vmodule: Vec<VModuleItem>,
-    /// What only one format knows.
+    /// Options of the log formats.
     pub options: FormatOptions,
 }
 
-/// Verbosity of the source files that match a pattern.
+/// Log verbosity of the source files that match a pattern.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VModuleItem {
     /// File name without directory and suffix, or a glob of such names.
     pub file_pattern: String,
-    /// Their verbosity.
+    /// Log verbosity of these files.
     pub verbosity: u32,
 }
 
-/// What only one log format knows.
+/// Options of the log formats.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FormatOptions {
-    /// Of `text`.
+    /// Options of format `text`.
     pub text: OutputRoutingOptions,
-    /// Of `json`.
+    /// Options of format `json`.
     pub json: OutputRoutingOptions,
 }
 
-/// Where records go.
+/// Routing of log output.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct OutputRoutingOptions {
-    /// Info to standard output, errors to standard error.
+    /// Whether info is written to standard output and errors to standard error.
     #[serde(skip_serializing_if = "is_false")]
     pub split_stream: bool,
-    /// Buffer of the info stream, bytes.
+    /// Buffer size of the info stream, bytes.
     pub info_buffer_size: ConfigQuantity,
 }
 
-/// A duration that may be written as a string or as nanoseconds, and is shown as it was written.
+/// A duration given as a string or as nanoseconds, serialized in the same form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FlushFrequency {
-    /// The duration.
+    /// Value of the duration.
     pub duration: GoDuration,
-    /// Whether it is shown as a string.
+    /// Whether the duration is serialized as a string.
     pub as_string: bool,
 }
 
-/// The name by which the decoder knows a [`FlushFrequency`].
+/// Type name by which the decoder recognizes a [`FlushFrequency`].
 pub(super) const FLUSH_FREQUENCY_TYPE: &str = "TimeOrMetaDuration";
 
 impl Serialize for FlushFrequency {
@@ -601,27 +601,27 @@ impl<'de> Deserialize<'de> for FlushFrequency {
     }
 }
 
-/// A quantity, kept as its canonical text.
+/// A quantity, stored with its canonical text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigQuantity {
     text: String,
     amount: Amount,
 }
 
-/// The name by which the decoder knows a [`ConfigQuantity`].
+/// Type name by which the decoder recognizes a [`ConfigQuantity`].
 pub(super) const QUANTITY_TYPE: &str = "Quantity";
 
 impl ConfigQuantity {
-    /// Reads a quantity.
+    /// Parses a quantity.
     ///
     /// # Errors
-    /// Says which part is wrong, in the API's words.
+    /// The malformed part, with the API's error text.
     pub fn parse(text: &str) -> Result<Self, berth_types::quantity::QuantityError> {
         let amount = Amount::parse(text)?;
         Ok(Self { text: amount.canonical(), amount })
     }
 
-    /// Its value.
+    /// Value of the quantity.
     pub fn amount(&self) -> Amount {
         self.amount
     }

@@ -1,4 +1,4 @@
-//! The few facts about the machine without which a configuration cannot be judged. Read once, at the door.
+//! Facts about the machine that validation requires; read once at startup.
 
 use std::{collections::BTreeSet, env, fs, path::Path, process};
 
@@ -7,18 +7,18 @@ use super::{validate::cpus, watchdog::WatchdogEnvironment};
 /// Facts about the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HostFacts {
-    /// Whether the cgroup hierarchy is of version 1.
+    /// Whether the machine uses cgroup v1.
     pub cgroup_v1: bool,
-    /// Whether anything may be swapped out.
+    /// Whether swap is on.
     pub has_swap: bool,
-    /// CPUs that are online; unknown if they could not be read.
+    /// Online CPUs; `None` if they could not be read.
     pub online_cpus: Option<BTreeSet<u32>>,
-    /// What the service manager says about its watchdog.
+    /// systemd watchdog variables of the environment.
     pub watchdog: WatchdogEnvironment,
 }
 
 impl HostFacts {
-    /// Looks at this machine.
+    /// Reads the facts of this machine.
     pub fn probe() -> Self {
         let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
         Self {
@@ -34,7 +34,7 @@ impl HostFacts {
     }
 }
 
-/// Whether the kernel's table of swaps, which begins with a heading, names one.
+/// Whether swap is on: `/proc/swaps` has an entry after its heading.
 pub fn has_swap() -> bool {
     fs::read_to_string("/proc/swaps").is_ok_and(|table| is_swap_on(&table))
 }

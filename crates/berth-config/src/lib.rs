@@ -1,18 +1,18 @@
-//! `KubeletConfiguration` v1beta1: fields, defaults, validation, flags, drop-ins, feature gates, configz.
+//! `KubeletConfiguration` v1beta1: fields, defaults, flags, drop-ins, validation, and feature gates.
 //!
 //! ```text
 //!  command line ─► flags ─► settings ─┐
 //!  --config ─► document ─► typed ─► defaults ─► drop-ins ─► flags again ─► validate ─► Loaded
 //! ```
 //!
-//! In comes a command line; out comes a [`Loaded`] configuration, a text to print, or a
-//! [`StartupError`] with the reference's words. `load` and `dropins` read files and `host` looks at
-//! the machine; everything else is pure. Nobody changes a configuration once it is loaded.
+//! The input is a command line; the output is a [`Loaded`] configuration, a text to print, or a [`StartupError`] with
+//! the reference's text. `load` and `dropins` read files, and `host` reads facts of the machine; everything else is
+//! pure. A loaded configuration is immutable.
 //!
-//! Called as `kubelet` and without a file, the reference's legacy defaults hold (anonymous callers,
-//! `AlwaysAllow`, port 10255), each with a warning; `berth run` has a file's secure defaults always.
+//! Started as `kubelet` without a configuration file, the reference's legacy defaults apply (anonymous access,
+//! `AlwaysAllow`, port 10255), each with a warning; `berth run` always has a file's secure defaults.
 //!
-//! Behaviour: spec 01 §1-8, §14, §20-22.
+//! Implements spec 01 §1-8, §14, §20-22.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

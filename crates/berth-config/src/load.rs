@@ -1,7 +1,7 @@
-//! From a command line to a configuration: stages 1 to 8 of spec 01 §1, and the checks that need no more.
+//! Loads the configuration from a command line: stages 1 to 8 of spec 01 §1, and independent checks.
 //!
-//! The only file of the room that reads files besides `dropins`. What there is to tell on the way
-//! comes back as values, because there is no log before the configuration says what it is like.
+//! The only file that reads configuration files, besides `dropins`. Notices are returned as values, because logging is
+//! not set up before the configuration is known.
 
 use std::{env, ffi::OsString, fs, path::Path, time::Duration};
 
@@ -20,81 +20,82 @@ use super::{
     watchdog::watchdog_timeout,
 };
 
-/// By which name we were called; it decides what holds when there is no configuration file.
+/// Program name of the invocation; it determines the defaults without a configuration file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Personality {
-    /// As `kubelet`: the reference's legacy defaults, which let everyone in.
+    /// `kubelet`: the reference's legacy defaults, with anonymous access and without authorization.
     Kubelet,
-    /// As `berth run`: a file's secure defaults; each insecure setting must be asked for.
+    /// `berth run`: the secure defaults of a file; each insecure setting must be set explicitly.
     Berth,
 }
 
-/// The value of `containerRuntimeEndpoint` that means our own runtime.
+/// Value of `containerRuntimeEndpoint` that selects the embedded runtime.
 pub const EMBEDDED_RUNTIME: &str = "embedded";
 
-/// All that is known before anything is started.
+/// The loaded configuration: everything that is known before anything is started.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The effective configuration, defaulted and valid.
+    /// Effective configuration: defaulted and validated.
     pub config: KubeletConfiguration,
     /// Settings that exist as flags only.
     pub flags: KubeletFlags,
-    /// The feature gates.
+    /// Effective feature gates.
     pub gates: FeatureGates,
-    /// Every flag and its value from built-in defaults and the command line, for `/flagz` and the log.
+    /// Value of every flag, from built-in defaults and the command line, for `/flagz` and the log.
     pub flag_values: std::collections::BTreeMap<&'static str, String>,
-    /// The version we report.
+    /// Version that the node reports.
     pub version: String,
-    /// Facts about this machine that were needed to judge the configuration.
+    /// Facts about this machine with which the configuration was validated.
     pub host: HostFacts,
-    /// How long the service manager waits for a sign of life, if it does.
+    /// Watchdog timeout of the service manager; `None` if it does not watch this process.
     pub watchdog: Option<Duration>,
-    /// What to write to the log first.
+    /// Notices to log first.
     pub notices: Vec<Notice>,
 }
 
 impl Loaded {
-    /// Whether there is no API server.
+    /// Whether the node runs without an API server.
     pub fn is_standalone(&self) -> bool {
         self.flags.is_standalone()
     }
 
-    /// Whether pods run on our own runtime: `containerRuntimeEndpoint` is `embedded`, or, called as `berth run`, nobody
-    /// says anything. Called as `kubelet` the reference's default holds, so that its units and files keep their meaning.
+    /// Whether pods run on the embedded runtime: `containerRuntimeEndpoint` is `embedded`, or is not set and the
+    /// program was started as `berth run`. As `kubelet` the reference's default applies, so that its units and files
+    /// keep their meaning.
     pub fn is_runtime_embedded(&self) -> bool {
         let (endpoint, flags) = (&self.config.container_runtime_endpoint, &self.flags);
         endpoint == EMBEDDED_RUNTIME || (flags.decides_alone && !flags.endpoint_is_given)
     }
 
-    /// Whether `RuntimeDefault` is the seccomp default: the flag or the field.
+    /// Whether `RuntimeDefault` is the default seccomp profile, by flag or field.
     pub fn seccomp_default(&self) -> bool {
         self.flags.seccomp_default || self.config.seccomp_default
     }
 }
 
-/// What a command line asks for.
+/// Action that a command line requests.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// To run.
+    /// Run the agent.
     Run(Box<Loaded>),
-    /// To print this and leave with 0.
+    /// Print this text and exit with code 0.
     Print(String),
 }
 
-/// What came of loading.
+/// Result of loading.
 #[derive(Debug)]
 pub struct Loading {
-    /// Lines for standard error, to be printed before all else: deprecated flags.
+    /// Deprecation warnings of flags, to be printed to standard error before all else.
     pub deprecations: Vec<String>,
-    /// What was noticed before a failure; on success the notices are in [`Loaded`].
+    /// Notices collected before a failure; on success the notices are in [`Loaded`].
     pub notices: Vec<Notice>,
-    /// How to log, as far as the configuration got to say so.
+    /// Logging settings, as far as the configuration was loaded; otherwise the defaults.
     pub logging: LoggingConfiguration,
-    /// The request, or why there is none.
+    /// The requested action, or the reason for the failure.
     pub outcome: Result<Request, StartupError>,
 }
 
-/// Reads the command line `args` (without the program's name) and the files it names.
+/// Parses the command line `args` (without the program name) and loads the files it names.
 pub fn load(personality: Personality, args: &[OsString], host: &HostFacts) -> Loading {
     let mut settings = base(personality);
     let parsed = match flags::parse(args, &mut settings) {
@@ -111,7 +112,7 @@ fn failed(error: StartupError) -> Loading {
     Loading { deprecations: Vec::new(), notices, logging, outcome: Err(error) }
 }
 
-/// What is known of the log, and what is to be written to it, so far.
+/// Notices and logging settings collected so far.
 struct Told {
     notices: Vec<Notice>,
     logging: LoggingConfiguration,
@@ -123,7 +124,7 @@ impl Default for Told {
     }
 }
 
-/// The settings before the command line is read.
+/// Returns the settings before the command line is parsed.
 fn base(personality: Personality) -> Settings {
     let mut config = defaults::defaults();
     if personality == Personality::Kubelet {
@@ -133,7 +134,7 @@ fn base(personality: Personality) -> Settings {
     Settings { config, flags: KubeletFlags { decides_alone, ..KubeletFlags::default() } }
 }
 
-/// The help text of the flags.
+/// Returns the help text of the flags.
 pub fn help(personality: Personality) -> String {
     flags::help(&base(personality))
 }
@@ -177,7 +178,7 @@ fn resolve(given: &Given<'_>, first: Settings, told: &mut Told) -> Result<Reques
     Ok(Request::Run(Box::new(Loaded { config, flags, gates, flag_values, version, host, watchdog, notices })))
 }
 
-/// Stages 4 to 6: the file, the drop-ins over it, the flags over both.
+/// Stages 4 to 6: loads the file, merges the drop-ins over it, and applies the flags over both.
 fn over_files(
     given: &Given<'_>,
     first: Settings,
@@ -221,17 +222,17 @@ fn over_files(
     Ok(Settings { config: settings.config, flags })
 }
 
-/// Reads the main file at `path`, relative to the working directory.
+/// Loads the main file at `path`, relative to the working directory.
 ///
 /// # Errors
-/// Why it cannot be used, in the reference's words.
+/// The file cannot be used; contains the reference's text.
 pub fn read_main(path: &str, gates: &FeatureGates) -> Result<(KubeletConfiguration, Vec<Notice>), String> {
     main_file(path, &read_text(path)?, gates)
 }
 
-/// A main file as it was read.
+/// Content of a main file.
 struct MainText {
-    /// Where it lies.
+    /// Absolute directory of the file.
     directory: String,
     content: String,
 }
@@ -259,14 +260,14 @@ fn read_text(path: &str) -> Result<MainText, String> {
     Ok(MainText { directory, content })
 }
 
-/// Stands for the file that a node of a cluster is started with; nobody reads it.
+/// Placeholder for the kubeconfig of a cluster node; it is never read.
 const ANY_KUBECONFIG: &str = "kubeconfig";
 
-/// Judges a main file and its drop-ins, with the function that judges them at the start, as far as that is possible without the command line and
-/// without regard to this machine, which need not be the one the file is for.
+/// Validates a main file and its drop-ins with the startup validation, as far as that is possible without the command
+/// line, and independent of this machine, which need not be the one the file is for.
 ///
 /// # Errors
-/// The stage that fails, in the reference's words.
+/// The failed stage, with the reference's text.
 pub fn check(path: &str, drop_ins: Option<&str>) -> Result<Vec<Notice>, StartupError> {
     let host = HostFacts::default();
     let mut gates = FeatureGates::new();
@@ -279,7 +280,7 @@ pub fn check(path: &str, drop_ins: Option<&str>) -> Result<Vec<Notice>, StartupE
         notices.extend(told);
     }
     notices.extend(gates.set_from_map(&config.feature_gates).map_err(StartupError::Gates)?);
-    // What most files are for: a node of a cluster. Some settings are wrong without one.
+    // Assumes a node of a cluster, which most files are for: some settings are invalid without an API server.
     let flags = KubeletFlags { kubeconfig: ANY_KUBECONFIG.to_owned(), ..KubeletFlags::default() };
     let settings = Settings { config, flags };
     let mut told = Told { notices, ..Told::default() };
@@ -297,7 +298,7 @@ fn absolute(path: &str) -> Result<String, String> {
     Ok(super::text::clean_path(&format!("{}/{path}", here.display())))
 }
 
-/// Stages 7 to 11, as far as they need no machine.
+/// Stages 7 to 11, as far as they do not require the machine itself.
 fn judge(settings: &Settings, gates: &FeatureGates, host: &HostFacts, told: &mut Told) -> Result<(), StartupError> {
     let Settings { config, flags } = settings;
     judge_log(config, gates)?;
@@ -307,13 +308,13 @@ fn judge(settings: &Settings, gates: &FeatureGates, host: &HostFacts, told: &mut
     Ok(())
 }
 
-/// Stage 7.
+/// Stage 7: validates the logging settings.
 fn judge_log(config: &KubeletConfiguration, gates: &FeatureGates) -> Result<(), StartupError> {
     let wrong = validate::log_settings(config, gates);
     if wrong.is_empty() { Ok(()) } else { Err(StartupError::Logging(wrong)) }
 }
 
-/// Stages 8 and 9.
+/// Stages 8 and 9: validates the configuration and its TLS options.
 fn judge_file(
     config: &KubeletConfiguration,
     gates: &FeatureGates,

@@ -1,4 +1,4 @@
-//! Which texts may be label keys and values, and the reference's words for those that may not. Pure.
+//! Validation of label keys and values, with the reference's error texts. Pure.
 
 const QUALIFIED: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 const VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
@@ -11,7 +11,7 @@ fn is_word(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// Why `text` is no DNS subdomain; empty if it is one.
+/// Returns why `text` is not a DNS subdomain; empty if it is one.
 pub fn subdomain(text: &str) -> Vec<String> {
     let mut reasons = Vec::new();
     if text.len() > 253 {
@@ -25,7 +25,7 @@ pub fn subdomain(text: &str) -> Vec<String> {
     reasons
 }
 
-/// Why `text` is no label key; empty if it is one.
+/// Returns why `text` is not a label key; empty if it is one.
 pub fn qualified_name(text: &str) -> Vec<String> {
     let mut reasons = Vec::new();
     let name = match text.split('/').collect::<Vec<_>>()[..] {
@@ -55,7 +55,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     reasons
 }
 
-/// Why `text` is no label value; empty if it is one.
+/// Returns why `text` is not a label value; empty if it is one.
 pub fn label_value(text: &str) -> Vec<String> {
     let mut reasons = Vec::new();
     if text.len() > 63 {

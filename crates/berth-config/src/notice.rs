@@ -1,116 +1,116 @@
-//! What loading the configuration has to tell before there is a log. Pure.
+//! Notices from loading the configuration, collected before logging is set up. Pure.
 //!
-//! Loading returns these; whoever starts the log writes them, each with its own message and keys.
+//! Loading returns them; once logging is set up, the caller logs each with its own message and keys.
 
 use std::collections::BTreeMap;
 
 use super::effective::NotYet;
 
-/// Something worth a log line.
+/// A fact to log at startup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Notice {
-    /// A flag was used that should not be; the whole line.
+    /// A deprecated flag was used; contains the complete line.
     DeprecatedFlag(String),
-    /// A strict decoding failed, a lenient one did not (spec 01 §3.2).
+    /// Strict decoding of the configuration file failed, lenient decoding succeeded (spec 01 §3.2).
     LenientDecoding {
-        /// The strict error.
+        /// Error of the strict decoding.
         error: String,
-        /// Unknown fields and the fields they may have meant.
+        /// Unknown fields and the fields they probably meant.
         hints: Vec<String>,
     },
-    /// A gate that is always on was set.
+    /// A GA gate was set.
     GaGate {
-        /// Its name.
+        /// Name of the gate.
         name: &'static str,
-        /// Its value.
+        /// Value of the gate.
         value: bool,
     },
-    /// A gate on its way out was set.
+    /// A deprecated gate was set.
     DeprecatedGate {
-        /// Its name.
+        /// Name of the gate.
         name: &'static str,
-        /// Its value.
+        /// Value of the gate.
         value: bool,
     },
-    /// A file of the drop-in directory is none.
+    /// A file in the drop-in directory is not a drop-in.
     SkippedDropin {
-        /// The file.
+        /// Path of the file.
         path: String,
     },
     /// A drop-in was merged.
     AppliedDropin {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The fields it sets.
+        /// Fields that it sets.
         fields: Vec<String>,
-        /// Those of them the configuration does not have.
+        /// Fields among its content that the configuration does not have.
         unknown: Vec<String>,
     },
-    /// A directory that is a link, so that nothing in it is read.
+    /// A directory is a symbolic link and was not read.
     LinkedDropinDirectory {
-        /// The directory.
+        /// Path of the directory.
         path: String,
     },
-    /// A drop-in sets a field on which another field's default depends; the default was fixed before.
+    /// A drop-in sets a field on which another field's default depends, after that default was fixed.
     LateDefault {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The field it sets.
+        /// Field that it sets.
         field: &'static str,
-        /// The field whose default stays.
+        /// Field whose default is unchanged.
         keeps: &'static str,
     },
-    /// Hard eviction knows no threshold for some disk or inode signal.
+    /// Hard eviction has no threshold for some disk or inode signals.
     EvictionSignalsUnset {
-        /// The signals.
+        /// The signals without a threshold.
         signals: Vec<&'static str>,
     },
-    /// A setting that lets strangers in.
+    /// A setting permits access without authentication or authorization.
     Insecure {
-        /// The field.
+        /// Field of the setting.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
     },
-    /// A setting whose feature is not there yet.
+    /// A setting whose feature is not implemented.
     NotYetEffective(NotYet),
-    /// Cipher suites are chosen by TLS 1.3 itself.
+    /// `tlsCipherSuites` has no effect, because TLS 1.3 selects its cipher suites itself.
     CipherSuitesIgnored,
-    /// A cipher suite known to be weak.
+    /// An insecure cipher suite is configured.
     InsecureCipher {
-        /// Its name.
+        /// Name of the cipher suite.
         name: String,
     },
-    /// `reservedSystemCPUs` takes the place of CPU in `kubeReserved` and `systemReserved`.
+    /// `reservedSystemCPUs` replaces the CPU in `kubeReserved` and `systemReserved`.
     CpusOverwritten {
-        /// What both were.
+        /// Both reservations before the replacement.
         before: (BTreeMap<String, String>, BTreeMap<String, String>),
-        /// What they are.
+        /// Both reservations after the replacement.
         after: (BTreeMap<String, String>, BTreeMap<String, String>),
     },
-    /// There is swap, and `failSwapOn` is not switched off.
+    /// Swap is on and `failSwapOn` is set.
     SwapIsOn,
-    /// A node address that is no address.
+    /// Some values of `--node-ip` are not addresses.
     BadNodeIps {
-        /// The texts.
+        /// The invalid values.
         ips: Vec<String>,
     },
-    /// A DNS server that is no address; it is dropped.
+    /// A value of `clusterDNS` is not an address and is ignored.
     BadClusterDns {
-        /// The text.
+        /// The invalid value.
         ip: String,
     },
-    /// The agent's own cgroup lies outside of `kubeReservedCgroup`.
+    /// The agent's own cgroup is outside of `kubeReservedCgroup`.
     CgroupOutsideReservation,
 }
 
 impl Notice {
-    /// Whether this is a drop-in that sets a field.
+    /// Whether this notice is a merged drop-in that sets the field.
     pub fn sets(&self, field: &str) -> bool {
         matches!(self, Self::AppliedDropin { fields, .. } if fields.iter().any(|set| set == field))
     }
 
-    /// What a strict reader of the files would refuse, if this is about that.
+    /// Returns the error of a strict reader of the files, if the notice is about one.
     pub fn strict_error(&self) -> Option<String> {
         match self {
             Self::LenientDecoding { error, .. } => Some(error.clone()),

@@ -1,8 +1,8 @@
-//! Small pieces of Go's way to print values, needed wherever our texts must equal the reference's. Pure.
+//! Go's text formatting (`%q`, `%v`, `path.Clean`), for texts that must equal the reference's. Pure.
 
 use std::fmt::Write as _;
 
-/// `%q`: the text in double quotes, with what cannot be printed escaped.
+/// Formats like `%q`: in double quotes, with unprintable characters escaped.
 pub fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -33,14 +33,14 @@ pub fn quote(text: &str) -> String {
     out
 }
 
-/// Whether Go prints the character as it is: not a control, a format character or an unusual space.
+/// Whether Go prints the character unescaped: not a control or format character, nor an unusual space.
 fn is_printable(c: char) -> bool {
     !(c.is_control()
         || (c.is_whitespace() && c != ' ')
         || matches!(c as u32, 0xad | 0x200b..=0x200f | 0x202a..=0x202e | 0x2060..=0x206f | 0xfeff | 0xe000..=0xf8ff | 0xfff0..=0xfffb))
 }
 
-/// The beginning of a text that is too long for a message.
+/// Returns the start of a text that is too long for a message, at most 512 bytes.
 pub fn excerpt(text: &str) -> String {
     const LONGEST: usize = 512;
     if text.len() <= LONGEST {
@@ -50,8 +50,8 @@ pub fn excerpt(text: &str) -> String {
     format!("{}…", text.split_at(end).0)
 }
 
-/// A URL as it may be logged: without its password. Whatever could be part of one is taken for it:
-/// a password may hold any character, and need not be well encoded.
+/// Returns a URL for logging, with its password masked. Everything that could be part of a password is masked: it may
+/// contain any character, and need not be well encoded.
 pub fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
     let user = rest.rsplit_once('@').and_then(|(credentials, host)| Some((credentials.split_once(':')?.0, host)));
@@ -62,13 +62,13 @@ pub fn without_password(url: &str) -> String {
     }
 }
 
-/// `%v` of a list: `[a b c]`.
+/// Formats a list like `%v`: `[a b c]`.
 pub fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     format!("[{}]", items.join(" "))
 }
 
-/// `path.Clean`: the shortest equivalent path, by text alone.
+/// `path.Clean`: the shortest equivalent path, determined lexically.
 pub fn clean_path(path: &str) -> String {
     let rooted = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();

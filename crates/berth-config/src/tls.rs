@@ -1,16 +1,15 @@
-//! The names by which Go knows TLS versions, cipher suites and curves. Pure. Spec 01 §4, §7.5.
+//! Go's names of TLS versions, cipher suites, and curves. Pure. Spec 01 §4, §7.5.
 
-/// Whether a cipher suite is good enough.
+/// Strength of a cipher suite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Strength {
-    /// Yes.
+    /// Secure.
     Secure,
-    /// Allowed, but it should not be used.
+    /// Supported, but not recommended.
     Insecure,
 }
 
-/// Curves that may be asked for: P-256, P-384, P-521, X25519, and the hybrids of ML-KEM with P-256,
-/// X25519 and P-384.
+/// Supported curves: P-256, P-384, P-521, X25519, and the hybrids of ML-KEM with P-256, X25519, and P-384.
 pub const CURVES: [i32; 7] = [23, 24, 25, 29, 4587, 4588, 4589];
 
 const SECURE: [&str; 15] = [
@@ -46,7 +45,7 @@ const INSECURE: [&str; 12] = [
     "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
 ];
 
-/// How strong the cipher suite of that name is, if there is one.
+/// Strength of a cipher suite by name; `None` if it is unknown.
 pub fn cipher_suite(name: &str) -> Option<Strength> {
     if SECURE.contains(&name) {
         return Some(Strength::Secure);
@@ -54,7 +53,7 @@ pub fn cipher_suite(name: &str) -> Option<Strength> {
     INSECURE.contains(&name).then_some(Strength::Insecure)
 }
 
-/// Whether a TLS version has that name; empty stands for the default.
+/// Whether the name is that of a TLS version; empty for the default.
 pub fn is_version(name: &str) -> bool {
     matches!(name, "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" | "VersionTLS13")
 }

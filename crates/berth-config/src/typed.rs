@@ -1,9 +1,8 @@
-//! From a JSON value to a typed value, the way the reference's JSON library does it. Pure.
+//! Decodes a JSON value into a typed value with the semantics of Go's JSON library. Pure.
 //!
-//! Works for any `Deserialize` type, so the structs of `fields` are the only schema. In addition to
-//! the value it tells which fields the document does not share with the type (strict errors), and
-//! which were present, so that defaulting can tell "unset" from "zero". A `null` is as good as
-//! absent. Type errors bear the reference's texts (spec 01 §3.2).
+//! Works for any `Deserialize` type, so the structs of `fields` are the only schema. Beside the value it reports the
+//! fields that the type does not have (strict errors), and the fields that were present, so that defaulting can tell
+//! "unset" from "zero". A `null` counts as absent. Type errors have the reference's texts (spec 01 §3.2).
 
 use std::{cell::RefCell, collections::BTreeSet, fmt};
 
@@ -21,41 +20,40 @@ use super::{
     text::excerpt,
 };
 
-/// For so many unknown fields of a document the nearest one is looked for; a document with more is
-/// something else altogether.
+/// Maximum number of unknown fields for which the nearest known one is searched; a document with more is of another
+/// type altogether.
 const HINTS: usize = 50;
 
-/// How field names are matched.
+/// Matching of field names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Names {
-    /// Letter by letter: the main file.
+    /// Exact: the main file.
     Exact,
-    /// In any case: merged drop-ins.
+    /// Case-insensitive: merged drop-ins.
     AnyCase,
 }
 
-/// What came of a decoding.
+/// Result of a decoding.
 #[derive(Debug)]
 pub struct Typed<T> {
-    /// The value; what the document does not say is zero.
+    /// The value; fields absent from the document are zero.
     pub value: T,
-    /// Fields of the document that the type does not have, by path, in document order; the first
-    /// hundred.
+    /// Fields of the document that the type does not have, in document order; the first hundred.
     pub unknown: Vec<Unknown>,
-    /// Paths of the fields that are there and not `null`.
+    /// Paths of the fields that are present and not `null`.
     pub present: Present,
 }
 
-/// A field the type does not have.
+/// A field that the type does not have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unknown {
-    /// Its path: `authentication.foo`, `reservedMemory[0].foo`.
+    /// Path of the field: `authentication.foo`, `reservedMemory[0].foo`.
     pub path: String,
-    /// The nearest field the type does have there, if one is near; for the first fifty only.
+    /// The most similar field of the type there, if one is similar enough; for the first fifty only.
     pub nearest: Option<String>,
 }
 
-/// The paths a document sets, such as `authentication.webhook.enabled`.
+/// Paths of the fields that a document sets, such as `authentication.webhook.enabled`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Present(BTreeSet<String>);
 
@@ -65,13 +63,13 @@ impl Present {
         self.0.contains(path)
     }
 
-    /// All paths, sorted.
+    /// Iterates over all paths, sorted.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
 }
 
-/// The document does not fit the type.
+/// The document does not match the type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TypeError(String);
@@ -85,7 +83,7 @@ impl de::Error for TypeError {
 /// Decodes a document.
 ///
 /// # Errors
-/// The first mismatch, in the reference's words.
+/// The first type mismatch, with the reference's text.
 pub fn decode<T: DeserializeOwned>(document: &Value, names: Names) -> Result<Typed<T>, TypeError> {
     let state = RefCell::new(State { names, unknown: Vec::new(), present: BTreeSet::new() });
     let node = Node { value: document, place: Place::default(), state: &state };
@@ -100,11 +98,11 @@ struct State {
     present: BTreeSet<String>,
 }
 
-/// Where a value stands: in which struct, under which names.
+/// Position of a value: its struct, and the path of its field.
 #[derive(Clone, Default)]
 struct Place {
     owner: &'static str,
-    /// Field names joined by dots; list positions left out, as in type errors.
+    /// Field names joined by dots, without list positions, as in type errors.
     fields: String,
     /// The same with list positions, as in strict errors.
     path: String,
@@ -139,7 +137,7 @@ impl Node<'_> {
         TypeError(format!("json: cannot unmarshal {found} into Go struct field {owner}.{fields} of type {wanted}"))
     }
 
-    /// A number that does not fit: the reference shows it.
+    /// Error of a number that does not fit; it contains the number, as in the reference.
     fn misfit(&self, wanted: &str) -> TypeError {
         let TypeError(text) = self.mismatch(wanted);
         TypeError(text.replacen("unmarshal number", &format!("unmarshal number {}", self.value), 1))
@@ -155,7 +153,7 @@ impl Node<'_> {
     }
 }
 
-/// Go's word for the kind of a JSON value.
+/// Go's name for the kind of a JSON value.
 fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -167,7 +165,7 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// Fields whose Go type has a name of its own, or whose element type only the field knows.
+/// Go type of fields with a named type, or whose element type depends on the field.
 fn named_type(fields: &str) -> Option<&'static str> {
     Some(match fields {
         "authorization.mode" => "v1beta1.KubeletAuthorizationMode",
@@ -188,7 +186,7 @@ fn named_type(fields: &str) -> Option<&'static str> {
     })
 }
 
-/// The package-qualified Go name of one of our structs.
+/// Package-qualified Go name of a struct.
 fn struct_type(name: &str) -> String {
     let package = match name {
         "LoggingConfiguration"
@@ -252,7 +250,7 @@ impl<'de> Deserializer<'de> for Node<'_> {
         if self.value.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
-    /// The types that read themselves upstream, with their own texts.
+    /// Decodes types with their own unmarshaling upstream, with their own error texts.
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         name: &'static str,
@@ -388,7 +386,7 @@ impl<'de> de::MapAccess<'de> for Fields<'_, '_> {
                 continue;
             };
             let place = self.node.place.field(self.owner, name);
-            // The exact name wins over the same in another case, whichever comes first.
+            // The exact name takes precedence over one in another case, whatever their order.
             let outdone = key != name && self.all.get(name).is_some_and(|exact| !exact.is_null());
             if value.is_null() || outdone || self.node.state.borrow().present.contains(&place.path) {
                 continue;
@@ -407,7 +405,7 @@ impl<'de> de::MapAccess<'de> for Fields<'_, '_> {
     }
 }
 
-/// The known name that differs least from `key`, if it differs little.
+/// Returns the known name that differs least from `key`, if it is similar enough.
 fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let limit = (key.len() / 4).max(1);
     let lower = key.to_ascii_lowercase();
@@ -421,7 +419,7 @@ fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
         .map(|(_, name)| name)
 }
 
-/// Letters to add, drop or change between two words; words longer than any field name are all far.
+/// Edit distance of two names; names longer than any field name are all far.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(80).collect(), b.chars().collect());
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,19 +1,19 @@
-//! The version we speak, and what we call ourselves. Pure.
+//! Versions: the Kubernetes version that is reported, and Berth's own. Pure.
 
-/// The version of the reference whose behaviour this is.
+/// Kubernetes version whose behavior Berth implements.
 pub const VERSION: &str = "v1.36.2";
-/// Its major version.
+/// Major version of Kubernetes.
 pub const MAJOR: &str = "1";
-/// Its minor version.
+/// Minor version of Kubernetes.
 pub const MINOR: &str = "36";
-/// The one minor version whose hidden metrics may be shown.
+/// The only minor version whose hidden metrics may be shown.
 pub const PREVIOUS: &str = "1.35";
-/// Our own version.
+/// Version of Berth.
 pub const BERTH: &str = env!("CARGO_PKG_VERSION");
-/// What compiled us, in place of Go's compiler.
+/// Compiler of this binary, reported in place of Go's.
 pub const COMPILER: &str = "rustc";
 
-/// `os/arch` in Go's words.
+/// Operating system and architecture in Go's notation: `os/arch`.
 pub fn platform() -> String {
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -24,7 +24,7 @@ pub fn platform() -> String {
     format!("{}/{arch}", std::env::consts::OS)
 }
 
-/// What `--version=raw` prints.
+/// Output of `--version=raw`.
 pub fn raw(reported: &str) -> String {
     format!(
         "version.Info{{Major:\"{MAJOR}\", Minor:\"{MINOR}\", GitVersion:\"{reported}\", GitCommit:\"\", \

@@ -1,24 +1,24 @@
-//! What the service manager wants to hear, and how often. Pure. Spec 01 §8.2.
+//! systemd watchdog timeout from the environment. Pure. Spec 01 §8.2.
 
 use std::time::Duration;
 
 use super::{GoDuration, text::quote};
 
-/// The environment a service manager gives to a service it watches.
+/// Watchdog variables that the service manager sets.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WatchdogEnvironment {
     /// `WATCHDOG_USEC`.
     pub microseconds: Option<String>,
     /// `WATCHDOG_PID`.
     pub pid: Option<String>,
-    /// Our own process.
+    /// PID of this process.
     pub own_pid: u32,
 }
 
-/// How long the service manager waits for a sign of life; nothing if it does not watch us.
+/// Returns the watchdog timeout of the service manager; `None` if it does not watch this process.
 ///
 /// # Errors
-/// A time that is none, or too short to keep.
+/// A variable is malformed, or the timeout is too short to meet.
 pub fn watchdog_timeout(environment: &WatchdogEnvironment) -> Result<Option<Duration>, String> {
     let Some(text) = environment.microseconds.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
     let failed = |why: String| format!("create health checker: configure watchdog: {why}");

@@ -1,4 +1,4 @@
-//! YAML as the reference reads it (`sigs.k8s.io/yaml`): by the rules of YAML 1.1, into JSON. Pure.
+//! YAML 1.1 parsing options and number conversion, like the reference (`sigs.k8s.io/yaml`). Pure.
 
 use serde_json::Value;
 use serde_saphyr::{
@@ -6,13 +6,13 @@ use serde_saphyr::{
     options::{DuplicateKeyPolicy, NonFiniteFloatPolicy},
 };
 
-/// The most values, keys not counted, that a document may hold. A pod or a configuration has hundreds.
+/// Maximum number of values in a document, keys not counted. A pod or a configuration has hundreds.
 pub const MAX_VALUES: usize = 200_000;
 
-/// Floats from here on have an exponent in JSON.
+/// Lower bound of floats that JSON writes with an exponent.
 const EXPONENT_FROM: f64 = 1e21;
 
-/// How documents are read: `0110` is octal, alias bombs and deep nesting are refused.
+/// Parser options: `0110` is octal, alias bombs and deep nesting are rejected.
 pub fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_documents: 64, max_depth: 64, max_nodes: MAX_VALUES },
@@ -23,7 +23,7 @@ pub fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     }
 }
 
-/// Whole numbers are integers, however they are written (`1e+06`, `4096.0`): the reference's JSON has no point in them.
+/// Converts whole floats (`1e+06`, `4096.0`) to integers: the reference's JSON writes them without a decimal point.
 pub fn whole_floats_to_integers(value: &mut Value) {
     match value {
         Value::Object(members) => members.values_mut().for_each(whole_floats_to_integers),

@@ -1,4 +1,4 @@
-//! The CRI client for sandboxes and containers, over a unix socket (spec 03a §2.1-2.2).
+//! CRI client for the runtime service (sandboxes, containers), over a Unix socket (spec 03a §2.1-2.2).
 
 use std::{
     collections::HashMap,
@@ -26,15 +26,15 @@ use berth_proto::{
     cri::{self, runtime_service_client::RuntimeServiceClient},
 };
 
-/// The largest message we take, in bytes.
+/// Maximum size of a received message, in bytes.
 pub(super) const MAX_MESSAGE: usize = 16 << 20;
-/// The method that runs a command to its end. HTTP/2 wants a host, and there is none.
+/// URI of the `ExecSync` method. HTTP/2 requires a host, and a Unix socket has none.
 const EXEC_SYNC: &str = "http://localhost/runtime.v1.RuntimeService/ExecSync";
 
-/// Speaks `runtime.v1.RuntimeService`. Cheap to share; calls do not wait for each other.
+/// Client of `runtime.v1.RuntimeService`. Cheap to share; calls run concurrently.
 pub struct RuntimeClient {
     channel: Channel,
-    /// For commands, which probes run again and again.
+    /// Connection for `ExecSync`, which exec probes call frequently.
     direct: Direct,
     caller: Caller,
     gate: Gate,
@@ -264,7 +264,7 @@ impl RuntimeService for RuntimeClient {
             self.direct.unary::<_, cri::ExecSyncResponse>(EXEC_SYNC, request)
         };
         let answer = self.caller.call(Op::ExecSync, limit, request, send).await.map(|mut reply| {
-            // Other runtimes know nothing of limits.
+            // Runtimes without support for the limit return everything.
             reply.stdout.truncate(most);
             reply.stderr.truncate(most);
             reply
@@ -322,12 +322,12 @@ impl RuntimeService for RuntimeClient {
     }
 }
 
-/// CRI takes whole seconds, truncated.
+/// CRI durations are whole seconds, truncated.
 fn whole_seconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Whether lists are asked for as streams; given up for good by the first `Unimplemented`.
+/// Whether list calls use streaming; the first `Unimplemented` disables it permanently.
 pub(super) struct Streamed {
     wanted: AtomicBool,
 }
@@ -341,8 +341,8 @@ impl Streamed {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// All chunks of a list, within one deadline; `None` where the runtime has no such call
-    /// (it says so on the first receive) and the unary one must be made.
+    /// Collects all chunks of a list within one deadline; `None` where the runtime does not implement the call
+    /// (reported on the first receive) and the caller must use the unary call.
     pub(super) async fn collect<C: Send + 'static, T: Send>(
         &self,
         caller: &Caller,

@@ -1,4 +1,4 @@
-//! From settings to the two clients. Connecting is lazy: nothing here talks to the runtime.
+//! Creates the CRI clients from configuration. Connections are lazy: nothing here calls the runtime.
 
 use std::{
     io,
@@ -31,17 +31,17 @@ pub struct CriConfig {
     pub image_endpoint: String,
     /// `runtimeRequestTimeout`: T of spec 03a §2.2.
     pub request_timeout: Duration,
-    /// Gate `CRIListStreaming`.
+    /// Feature gate `CRIListStreaming`.
     pub list_streaming: bool,
 }
 
-/// Connects to services in this process.
+/// Dials services in this process.
 pub type Dial = Arc<dyn Fn() -> BoxFuture<'static, io::Result<DuplexStream>> + Send + Sync>;
 
-/// Where a service is reached.
+/// Address of a CRI service.
 #[derive(Clone)]
 pub(super) struct Place {
-    /// As the operator wrote it, for texts.
+    /// Configured endpoint, for error texts.
     pub(super) endpoint: String,
     way: Way,
 }
@@ -53,7 +53,7 @@ enum Way {
 }
 
 impl Place {
-    /// The socket; `None` for services in this process.
+    /// Socket path; `None` for services in this process.
     pub(super) fn socket(&self) -> Option<&Path> {
         match &self.way {
             Way::Socket(path) => Some(path),
@@ -80,12 +80,12 @@ impl Place {
     }
 }
 
-/// The two clients, each on a channel of its own; commands in containers have another connection.
+/// The two CRI clients, each with its own channel; `ExecSync` uses a separate connection.
 #[derive(Clone)]
 pub struct Connection {
-    /// Sandboxes and containers.
+    /// Client for sandboxes and containers.
     pub runtime: Arc<RuntimeClient>,
-    /// Images.
+    /// Client for images.
     pub images: Arc<ImageClient>,
     pub(super) runtime_place: Place,
     pub(super) image_place: Place,
@@ -93,10 +93,10 @@ pub struct Connection {
     list_streaming: bool,
 }
 
-/// Prepares the clients; registers the metrics of runtime operations.
+/// Creates the clients, and registers the metrics of runtime operations.
 ///
 /// # Errors
-/// Endpoints that are no unix sockets.
+/// If an endpoint is not a Unix socket.
 pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, EndpointError> {
     let place = |endpoint: &str| -> Result<Place, EndpointError> {
         Ok(Place { endpoint: endpoint.to_owned(), way: Way::Socket(socket_path(endpoint)?) })
@@ -106,7 +106,7 @@ pub fn connect(config: &CriConfig, registry: &Registry) -> Result<Connection, En
     Ok(between(runtime_place, image_place, config, registry))
 }
 
-/// Prepares the clients of services in this process; registers the metrics of runtime operations.
+/// Creates the clients for services in this process, and registers the metrics of runtime operations.
 pub fn connect_over(dial: Dial, config: &CriConfig, registry: &Registry) -> Connection {
     let place = Place { endpoint: config.endpoint.clone(), way: Way::Memory(dial) };
     between(place.clone(), place, config, registry)
@@ -125,14 +125,14 @@ fn between(runtime_place: Place, image_place: Place, config: &CriConfig, registr
 }
 
 impl Connection {
-    /// Another client with connections of its own, whose tasks run where this is called. Its calls are counted with all
-    /// others, but do not take turns with them.
+    /// Creates another client with its own connections, whose tasks run on the current runtime. Its calls share the
+    /// metrics, but have a concurrency limit of their own.
     pub fn another_runtime(&self) -> Arc<RuntimeClient> {
         self.runtime_place.runtime(self.caller.clone(), self.list_streaming)
     }
 
-    /// Another channel to the runtime's socket, for services beside the CRI (containerd's own
-    /// events). Connects when it is first used, and again when it must.
+    /// Another channel to the runtime's socket, for services besides the CRI (containerd's events). Connects on first
+    /// use, and reconnects when needed.
     pub fn runtime_channel(&self) -> Channel {
         self.runtime_place.channel()
     }

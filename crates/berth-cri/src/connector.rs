@@ -1,8 +1,7 @@
-//! Connects a channel to a unix socket: lazily, failing fast, with a back-off between attempts.
+//! Lazy gRPC channels over Unix sockets and in-process pipes: fail-fast connect with back-off.
 //!
-//! The channel asks for a connection whenever a call finds none. Within the back-off the last
-//! error is the answer, so that a dead runtime costs neither waiting nor a storm of attempts
-//! (spec 03a §2.1 "Reconnect", "Calls").
+//! The channel requests a connection whenever a call finds none. During the back-off it gets the last error, so that a
+//! dead runtime causes neither waiting nor a storm of attempts (spec 03a §2.1 "Reconnect", "Calls").
 
 use std::{
     io,
@@ -29,7 +28,7 @@ const JITTER: f64 = 0.2;
 const CAP: Duration = Duration::from_secs(3);
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// Why there is no connection, in the words of gRPC's Go library.
+/// Dial error, with the text of gRPC's Go library.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("connection error: desc = \"transport: Error while dialing: dial unix {path}: {cause}\"")]
 struct DialError {
@@ -43,7 +42,7 @@ struct Pause {
     error: DialError,
 }
 
-/// A channel to the socket that connects when it is first used, and again when it must.
+/// Channel to the socket that connects on first use, and reconnects when needed.
 pub fn socket_channel(socket: PathBuf) -> Channel {
     let pause: Arc<Mutex<Option<Pause>>> = Arc::default();
     let connector = tower::service_fn(move |_: http::Uri| {
@@ -53,7 +52,7 @@ pub fn socket_channel(socket: PathBuf) -> Channel {
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
 }
 
-/// A channel to services in this process.
+/// Channel to services in this process.
 pub(super) fn memory_channel(dial: Dial) -> Channel {
     let connector = tower::service_fn(move |_: http::Uri| {
         let connecting = dial();
@@ -62,7 +61,7 @@ pub(super) fn memory_channel(dial: Dial) -> Channel {
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
 }
 
-/// As [`socket_channel`], without the channel.
+/// Transport factory with the back-off of [`socket_channel`], for the `direct` client.
 pub(super) fn socket_pipe(socket: PathBuf) -> MakePipe {
     let (socket, pause): (Arc<Path>, Arc<Mutex<Option<Pause>>>) = (socket.into(), Arc::default());
     Arc::new(move || {
@@ -74,7 +73,7 @@ pub(super) fn socket_pipe(socket: PathBuf) -> MakePipe {
     })
 }
 
-/// As [`memory_channel`], without the channel.
+/// Transport factory for services in this process, for the `direct` client.
 pub(super) fn memory_pipe(dial: Dial) -> MakePipe {
     Arc::new(move || {
         let connecting = dial();
@@ -117,7 +116,7 @@ async fn connect(socket: &Path, pause: &Mutex<Option<Pause>>) -> Result<UnixStre
     }
 }
 
-/// As Go prints the errors that operators meet.
+/// Error texts as Go prints them, for the errors that operators encounter.
 fn words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "connect: no such file or directory".to_owned(),

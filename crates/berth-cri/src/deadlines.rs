@@ -1,5 +1,6 @@
-//! How long each call may take (spec 03a §2.2, column "Deadline"), and the one place where a
-//! call is timed, counted and bounded.
+//! CRI call deadlines, metrics, and timeout mapping (spec 03a §2.2, column "Deadline").
+//!
+//! [`Caller`] is the only place where calls are timed, counted, and bounded.
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -9,23 +10,23 @@ use tonic::{Code, Request, Response, Status};
 use super::{CriError, CriResult};
 use berth_metrics::{RuntimeOperation, RuntimeOperations};
 
-/// A call's deadline, in terms of `runtimeRequestTimeout`.
+/// Deadline of a call, in terms of `runtimeRequestTimeout` (T).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Limit {
     /// T.
     Once,
-    /// 2T: creating a sandbox sets up its network.
+    /// 2T: creating a sandbox includes the setup of its network.
     Twice,
-    /// T plus the time the runtime was told to take.
+    /// T plus the timeout that is passed to the runtime.
     Plus(Duration),
-    /// T, or the time the runtime was told to take where that is longer.
+    /// T, or the timeout that is passed to the runtime where that is longer.
     AtLeast(Duration),
-    /// None: ends with the call, or when the caller drops it.
+    /// None: the call ends by itself, or when the caller drops it.
     Never,
 }
 
 impl Limit {
-    /// The limit as a duration; `None` for none.
+    /// The deadline as a duration; `None` for none.
     pub(super) fn of(self, timeout: Duration) -> Option<Duration> {
         match self {
             Self::Once => Some(timeout),
@@ -37,7 +38,7 @@ impl Limit {
     }
 }
 
-/// Times, counts and bounds calls.
+/// Times, counts, and bounds calls.
 #[derive(Clone)]
 pub(super) struct Caller {
     pub(super) timeout: Duration,
@@ -45,8 +46,8 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Makes a call. The runtime learns the deadline too (`grpc-timeout`), so that it can stop
-    /// working for nobody; dropping the future cancels the call.
+    /// Makes a call. The deadline is also sent to the runtime (`grpc-timeout`), so that it can abort abandoned work;
+    /// dropping the future cancels the call.
     pub(super) async fn call<M, T, F>(
         &self,
         operation: RuntimeOperation,
@@ -62,12 +63,12 @@ impl Caller {
         if let Some(limit) = limit {
             request.set_timeout(limit.min(LONGEST_TOLD));
         }
-        // What is handed on by value is kept once by each through whose hands it goes, as long as the call takes.
+        // Pinned here: a future passed by value is copied into each layer's future, for the duration of the call.
         let sent = pin!(send(request));
         self.bounded(operation, limit, async { Ok(sent.await?.into_inner()) }).await
     }
 
-    /// Times, counts and bounds any work on behalf of one operation.
+    /// Times, counts, and bounds any work of one operation.
     pub(super) async fn bounded<T>(
         &self,
         operation: RuntimeOperation,
@@ -81,7 +82,7 @@ impl Caller {
                 let timed_out = CriError::TimedOut { op: operation.label(), limit };
                 match tokio::time::timeout(limit, work).await {
                     Err(_) => Err(timed_out),
-                    // the runtime or the channel noticed the same deadline a moment earlier
+                    // The runtime or the channel detected the same deadline slightly earlier.
                     Ok(Err(CriError::Rpc { code: Code::DeadlineExceeded | Code::Cancelled, .. }))
                         if began.elapsed() + SLACK >= limit =>
                     {
@@ -96,11 +97,11 @@ impl Caller {
     }
 }
 
-/// The longest deadline that is told: gRPC has eight digits for it, and whoever asks for more (a
-/// grace period may be any number of seconds) is told this one.
+/// Longest deadline sent to the runtime: `grpc-timeout` has eight digits, and longer ones (a grace period may be any
+/// number of seconds) are clamped to this.
 const LONGEST_TOLD: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// How much earlier another clock may see the deadline pass.
+/// Tolerance for a deadline that another clock detects earlier.
 const SLACK: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

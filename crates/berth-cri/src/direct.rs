@@ -1,9 +1,9 @@
-//! A connection for calls that are made again and again on a node at rest: commands that probe.
+//! Minimal unary gRPC client over h2, for frequent calls on an idle node: exec probes.
 //!
-//! tonic's channel hands a call from task to task: to the one that connects, to that of the connection, to one for the
-//! request's body and one for the answer; its clients make a stream of the one message there is each way. Here the caller
-//! writes its request into the connection, in one piece, and reads its answer. One connection at a time; it is made when a
-//! call finds none. Only calls with one message each way that are not compressed can be made, as gRPC over HTTP/2 has them.
+//! tonic's channel passes a call from task to task: one that connects, one for the connection, one for the request
+//! body, and one for the response; its clients wrap the single message in a stream each way. This client writes the
+//! request to the connection in one piece and reads the response in the caller's task. It uses one connection at a
+//! time, which a call establishes when there is none. It supports only uncompressed unary calls of gRPC over HTTP/2.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,21 +20,21 @@ use tonic::{Code, Status};
 
 use super::client::MAX_MESSAGE;
 
-/// Bytes before a message: whether it is compressed, and its length.
+/// Length of the gRPC message prefix, in bytes: compression flag and message length.
 const HEAD: usize = 5;
 
-/// What a connection runs over.
+/// Transport of a connection.
 pub(super) trait Pipe: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Pipe for T {}
 
-/// Makes what a connection runs over. The error is told as it is.
+/// Creates the transport of a connection. The error text is returned unchanged.
 pub(super) type MakePipe = Arc<dyn Fn() -> BoxFuture<'static, Result<Box<dyn Pipe>, String>> + Send + Sync>;
 
-/// Several may wait for the same one.
+/// Connection attempt that several callers may await.
 type Connecting = Shared<BoxFuture<'static, Result<SendRequest<Bytes>, Status>>>;
 
-/// Makes calls. Clones share the connection.
+/// Unary gRPC client. Clones share the connection.
 #[derive(Clone)]
 pub(super) struct Direct {
     make: MakePipe,
@@ -42,12 +42,12 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Connects when it is first used, and again when it must.
+    /// Creates a client that connects on first use, and reconnects when needed.
     pub(super) fn new(make: MakePipe) -> Self {
         Self { make, connecting: Arc::default() }
     }
 
-    /// Where the next request may be written.
+    /// Sender of the current connection, ready for a request; reconnects if necessary.
     async fn sender(&self) -> Result<SendRequest<Bytes>, Status> {
         let connecting = self.connecting();
         let sender = match connecting.peek().cloned() {
@@ -57,7 +57,7 @@ impl Direct {
         };
         match sender {
             Some(sender) => Ok(sender),
-            // That one is gone, or there never was one.
+            // That connection ended, or the attempt failed.
             None => ready_on(self.another(&connecting).await?).await,
         }
     }
@@ -67,7 +67,7 @@ impl Direct {
         slot.get_or_insert_with(|| connect(self.make.clone())).clone()
     }
 
-    /// Instead of that one, unless somebody else has asked for another already.
+    /// Replaces the failed connection `gone`, unless another caller has already replaced it.
     fn another(&self, gone: &Connecting) -> Connecting {
         let mut slot = self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *slot {
@@ -76,7 +76,7 @@ impl Direct {
         }
     }
 
-    /// Makes a call that has one message there and one back, of the method at that address.
+    /// Makes a unary call of the method at `address`.
     pub(super) async fn unary<M, A>(
         &self,
         address: &'static str,
@@ -105,14 +105,15 @@ async fn ready_on(sender: SendRequest<Bytes>) -> Result<SendRequest<Bytes>, Stat
     sender.ready().await.map_err(broken)
 }
 
-/// Runs the connection beside its callers, until the last of them has let go of it.
+/// Establishes a connection and drives it in a task until its last sender is dropped.
 fn connect(make: MakePipe) -> Connecting {
     let connecting = async move {
         let pipe = make().await.map_err(Status::unavailable)?;
-        // Until the runtime's settings are here nobody knows how many streams it takes: it would refuse the others.
+        // Start with one stream: before the runtime's settings arrive its stream limit is unknown, and it would refuse
+        // more.
         let mut builder = h2::client::Builder::new();
         let (sender, connection) = builder.initial_max_send_streams(1).handshake(pipe).await.map_err(broken)?;
-        tokio::spawn(connection); // its callers are told what ends it
+        tokio::spawn(connection); // callers get the error that ends it
         Ok(sender)
     };
     connecting.boxed().shared()
@@ -122,7 +123,7 @@ fn broken(error: h2::Error) -> Status {
     Status::from_error(Box::new(error))
 }
 
-/// A call, as it is sent: its message behind the byte that says it is not compressed, and its length.
+/// Encodes a message with the gRPC prefix: uncompressed flag and length.
 fn framed(message: &impl Message) -> Result<Bytes, Status> {
     let length = u32::try_from(message.encoded_len()).map_err(|_| Status::out_of_range("the message is too long"))?;
     let mut framed = BytesMut::with_capacity(HEAD + message.encoded_len());
@@ -132,7 +133,7 @@ fn framed(message: &impl Message) -> Result<Bytes, Status> {
     Ok(framed.freeze())
 }
 
-/// The message of an answer.
+/// Decodes the message of a response.
 fn unframed<A: Message + Default>(mut answer: Bytes) -> Result<A, Status> {
     if answer.is_empty() {
         return Err(Status::internal("Missing response message."));
@@ -144,13 +145,13 @@ fn unframed<A: Message + Default>(mut answer: Bytes) -> Result<A, Status> {
     A::decode(answer).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// What is said of the call there: an error, that there is none, or nothing.
+/// gRPC status in headers or trailers; `None` where they contain none.
 fn verdict(headers: &HeaderMap) -> Option<Result<(), Status>> {
     let status = Status::from_header_map(headers)?;
     Some(if status.code() == Code::Ok { Ok(()) } else { Err(status) })
 }
 
-/// What was read, `None` at the end. Whoever has said all may end it with a reset.
+/// Read result, `None` at the end. A server may end a complete response with a reset.
 fn before_end<T>(read: Result<Option<T>, h2::Error>) -> Result<Option<T>, Status> {
     match read {
         Err(error) if matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL)) => Ok(None),
@@ -158,7 +159,7 @@ fn before_end<T>(read: Result<Option<T>, h2::Error>) -> Result<Option<T>, Status
     }
 }
 
-/// Reads an answer to its end.
+/// Reads a response to its end.
 async fn read(response: Response<RecvStream>) -> Result<Bytes, Status> {
     let (head, mut body) = response.into_parts();
     let mut told = verdict(&head.headers).transpose()?;

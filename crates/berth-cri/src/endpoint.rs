@@ -1,30 +1,30 @@
-//! What an endpoint setting means (spec 03a §2.1 "Parsing"). Pure.
+//! Parses the CRI endpoint setting into a Unix socket path (spec 03a §2.1 "Parsing"). Pure.
 
 use std::path::PathBuf;
 
-/// Why an endpoint cannot be used; the texts are part of the contract with operators.
+/// Reason why an endpoint is invalid; operators depend on these texts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// `tcp` is known but not served on Linux.
+    /// `tcp` is a known scheme, but not supported on Linux.
     #[error("only support unix socket endpoint")]
     NotUnix,
     /// Any other scheme.
     #[error("protocol \"{0}\" not supported")]
     Unsupported(String),
-    /// There is no path to connect to.
+    /// The endpoint contains no path.
     #[error("endpoint \"{0}\" has no socket path")]
     NoPath(String),
 }
 
-/// The socket path of an endpoint: `unix:///run/x.sock`, or a bare path (deprecated).
+/// Socket path of an endpoint: `unix:///run/x.sock`, or a bare path (deprecated).
 ///
 /// # Errors
-/// For any other scheme, and where nothing is left to connect to.
+/// For any other scheme, and where the path is empty.
 pub fn socket_path(endpoint: &str) -> Result<PathBuf, EndpointError> {
     let path = match scheme(endpoint) {
         None => endpoint,
         Some(("unix", rest)) => match rest.strip_prefix("//") {
-            // what stands between the slashes is a host, which a socket has not
+            // The part between the slashes is a host, which a socket does not have.
             Some(authority) => authority.find('/').and_then(|at| authority.get(at..)).unwrap_or(""),
             None => rest,
         },
@@ -34,7 +34,7 @@ pub fn socket_path(endpoint: &str) -> Result<PathBuf, EndpointError> {
     if path.is_empty() { Err(EndpointError::NoPath(endpoint.to_owned())) } else { Ok(PathBuf::from(path)) }
 }
 
-/// Splits a URL's scheme from what follows the colon.
+/// Splits the scheme of a URL from the part after the colon.
 fn scheme(endpoint: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = endpoint.split_once(':')?;
     let mut letters = scheme.chars();

@@ -1,50 +1,50 @@
-//! What can go wrong with a call to a runtime.
+//! CRI error type and result alias, with gRPC code names as Go prints them.
 
 use std::time::Duration;
 
-/// The result of a CRI call.
+/// Result of a CRI call.
 pub type CriResult<T> = Result<T, CriError>;
 
-/// One cause per variant; the texts are part of waiting messages and events.
+/// Error of a CRI call, one cause per variant; the texts appear in waiting messages and events.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CriError {
-    /// The runtime answered with a gRPC error.
+    /// The runtime returned a gRPC error.
     #[error("rpc error: code = {} desc = {message}", code_name(*code))]
     Rpc {
-        /// gRPC code.
+        /// gRPC status code.
         code: tonic::Code,
-        /// The runtime's words.
+        /// Error message of the runtime.
         message: String,
     },
-    /// No answer within the client's deadline.
+    /// No response within the client's deadline.
     #[error("rpc error: code = DeadlineExceeded desc = {op}: no answer within {limit:?}")]
     TimedOut {
-        /// The operation's metric label, e.g. `run_podsandbox`.
+        /// Metric label of the operation, e.g. `run_podsandbox`.
         op: &'static str,
-        /// The deadline that passed.
+        /// The exceeded deadline.
         limit: Duration,
     },
-    /// The answer lacks something it must have (spec 03a §2.2 "Reply validation").
+    /// The reply lacks a required field (spec 03a §2.2 "Reply validation").
     #[error("{0}")]
     Invalid(String),
-    /// A command run by `ExecSync` ended with a code other than 0.
+    /// A command run by `ExecSync` exited with a code other than 0.
     #[error("command '{command}' exited with {code}: {stderr}")]
     Exit {
-        /// The command, joined by blanks.
+        /// The command, joined by spaces.
         command: String,
-        /// Its exit code.
+        /// Exit code.
         code: i32,
-        /// Its standard output.
+        /// Standard output.
         stdout: String,
-        /// Its standard error.
+        /// Standard error.
         stderr: String,
     },
-    /// A command run by `ExecSync` did not end in time.
+    /// A command run by `ExecSync` exceeded its timeout.
     #[error("command timed out: \"{command}\" timed out after {limit:?}")]
     ExecTimedOut {
-        /// The command, joined by blanks.
+        /// The command, joined by spaces.
         command: String,
-        /// The limit that passed.
+        /// The exceeded timeout.
         limit: Duration,
     },
 }
@@ -55,12 +55,12 @@ impl CriError {
         matches!(self, Self::Rpc { code: tonic::Code::NotFound, .. })
     }
 
-    /// Whether the runtime does not know the call.
+    /// Whether the runtime does not implement the call.
     pub fn is_unimplemented(&self) -> bool {
         matches!(self, Self::Rpc { code: tonic::Code::Unimplemented, .. })
     }
 
-    /// Whether the outcome of the call is unknown: it may still be carried out.
+    /// Whether the outcome of the call is unknown: the runtime may still complete it.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::Rpc { code: tonic::Code::DeadlineExceeded, .. })
     }
@@ -72,8 +72,8 @@ impl CriError {
 }
 
 impl From<tonic::Status> for CriError {
-    /// A status with a source was made on this side, because the connection broke: whatever
-    /// the code, the runtime was not reached (as gRPC's Go library tells it).
+    /// A status `Unknown` or `Internal` with a source was created on the client side because the connection broke: the
+    /// runtime was not reached, which gRPC's Go library reports as `Unavailable`.
     fn from(status: tonic::Status) -> Self {
         use tonic::Code;
         let broken = matches!(status.code(), Code::Unknown | Code::Internal);
@@ -93,7 +93,7 @@ impl From<tonic::Status> for CriError {
     }
 }
 
-/// The code as gRPC's Go library prints it; people grep for these.
+/// Name of the code as gRPC's Go library prints it; people search logs for these names.
 pub fn code_name(code: tonic::Code) -> &'static str {
     use tonic::Code;
     match code {

@@ -1,9 +1,9 @@
-//! Turns at the runtime's heavy calls.
+//! Priority semaphore that limits concurrent heavy CRI calls.
 //!
-//! Creating a sandbox or starting a container costs the runtime processes, mounts and writes to
-//! its database. A hundred of them at once end later than eight at a time, and none ends early; so a
-//! burst passes a gate with a few places, what is nearly done first. A call that takes long gives
-//! its place back while it goes on: one that hangs delays nobody for longer than [`HOLD`].
+//! Creating a sandbox or starting a container costs the runtime processes, mounts, and database writes. A hundred
+//! concurrent calls finish later than eight at a time, and none finishes early; therefore a burst passes a semaphore
+//! with few permits, pods closest to completion first. A long call releases its permit while it continues: a hung call
+//! delays others by at most [`HOLD`].
 
 use std::{
     collections::VecDeque,
@@ -13,27 +13,27 @@ use std::{
 
 use tokio::{sync::oneshot, time::timeout};
 
-/// For how long a call may keep its place.
+/// Maximum time that a call keeps its permit.
 pub(super) const HOLD: Duration = Duration::from_secs(1);
-/// Places per processor: a runtime waits for disks and the kernel more than it computes.
+/// Permits per CPU: a runtime waits for disks and the kernel more than it computes.
 const PER_PROCESSOR: usize = 4;
-/// Places on the smallest machine.
+/// Minimum number of permits.
 const LEAST: usize = 4;
 
-/// Who goes first; what completes a pod before what begins another.
+/// Priority of a call; calls that complete a pod precede calls that begin another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rank {
-    /// Starts what is created.
+    /// Starts a created container.
     Start = 0,
-    /// Creates a container in a sandbox that is there.
+    /// Creates a container in an existing sandbox.
     Create = 1,
-    /// Begins a pod.
+    /// Creates a sandbox.
     Sandbox = 2,
 }
 
 const RANKS: usize = 3;
 
-/// The gate. Cheap to share.
+/// Priority semaphore. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Gate(Arc<Mutex<Queue>>);
 
@@ -42,11 +42,11 @@ struct Queue {
     waiting: [VecDeque<oneshot::Sender<Place>>; RANKS],
 }
 
-/// A place; given back when dropped.
+/// Permit; released when dropped.
 struct Place(Option<Gate>);
 
 impl Gate {
-    /// A gate for this machine.
+    /// Creates a semaphore sized for this machine.
     pub(super) fn of_machine() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self::new((processors * PER_PROCESSOR).max(LEAST))
@@ -56,8 +56,8 @@ impl Gate {
         Self(Arc::new(Mutex::new(Queue { free: places.max(1), waiting: Default::default() })))
     }
 
-    /// Does the work when there is a place for it. Dropping the future gives up place or turn.
-    /// The work is made only then: a call in the making is large, and many may wait.
+    /// Runs the work once a permit is available. Dropping the future releases the permit or the position in the queue.
+    /// The work is created only then: its future is large, and many may wait.
     pub(super) async fn pass<F: Future>(&self, rank: Rank, work: impl FnOnce() -> F) -> F::Output {
         let place = self.place(rank).await;
         let mut work = Box::pin(work());
@@ -79,11 +79,11 @@ impl Gate {
             queue.waiting[rank as usize].push_back(give);
             turn
         };
-        // The queue keeps the sender until it gives a place, and we hold the queue.
+        // The queue keeps the sender until it grants a permit, and `self` keeps the queue alive.
         turn.await.unwrap_or(Place(None))
     }
 
-    /// Hands a place to the next who still waits.
+    /// Passes the permit to the next waiter of the highest priority, or returns it to the semaphore.
     fn give_back(&self) {
         loop {
             let next = {
@@ -97,7 +97,7 @@ impl Gate {
             let Some(next) = next else { return };
             match next.send(Place(Some(self.clone()))) {
                 Ok(()) => return,
-                // It gave up waiting; the place is still to be given.
+                // That waiter was dropped; the permit goes to the next one.
                 Err(mut place) => place.0 = None,
             }
         }

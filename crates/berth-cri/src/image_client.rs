@@ -1,4 +1,4 @@
-//! The CRI client for images, on a channel of its own (spec 03a §2.1-2.2).
+//! CRI client for the image service, on its own channel (spec 03a §2.1-2.2).
 
 use async_trait::async_trait;
 use tonic::{Code, transport::Channel};
@@ -12,7 +12,7 @@ use super::{
 use berth_metrics::RuntimeOperation as Op;
 use berth_proto::cri::{self, image_service_client::ImageServiceClient};
 
-/// Speaks `runtime.v1.ImageService`. Cheap to share; calls do not wait for each other.
+/// Client of `runtime.v1.ImageService`. Cheap to share; calls run concurrently.
 pub struct ImageClient {
     channel: Channel,
     caller: Caller,
@@ -64,7 +64,7 @@ impl ImageService for ImageClient {
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: sandbox };
         match self.caller.call(Op::PullImage, Limit::Never, request, send).await {
             Ok(reply) => validate::image_ref(reply.image_ref, &name),
-            // the runtime's own words, which events and waiting messages carry, without the envelope
+            // Events and waiting messages show the runtime's message without the gRPC prefix.
             Err(CriError::Rpc { code: Code::Unknown, message }) => Err(CriError::Invalid(message)),
             Err(error) => Err(error),
         }

@@ -1,9 +1,8 @@
-//! One door to any runtime: the service traits, the client, deadlines, error mapping.
+//! Client of the Kubernetes Container Runtime Interface (CRI): traits, deadlines, and error mapping.
 //!
-//! Six rooms call a runtime; all of them go through [`RuntimeService`] and [`ImageService`],
-//! which have an honest fake (the scripted CRI of `berth-testkit`). [`connect`] prepares the clients,
-//! [`probe`] checks at start-up that the runtime is one we can work with. Other gRPC services behind a socket are
-//! reached and told of in the same way: [`socket_channel`], [`CriError`]. Behaviour: spec 03a §2.
+//! All callers use [`RuntimeService`] and [`ImageService`], which have a fake in `berth-testkit` (the scripted CRI).
+//! [`connect`] creates the clients; [`probe`] checks at start-up that the runtime is supported. Other gRPC services
+//! behind a socket use the same connector and error type: [`socket_channel`], [`CriError`]. Implements spec 03a §2.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

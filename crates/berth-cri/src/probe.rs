@@ -1,5 +1,6 @@
-//! What must hold before anything else starts: the runtime answers, speaks our version, and
-//! says which cgroup driver it uses (spec 03a §2.1 "Start-up probes", 01 §13).
+//! CRI start-up probes: runtime reachable, API version, and cgroup driver (spec 01 §13).
+//!
+//! All must succeed before anything else starts (spec 03a §2.1 "Start-up probes").
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,46 +16,46 @@ use super::{Connection, CriError, CriResult, ImageService, RuntimeService, valid
 use berth_metrics::{Registry, cri_losing_support};
 use berth_proto::cri;
 
-/// Why the agent cannot start on this runtime; the texts are part of the contract with operators.
+/// Reason why the agent cannot start with this runtime; operators depend on these texts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// The runtime service does not answer.
+    /// The runtime service does not respond.
     #[error(
         "validate service connection: validate CRI v1 runtime API for endpoint \"{endpoint}\": {}",
         service_words(source, "runtime.v1.RuntimeService")
     )]
     Runtime {
-        /// As configured.
+        /// Configured endpoint.
         endpoint: String,
-        /// Its answer.
+        /// Error of the call.
         source: CriError,
     },
-    /// The image service does not answer.
+    /// The image service does not respond.
     #[error(
         "validate service connection: validate CRI v1 image API for endpoint \"{endpoint}\": {}",
         service_words(source, "runtime.v1.ImageService")
     )]
     Images {
-        /// As configured.
+        /// Configured endpoint.
         endpoint: String,
-        /// Its answer.
+        /// Error of the call.
         source: CriError,
     },
-    /// The runtime did not tell its configuration three times running.
+    /// `RuntimeConfig` failed three times in a row.
     #[error("{0}")]
     Config(CriError),
-    /// It told of a driver that this release does not know.
+    /// Unknown value of the cgroup driver.
     #[error("runtime returned an unknown cgroup driver {0}")]
     CgroupDriver(i32),
-    /// The version call failed, or lacked fields.
+    /// The version call failed, or its reply lacks fields.
     #[error("{0}")]
     Version(CriError),
-    /// Another version of the contract.
+    /// Unsupported version of the runtime API.
     #[error("runtime api version is not supported")]
     Unsupported,
 }
 
-/// gRPC servers answer a service they do not have with words of their own, or with none.
+/// Error text; adds the wording of gRPC's Go server where the server rejects an unknown service without a message.
 fn service_words(error: &CriError, service: &str) -> String {
     match error {
         CriError::Rpc { code: tonic::Code::Unimplemented, message } if message.is_empty() => {
@@ -64,10 +65,10 @@ fn service_words(error: &CriError, service: &str) -> String {
     }
 }
 
-/// What the runtime says about cgroups.
+/// Cgroup driver reported by the runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RuntimeCgroupDriver {
-    /// Nothing: the configured driver stays.
+    /// Not reported: the configured driver applies.
     AsConfigured,
     /// `systemd`.
     Systemd,
@@ -75,24 +76,23 @@ pub enum RuntimeCgroupDriver {
     Cgroupfs,
 }
 
-/// What the probes learnt.
+/// Facts about the runtime, collected by the probes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuntimeInfo {
-    /// The runtime's name: the scheme of container ids.
+    /// Name of the runtime: the scheme of container IDs.
     pub name: Arc<str>,
-    /// The runtime's own version.
+    /// Version of the runtime.
     pub version: String,
-    /// Which cgroup driver to use.
+    /// Cgroup driver to use.
     pub cgroup_driver: RuntimeCgroupDriver,
 }
 
-/// The version of the contract, as `Version` names it.
+/// Version of the runtime API, as `Version` reports it.
 const KUBE_RUNTIME_API_VERSION: &str = "0.1.0";
 const CONFIG_TRIES: u32 = 3;
 const CONFIG_PAUSE: Duration = Duration::from_secs(2);
 
-/// Runs the start-up probes, after waiting up to `patience` for the sockets to be there and for a
-/// runtime that has just been started.
+/// Runs the start-up probes, after waiting up to `patience` for the sockets and for a runtime that is still starting.
 ///
 /// # Errors
 /// The first probe that fails; the process must not start.
@@ -129,8 +129,8 @@ pub async fn probe(
     Ok(RuntimeInfo { name: version.runtime_name.into(), version: version.runtime_version, cgroup_driver })
 }
 
-/// Asks again while the runtime says that it is not there yet: containerd listens before its CRI
-/// service has looked at what runs.
+/// Retries with back-off while the runtime reports that it is not initialized: containerd listens before its CRI
+/// service has recovered its state.
 async fn once_initialized<T, F: Future<Output = CriResult<T>>>(until: Instant, ask: impl Fn() -> F) -> CriResult<T> {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -145,10 +145,10 @@ async fn once_initialized<T, F: Future<Output = CriResult<T>>>(until: Instant, a
     }
 }
 
-/// containerd's words while it starts.
+/// containerd's error text while it starts.
 const NOT_YET: &str = "server is not initialized yet";
 
-/// Asks up to three times, 2 s apart; stops at the first answer.
+/// Calls `RuntimeConfig` up to three times, 2 s apart, until a call succeeds.
 async fn cgroup_driver(runtime: &dyn RuntimeService, registry: &Registry) -> Result<RuntimeCgroupDriver, ProbeError> {
     let mut tries = 1;
     let reply = loop {
@@ -181,12 +181,12 @@ async fn cgroup_driver(runtime: &dyn RuntimeService, registry: &Registry) -> Res
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(3);
 
-/// Waits until something listens, or the time is up; the probes then tell what is wrong.
+/// Waits until the socket accepts connections or `until` has passed; the probes then report the error.
 async fn await_socket(socket: &Path, until: Instant) {
     let mut pause = FIRST_PAUSE;
     let mut told = false;
     loop {
-        // before the attempt, so that a socket made in between is noticed
+        // Watches before the attempt, so that a socket created in between is noticed.
         let watch = socket.parent().and_then(watch);
         if UnixStream::connect(socket).await.is_ok() || Instant::now() >= until {
             return;
@@ -198,7 +198,7 @@ async fn await_socket(socket: &Path, until: Instant) {
         let wake = until.min(Instant::now() + pause);
         if let Some(watch) = watch {
             let mut events = watch;
-            // a timeout is the back-off's turn; an event is reason enough to look again
+            // A timeout ends the back-off; an event triggers an immediate retry.
             let _ = timeout_at(wake, events.next()).await;
         } else {
             tokio::time::sleep_until(wake).await;
@@ -207,7 +207,7 @@ async fn await_socket(socket: &Path, until: Instant) {
     }
 }
 
-/// Follows the directory; `None` while it does not exist.
+/// Watches the directory with inotify; `None` while it does not exist.
 fn watch(directory: &Path) -> Option<inotify::EventStream<[u8; 1024]>> {
     let inotify = Inotify::init().ok()?;
     inotify.watches().add(directory, WatchMask::CREATE | WatchMask::MOVED_TO).ok()?;

@@ -1,4 +1,4 @@
-//! What an answer must hold before it is used (spec 03a §2.2 "Reply validation"). Pure.
+//! Validation of CRI replies before use (spec 03a §2.2 "Reply validation"). Pure.
 
 use super::{CriError, CriResult};
 use berth_proto::cri;
@@ -7,7 +7,7 @@ fn invalid<T>(text: impl Into<String>) -> CriResult<T> {
     Err(CriError::Invalid(text.into()))
 }
 
-/// All four fields are there; the text names those that are not.
+/// Requires all four fields; the error text names the missing ones.
 pub(super) fn version(reply: &cri::VersionResponse) -> CriResult<()> {
     let fields = [
         ("version", &reply.version),
@@ -22,7 +22,7 @@ pub(super) fn version(reply: &cri::VersionResponse) -> CriResult<()> {
     invalid(format!("not all fields are set in VersionResponse (missing {})", missing.join(", ")))
 }
 
-/// At least the two conditions every runtime has.
+/// Requires at least the two mandatory conditions, `RuntimeReady` and `NetworkReady` (checks only their number).
 pub(super) fn status(reply: cri::StatusResponse) -> CriResult<cri::StatusResponse> {
     match &reply.status {
         Some(status) if status.conditions.len() >= 2 => Ok(reply),
@@ -30,17 +30,17 @@ pub(super) fn status(reply: cri::StatusResponse) -> CriResult<cri::StatusRespons
     }
 }
 
-/// A new sandbox has an id.
+/// Requires the ID of a new sandbox.
 pub(super) fn sandbox_id(id: String, name: &str) -> CriResult<String> {
     if id.is_empty() { invalid(format!("PodSandboxId is not set for sandbox {name:?}")) } else { Ok(id) }
 }
 
-/// A new container has an id.
+/// Requires the ID of a new container.
 pub(super) fn container_id(id: String, name: &str) -> CriResult<String> {
     if id.is_empty() { invalid(format!("ContainerId is not set for container {name:?}")) } else { Ok(id) }
 }
 
-/// A sandbox status tells who and since when.
+/// Requires the ID, metadata, and creation time of a sandbox status.
 pub(super) fn sandbox_status(reply: cri::PodSandboxStatusResponse) -> CriResult<cri::PodSandboxStatusResponse> {
     let Some(status) = &reply.status else { return invalid("pod sandbox status is nil") };
     if status.id.is_empty() {
@@ -56,7 +56,7 @@ pub(super) fn sandbox_status(reply: cri::PodSandboxStatusResponse) -> CriResult<
     Ok(reply)
 }
 
-/// A container status tells who, since when and from which image.
+/// Requires the ID, name, creation time, and image of a container status.
 pub(super) fn container_status(reply: cri::ContainerStatusResponse) -> CriResult<cri::ContainerStatus> {
     let Some(status) = reply.status else { return invalid("container status is nil") };
     if status.id.is_empty() {
@@ -79,7 +79,7 @@ pub(super) fn container_status(reply: cri::ContainerStatusResponse) -> CriResult
     Ok(status)
 }
 
-/// A present image has id and size.
+/// Requires the ID and size of an image, if it exists.
 pub(super) fn image(image: Option<cri::Image>, name: &str) -> CriResult<Option<cri::Image>> {
     match image {
         Some(image) if image.id.is_empty() || image.size == 0 => {
@@ -89,12 +89,12 @@ pub(super) fn image(image: Option<cri::Image>, name: &str) -> CriResult<Option<c
     }
 }
 
-/// A pulled image has a reference.
+/// Requires the reference of a pulled image.
 pub(super) fn image_ref(reference: String, name: &str) -> CriResult<String> {
     if reference.is_empty() { invalid(format!("imageRef of image {name:?} is not set")) } else { Ok(reference) }
 }
 
-/// What is to be streamed has a place where it is.
+/// Requires the URL of a streaming endpoint.
 pub(super) fn url(url: String) -> CriResult<String> {
     if url.is_empty() { invalid("URL is not set") } else { Ok(url) }
 }

@@ -1,15 +1,15 @@
-//! Families of admission and preemption (spec 08 §4.8).
+//! Metrics of pod admission and preemption (spec 08 §4.8).
 
 use prometheus::IntCounterVec;
 
 use super::{Registry, Stability};
 
-/// Handles of the families.
+/// Metric handles of admission and preemption.
 #[derive(Clone, Debug)]
 pub struct AdmissionMetrics {
-    /// Pods refused on add; label `reason`, a closed set.
+    /// Rejected pods; label `reason`, a closed set.
     pub rejections: IntCounterVec,
-    /// Pods killed for a critical one; label `preemption_signal`: the first resource short, or "".
+    /// Pods preempted for a critical pod; label `preemption_signal`: the first insufficient resource, or "".
     pub preemptions: IntCounterVec,
 }
 

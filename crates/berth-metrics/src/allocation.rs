@@ -1,21 +1,21 @@
-//! Families of in-place resize, up to acceptance (spec 08 §4.11).
+//! Metrics of in-place resize up to its acceptance (spec 08 §4.11).
 
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::{Registry, Stability};
 
-/// Handles of the families.
+/// Metric handles of in-place resize.
 #[derive(Clone, Debug)]
 pub struct AllocationMetrics {
-    /// Values that an update of a pod changes; labels `resource`, `requirement`, `operation`.
+    /// Changed resource values in pod updates; labels `resource`, `requirement`, `operation`.
     pub requested: IntCounterVec,
-    /// Resizes that wait; label `reason`. A reason without pods disappears.
+    /// Pending resizes; label `reason`. A reason without pods has no series.
     pub pending: IntGaugeVec,
-    /// Resizes that are being carried out.
+    /// Resizes in progress.
     pub in_progress: IntGauge,
-    /// Evaluations refused for good; label `reason_detail`.
+    /// Resizes rejected as infeasible; label `reason_detail`.
     pub infeasible: IntCounterVec,
-    /// Deferred resizes that were accepted; label `retry_trigger`.
+    /// Deferred resizes accepted later; label `retry_trigger`.
     pub deferred_accepted: IntCounterVec,
 }
 

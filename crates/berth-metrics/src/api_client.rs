@@ -1,4 +1,4 @@
-//! The connections to the API server (spec 10 §10).
+//! Metrics of the connections to the API server (spec 10 §10).
 
 use std::{
     sync::{
@@ -17,14 +17,14 @@ use tokio::time::Instant;
 
 use super::{Registry, Stability::Alpha, buckets};
 
-/// When somebody was last heard of; shared by who hears and who scrapes.
+/// Time of the last response from a peer; clones share it between the connection and the collector.
 #[derive(Clone, Debug)]
 pub struct Contact(Arc<Heard>);
 
 #[derive(Debug)]
 struct Heard {
     begun: Instant,
-    /// Milliseconds after `begun`; negative: never.
+    /// Milliseconds after `begun`; negative for never.
     at: AtomicI64,
 }
 
@@ -35,20 +35,20 @@ impl Default for Contact {
 }
 
 impl Contact {
-    /// Heard of now.
+    /// Records a response now.
     pub fn heard(&self) {
         let at = i64::try_from(self.0.begun.elapsed().as_millis()).unwrap_or(i64::MAX);
         self.0.at.store(at, Ordering::Relaxed);
     }
 
-    /// How long ago that was; `None` where it never happened.
+    /// Time since the last response; `None` if there was none yet.
     pub fn age(&self) -> Option<Duration> {
         let at = u64::try_from(self.0.at.load(Ordering::Relaxed)).ok()?;
         Some(self.0.begun.elapsed().saturating_sub(Duration::from_millis(at)))
     }
 }
 
-/// Handles of what the connections to the API server count.
+/// Metric handles of the connections to the API server.
 #[derive(Clone, Debug)]
 pub struct ApiClientMetrics {
     connections: IntGaugeVec,
@@ -80,7 +80,7 @@ impl ApiClientMetrics {
         }
     }
 
-    /// A pool has so many connections with so many requests.
+    /// Sets the number of connections of a pool, and of requests in progress on them.
     pub fn holds(&self, pool: &str, connections: usize, streams: usize) {
         let set = |family: &IntGaugeVec, number: usize| {
             family.with_label_values(&[pool]).set(i64::try_from(number).unwrap_or(i64::MAX));
@@ -89,12 +89,12 @@ impl ApiClientMetrics {
         set(&self.streams, streams);
     }
 
-    /// A request waited so long.
+    /// Records how long a request waited for the rate limiter and for a connection.
     pub fn waited(&self, pool: &str, wait: Duration) {
         self.waits.with_label_values(&[pool]).observe(wait.as_secs_f64());
     }
 
-    /// Scrapes tell how long ago each pool was heard of.
+    /// Sets the pools whose time since the last response is computed at each scrape.
     pub fn contacts(&self, pools: Vec<(&'static str, Contact)>) {
         *self.contacts.lock().unwrap_or_else(PoisonError::into_inner) = pools;
     }

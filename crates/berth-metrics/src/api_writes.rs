@@ -1,30 +1,32 @@
-//! What is written to the API server, and what it does not take (spec 10 §10, 05 §13.1).
+//! Metrics of writes to the API server: rejected writes, pending statuses, and events.
+//!
+//! Implements spec 10 §10, 05 §13.1.
 
 use prometheus::{IntCounterVec, IntGauge};
 
 use super::{Registry, Stability::Alpha};
 
-/// Handles of those who write objects: statuses, mirror pods, events.
+/// Metric handles of API writers: statuses, mirror pods, events.
 #[derive(Clone, Debug)]
 pub struct ApiWriteMetrics {
     refused: IntCounterVec,
-    /// Statuses of which the server has not got the latest version.
+    /// Pod statuses whose latest version the API server does not have yet.
     pub status_pending: IntGauge,
     events_dropped: IntCounterVec,
-    /// Events that wait to be sent.
+    /// Events waiting to be sent.
     pub events_queued: IntGauge,
 }
 
-/// Why an event was not sent.
+/// Reason for which an event was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EventLoss {
-    /// Too many waited; the oldest went.
+    /// The queue was full; the oldest event was dropped.
     Overrun,
-    /// The spam filter: too many about one object.
+    /// The spam filter: too many events about one object.
     Spam,
-    /// The server refused it.
+    /// The API server rejected it.
     Refused,
-    /// It could not be delivered for too long.
+    /// Delivery failed for too long.
     Undeliverable,
 }
 
@@ -66,19 +68,19 @@ impl ApiWriteMetrics {
                 "Events that wait to be sent to the API server.",
             ),
         };
-        // Who asks for an increase misses a series that begins with one.
+        // Initialized to 0: `increase()` misses a series that starts at one.
         for cause in [EventLoss::Overrun, EventLoss::Spam, EventLoss::Refused, EventLoss::Undeliverable] {
             metrics.events_dropped.with_label_values(&[cause.label()]);
         }
         metrics
     }
 
-    /// The server refused a write for good.
+    /// Counts a write that the API server rejected permanently.
     pub fn refused(&self, resource: &str, verb: &str, reason: &str) {
         self.refused.with_label_values(&[resource, verb, reason]).inc();
     }
 
-    /// Events were not sent.
+    /// Counts a dropped event.
     pub fn events_lost(&self, cause: EventLoss) {
         self.events_dropped.with_label_values(&[cause.label()]).inc();
     }

@@ -1,4 +1,6 @@
-//! Who was let in, and how long it took to find out (spec 04 §8, 08 §4.16).
+//! Metrics of request authentication, and of delegated token and access reviews.
+//!
+//! Implements spec 04 §8, 08 §4.16.
 
 use std::time::Duration;
 
@@ -6,34 +8,34 @@ use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGauge};
 
 use super::{Registry, Stability, buckets};
 
-/// Whether an answer was remembered.
+/// Result of a token cache lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup {
-    /// It was.
+    /// The cache had the result.
     Hit,
-    /// Somebody had to be asked.
+    /// A token review was required.
     Miss,
 }
 
-/// What came of asking.
+/// Result of a token review.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fetch {
-    /// An answer, be it yes or no.
+    /// The token was accepted or rejected.
     Ok,
-    /// None.
+    /// The review failed.
     Error,
 }
 
-/// Handles of what the server's authentication counts.
+/// Metric handles of the server's authentication.
 #[derive(Clone, Debug)]
 pub struct AuthMetrics {
     certificate_left: Histogram,
     lookups: IntCounterVec,
     lookup_seconds: HistogramVec,
     fetches: IntCounterVec,
-    /// Reviews that are under way.
+    /// Token reviews in progress.
     pub in_flight: IntGauge,
-    /// Requests that wait for one.
+    /// Requests waiting for a token review.
     pub blocked: IntGauge,
 }
 
@@ -78,12 +80,12 @@ impl AuthMetrics {
         }
     }
 
-    /// A client certificate was looked at; seconds it has left, negative where it has expired.
+    /// Records the remaining lifetime of a client certificate in seconds; negative if it has expired.
     pub fn certificate_left(&self, seconds: i64) {
         self.certificate_left.observe(seconds as f64);
     }
 
-    /// A token was looked up.
+    /// Records a lookup of a token and its duration.
     pub fn looked_up(&self, lookup: Lookup, took: Duration) {
         let status = match lookup {
             Lookup::Hit => "hit",
@@ -93,7 +95,7 @@ impl AuthMetrics {
         self.lookup_seconds.with_label_values(&[status]).observe(took.as_secs_f64());
     }
 
-    /// A review ended.
+    /// Counts a finished token review.
     pub fn fetched(&self, fetch: Fetch) {
         let status = match fetch {
             Fetch::Ok => "ok",
@@ -103,7 +105,7 @@ impl AuthMetrics {
     }
 }
 
-/// Which review it was.
+/// Kind of review.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reviewed {
     /// A TokenReview.
@@ -112,7 +114,7 @@ pub enum Reviewed {
     Access,
 }
 
-/// Handles of the requests made to the API server on behalf of the server's clients.
+/// Metric handles of the review requests to the API server.
 #[derive(Clone, Debug)]
 pub struct ReviewMetrics {
     tokens: (IntCounterVec, HistogramVec),
@@ -140,7 +142,7 @@ impl ReviewMetrics {
         }
     }
 
-    /// One attempt ended; `status` is the HTTP status, `None` where there was none.
+    /// Records one attempt; `status` is the HTTP status, `None` if there was no response.
     pub fn attempted(&self, what: Reviewed, status: Option<u16>, took: Duration) {
         let (total, seconds) = match what {
             Reviewed::Token => &self.tokens,

@@ -1,4 +1,4 @@
-//! Who we are: version, feature gates, and what the kernel knows of this process. Spec 08 §4.1, §4.17.
+//! Build info, feature gate, node name, and `process_*` metrics. Implements spec 08 §4.1, §4.17.
 
 use std::fs;
 
@@ -11,22 +11,22 @@ use prometheus::{
 
 use super::{Registry, Stability};
 
-/// The labels of `kubernetes_build_info`.
+/// Label values of `kubernetes_build_info`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BuildInfo {
-    /// Major version of the reference.
+    /// Major version of Kubernetes.
     pub major: String,
-    /// Minor version of the reference.
+    /// Minor version of Kubernetes.
     pub minor: String,
-    /// The version we report; starts with `v1.36.`.
+    /// Reported version; starts with `v1.36.`.
     pub git_version: String,
-    /// Our compiler.
+    /// Compiler of this binary.
     pub compiler: String,
-    /// `os/arch`.
+    /// Operating system and architecture: `os/arch`.
     pub platform: String,
 }
 
-/// Registers `kubernetes_build_info`, which never changes.
+/// Registers `kubernetes_build_info`, which is constant.
 pub fn register_build_info(registry: &Registry, info: &BuildInfo) {
     let labels = [
         "major",
@@ -47,7 +47,7 @@ pub fn register_build_info(registry: &Registry, info: &BuildInfo) {
     family.with_label_values(&values).set(1);
 }
 
-/// Registers `kubernetes_feature_enabled` with one series per gate: name, stage label, value.
+/// Registers `kubernetes_feature_enabled` with one series per gate: name, stage, value.
 pub fn register_features(registry: &Registry, gates: impl IntoIterator<Item = (&'static str, &'static str, bool)>) {
     let help = "Whether a feature gate is on.";
     let family = registry.gauges(Stability::Beta, "kubernetes_feature_enabled", help, &["name", "stage"]);
@@ -56,19 +56,19 @@ pub fn register_features(registry: &Registry, gates: impl IntoIterator<Item = (&
     }
 }
 
-/// Registers the node's name, which every public rule joins on.
+/// Registers `kubelet_node_name`, on which public rules join.
 pub fn register_node(registry: &Registry, name: &str) {
     let help = "The node's name. The count is always 1.";
     registry.gauges(Stability::Alpha, "kubelet_node_name", help, &["node"]).with_label_values(&[name]).set(1);
 }
 
-/// Registers the `process_*` families, read from the kernel whenever they are asked for, and
-/// `go_goroutines`: the number `live_tasks` tells, so that stock dashboards show something.
+/// Registers the `process_*` families, read from the kernel at each scrape, and `go_goroutines` with the number that
+/// `live_tasks` returns, so that stock dashboards show a value.
 pub fn register_process(registry: &Registry, live_tasks: impl Fn() -> usize + Send + Sync + 'static) {
     registry.collector(Process::new(live_tasks));
 }
 
-/// When this process started, seconds since 1970; nothing if `/proc` is silent.
+/// Start time of this process, seconds since the epoch; `None` if `/proc` is unreadable.
 pub fn start_time_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
     let boot = fs::read_to_string("/proc/stat").ok()?;
@@ -83,7 +83,7 @@ fn ticks_per_second() -> f64 {
     }
 }
 
-/// The interesting columns of `/proc/self/stat`.
+/// Columns of `/proc/self/stat` that are used.
 struct Stat {
     cpu_ticks: f64,
     start_ticks: f64,
@@ -93,7 +93,7 @@ struct Stat {
 
 impl Stat {
     fn parse(text: &str) -> Option<Self> {
-        // The name stands in parentheses and may hold anything.
+        // The process name is in parentheses and may contain any character.
         let (_, after) = text.rsplit_once(')')?;
         let columns: Vec<&str> = after.split_whitespace().collect();
         let column = |at: usize| columns.get(at)?.parse::<f64>().ok();
@@ -170,7 +170,7 @@ impl<F: Fn() -> usize> Process<F> {
         ]
     }
 
-    /// Reads the kernel; what it does not tell keeps its last value.
+    /// Reads the kernel's values; a value that cannot be read keeps its previous one.
     fn refresh(&self) {
         let g = &self.gauges;
         g.tasks.set((self.live_tasks)() as f64);
@@ -184,7 +184,7 @@ impl<F: Fn() -> usize> Process<F> {
             g.start.set(start);
         }
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
-            // One of them is the directory being read.
+            // One of them is the directory that is being read.
             g.open_files.set(open.count().saturating_sub(1) as f64);
         }
         if let Ok((soft, _)) = resource::getrlimit(resource::Resource::RLIMIT_NOFILE) {

@@ -1,4 +1,4 @@
-//! Families of the certificates the cluster signs (spec 08 §4.13).
+//! Metrics of kubelet certificates and pod certificates (spec 08 §4.13).
 
 use std::sync::{
     Arc,
@@ -13,11 +13,11 @@ use prometheus::{
 
 use super::{Registry, Stability, buckets};
 
-/// The second since the epoch after which the current certificate does not hold; none at first.
+/// Expiry of the current certificate, seconds since the epoch; none initially. Clones share it.
 #[derive(Clone, Debug)]
 pub struct CertificateExpiry(Arc<AtomicI64>);
 
-/// Stands for none.
+/// Stands for no certificate.
 const NONE: i64 = i64::MAX;
 
 impl CertificateExpiry {
@@ -25,24 +25,24 @@ impl CertificateExpiry {
         Self(Arc::new(AtomicI64::new(NONE)))
     }
 
-    /// There is another certificate, or none.
+    /// Sets the expiry after the certificate has changed; `None` for no certificate.
     pub fn set(&self, last: Option<i64>) {
         self.0.store(last.unwrap_or(NONE), Ordering::Relaxed);
     }
 }
 
-/// What a manager of certificates counts.
+/// Metric handles of a certificate manager.
 #[derive(Clone, Debug)]
 pub struct CertificateMetrics {
-    /// Which certificate is in use.
+    /// Expiry of the certificate in use.
     pub expiry: CertificateExpiry,
-    /// Requests that came to nothing.
+    /// Failed certificate requests.
     pub failures: IntCounter,
     age: Option<Histogram>,
 }
 
 impl CertificateMetrics {
-    /// Registers those of the client's certificate. `now` tells the second since the epoch.
+    /// Registers the families of the client certificate. `now` returns the current second since the epoch.
     pub fn client(registry: &Registry, now: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
         let expiry = CertificateExpiry::none();
         register_ttl(
@@ -62,7 +62,7 @@ impl CertificateMetrics {
         Self { expiry, failures, age: None }
     }
 
-    /// Registers those of the serving certificate. `now` tells the second since the epoch.
+    /// Registers the families of the serving certificate. `now` returns the current second since the epoch.
     pub fn serving(registry: &Registry, now: impl Fn() -> i64 + Send + Sync + 'static) -> Self {
         let expiry = CertificateExpiry::none();
         register_ttl(
@@ -88,7 +88,7 @@ impl CertificateMetrics {
         Self { expiry, failures, age: Some(age) }
     }
 
-    /// A certificate was replaced, so many seconds after it began to hold.
+    /// Records a rotation, `seconds` after the start of the previous certificate's validity.
     pub fn replaced(&self, seconds: i64) {
         if let Some(age) = &self.age {
             age.observe(seconds as f64);
@@ -98,8 +98,8 @@ impl CertificateMetrics {
 
 type Now = Arc<dyn Fn() -> i64 + Send + Sync>;
 
-/// Registers a gauge of how long a certificate holds. It bypasses the stability wrapper, so it has no prefix
-/// (spec 08 §2).
+/// Registers a gauge of the remaining lifetime of a certificate. It bypasses the stability wrapper, so its help text
+/// has no prefix (spec 08 §2).
 pub(super) fn register_ttl(
     registry: &Registry,
     name: &str,
@@ -107,12 +107,12 @@ pub(super) fn register_ttl(
     expiry: &CertificateExpiry,
     now: impl Fn() -> i64 + Send + Sync + 'static,
 ) {
-    // A registry of its own makes the gauge; ours asks the collector around it.
+    // A private registry creates the gauge; ours registers the collector around it.
     let gauge = Registry::new().float_gauge(Stability::Bare, name, help);
     registry.collector(Ttl { gauge, expiry: expiry.clone(), now: Arc::new(now) });
 }
 
-/// Tells how long a certificate holds when somebody asks.
+/// Computes the remaining lifetime of a certificate at each scrape.
 struct Ttl {
     gauge: Gauge,
     expiry: CertificateExpiry,
@@ -133,15 +133,15 @@ impl Collector for Ttl {
     }
 }
 
-/// Certificates by signer and state.
+/// Returns the number of certificates by signer and state.
 type States = Arc<dyn Fn() -> Vec<(String, &'static str, i64)> + Send + Sync>;
 
-/// Registers the gauge of the certificates of pods; `told` says how many there are, by signer and state (spec 08 §4.9).
+/// Registers the gauge of pod certificates; `told` returns their number by signer and state (spec 08 §4.9).
 pub fn register_pod_certificates(
     registry: &Registry,
     told: impl Fn() -> Vec<(String, &'static str, i64)> + Send + Sync + 'static,
 ) {
-    // A registry of its own makes the gauges; ours asks the collector around them.
+    // A private registry creates the gauges; ours registers the collector around them.
     let gauges = Registry::new().gauges(
         Stability::Alpha,
         "kubelet_podcertificate_states",
@@ -151,7 +151,7 @@ pub fn register_pod_certificates(
     registry.collector(OfPods { gauges, told: Arc::new(told) });
 }
 
-/// Tells of the certificates of pods when somebody asks.
+/// Reads the numbers of pod certificates at each scrape.
 struct OfPods {
     gauges: IntGaugeVec,
     told: States,

@@ -1,4 +1,4 @@
-//! Calls of storage drivers (spec 07 §12.3, 08 §4.9).
+//! Metrics of CSI driver calls. Implements spec 07 §12.3, 08 §4.9.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use prometheus::{HistogramVec, core::Collector};
 
 use super::{Operated, Registry, Stability::Alpha, buckets::STORAGE, volumes::truth};
 
-/// Handles of what is counted of calls to drivers.
+/// Metric handle of CSI driver calls.
 #[derive(Clone, Debug)]
 pub struct CsiMetrics {
     operations: HistogramVec,
@@ -25,14 +25,15 @@ impl CsiMetrics {
         Self { operations }
     }
 
-    /// A call to a driver ended with that code: `OK`, `DeadlineExceeded`, ...
+    /// Records a finished driver call with its gRPC status code: `OK`, `DeadlineExceeded`, ...
     pub fn ended<'a>(&self, on: impl Into<Operated<'a>>, method: &str, code: &str, elapsed: Duration) {
         let Operated { plugin, is_migrated } = on.into();
         let labels = [plugin, method, code, truth(is_migrated)];
         self.operations.with_label_values(&labels).observe(elapsed.as_secs_f64());
     }
 
-    /// Drops all series of a driver that never was one: whoever registers under ever new names would make ever more.
+    /// Removes all series of a driver that failed to register: clients that register under ever new names would
+    /// otherwise create ever more series.
     pub fn forget(&self, driver: &str) {
         for family in self.operations.collect() {
             for series in family.get_metric() {
@@ -42,7 +43,7 @@ impl CsiMetrics {
                 };
                 if value("driver_name") == driver {
                     let labels = [driver, &value("method_name"), &value("grpc_status_code"), &value("migrated")];
-                    // It may have been dropped meanwhile.
+                    // The series may have been removed in the meantime.
                     let _ = self.operations.remove_label_values(&labels);
                 }
             }

@@ -1,4 +1,6 @@
-//! The embedded runtime: what it holds, starts, pulls and executes (spec 09 §13).
+//! Metrics of the embedded runtime: objects, launches, networks, pulls, and execs.
+//!
+//! Implements spec 09 §13 of `docs/spec`.
 
 use std::{
     sync::Arc,
@@ -13,20 +15,20 @@ use prometheus::{
 
 use super::{Registry, Stability::Alpha, buckets};
 
-/// A step of bringing up a pod or a container.
+/// Step of launching a pod or a container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LaunchStep {
-    /// The pod's shim is started.
+    /// Starts the shim of the pod.
     Spawn,
-    /// Its namespaces are made.
+    /// Creates the namespaces of the pod.
     Namespaces,
-    /// It is connected.
+    /// Connects the pod to the network.
     Network,
-    /// A container's mounts and root are made.
+    /// Creates the mounts and the root file system of a container.
     Root,
-    /// Its process is made, in its namespaces.
+    /// Creates the container's process in its namespaces.
     Clone,
-    /// It puts its root in place and executes its program; everything else that starting it took.
+    /// Pivots into the root file system and executes the program; includes all remaining time of the start.
     Exec,
 }
 
@@ -43,14 +45,14 @@ impl LaunchStep {
     }
 }
 
-/// What is done to pods' networks.
+/// Operation on a pod's network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NetworkOperation {
-    /// A pod is connected.
+    /// Connects a pod.
     Attach,
-    /// A pod is taken off.
+    /// Disconnects a pod.
     Detach,
-    /// Pods are found again after a start.
+    /// Recovers the networks of existing pods after a start of the agent.
     Recover,
 }
 
@@ -64,14 +66,14 @@ impl NetworkOperation {
     }
 }
 
-/// How something ended.
+/// Outcome of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// As it should.
+    /// The operation succeeded.
     Succeeded,
-    /// With an error.
+    /// The operation failed.
     Failed,
-    /// It took too long.
+    /// The operation exceeded its timeout.
     TimedOut,
 }
 
@@ -85,18 +87,18 @@ impl Outcome {
     }
 }
 
-/// Counts layers that are unpacked.
+/// Histogram of layer unpacking.
 #[derive(Clone, Debug)]
 pub struct Unpacks(Histogram);
 
 impl Unpacks {
-    /// One more, which took so long.
+    /// Records an unpacked layer and its duration.
     pub fn took(&self, took: Duration) {
         self.0.observe(took.as_secs_f64());
     }
 }
 
-/// Handles of the families.
+/// Metric handles of the embedded runtime.
 #[derive(Clone, Debug)]
 pub struct EmbeddedMetrics {
     launch: HistogramVec,
@@ -104,11 +106,11 @@ pub struct EmbeddedMetrics {
     network_seconds: HistogramVec,
     pulls: IntCounterVec,
     execs: IntCounterVec,
-    /// Shims that were lost.
+    /// Shims that disappeared; their containers are killed.
     pub shims_lost: IntCounter,
-    /// Objects whose records could not be read.
+    /// Pods and containers whose records could not be read.
     pub broken_objects: IntCounter,
-    /// Layers that are unpacked.
+    /// Layers unpacked.
     pub unpacks: Unpacks,
 }
 
@@ -158,52 +160,52 @@ impl EmbeddedMetrics {
         }
     }
 
-    /// A step took so long.
+    /// Records the duration of a launch step.
     pub fn launched(&self, step: LaunchStep, took: Duration) {
         self.launch.with_label_values(&[step.label()]).observe(took.as_secs_f64());
     }
 
-    /// Something was done to a pod's network.
+    /// Records a finished network operation.
     pub fn network(&self, operation: NetworkOperation, begun: Instant, outcome: Outcome) {
         self.network_operations.with_label_values(&[operation.label(), outcome.label()]).inc();
         self.network_seconds.with_label_values(&[operation.label()]).observe(begun.elapsed().as_secs_f64());
     }
 
-    /// An image was pulled, or not.
+    /// Counts an image pull.
     pub fn pulled(&self, outcome: Outcome) {
         self.pulls.with_label_values(&[outcome.label()]).inc();
     }
 
-    /// A program was executed, or not.
+    /// Counts an exec.
     pub fn executed(&self, outcome: Outcome) {
         self.execs.with_label_values(&[outcome.label()]).inc();
     }
 }
 
-/// What the runtime holds now.
+/// Objects of the runtime at the time of a scrape.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct EmbeddedObjects {
-    /// Pods by state.
+    /// Number of pods by state.
     pub pods: Vec<(&'static str, usize)>,
-    /// Containers by state.
+    /// Number of containers by state.
     pub containers: Vec<(&'static str, usize)>,
-    /// Layers of images.
+    /// Number of image layers.
     pub layers: usize,
-    /// Bytes that images take.
+    /// Bytes used by images.
     pub image_bytes: u64,
-    /// Addresses that are leased: of version 4 and of version 6.
+    /// Leased IPv4 and IPv6 addresses.
     pub leases: (usize, usize),
-    /// Times the packet filter was put in place again.
+    /// Number of times the nftables rules were restored.
     pub filter_reapplied: u64,
-    /// Bytes of layers that were pulled, packed.
+    /// Compressed bytes of pulled layers.
     pub pulled_bytes: u64,
-    /// What was deleted because nobody used it, by kind.
+    /// Unused objects removed by garbage collection, by kind.
     pub removed: Vec<(&'static str, u64)>,
-    /// Of containers' logs: bytes that were written, lines that could not be, refusals.
+    /// Container logs: bytes written, lines dropped, failed writes and opens.
     pub log: (u64, u64, u64),
 }
 
-/// Registers the families of what the runtime holds, counted when somebody asks.
+/// Registers the families of runtime objects, computed at each scrape.
 pub fn register_embedded_objects(registry: &Registry, held: Arc<dyn Fn() -> EmbeddedObjects + Send + Sync>) {
     let gauges = |name: &str, help: &str, label: &str| {
         IntGaugeVec::new(Opts::new(name, help), &[label]).expect("constants that the tests check")
@@ -254,7 +256,7 @@ struct Held {
     logs: [IntCounter; 3],
 }
 
-/// Brings a counter up to what was counted elsewhere.
+/// Raises a counter to a total that is counted elsewhere.
 fn raise(counter: &IntCounter, to: u64) {
     counter.inc_by(to.saturating_sub(counter.get()));
 }

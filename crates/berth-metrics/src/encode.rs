@@ -1,13 +1,13 @@
-//! Writes families in the text format 0.0.4, byte for byte as the reference does (spec 08 §2).
+//! Encoder for the Prometheus text format 0.0.4, byte for byte like the reference.
 //!
-//! The caller keeps the buffer: either the whole page ([`text`]), or family by family
-//! ([`write_family`]) straight into a compressed response.
+//! The caller owns the buffer and encodes either the whole page ([`text`]) or family by family ([`write_family`])
+//! straight into a compressed response (spec 08 §2).
 
 use std::fmt::Write;
 
 use prometheus::proto::{Histogram, LabelPair, Metric, MetricFamily, MetricType, Summary};
 
-/// Appends all families, sorted by name; those without a series print nothing.
+/// Appends all families, sorted by name; families without a series are omitted.
 pub fn text(mut families: Vec<MetricFamily>, out: &mut String) {
     if !families.is_sorted_by(|a, b| a.name() <= b.name()) {
         families.sort_by(|a, b| a.name().cmp(b.name()));
@@ -39,7 +39,7 @@ pub fn write_family(family: &mut MetricFamily, out: &mut String) {
             MetricType::GAUGE => sample(out, &name, metric, metric.get_gauge().get_value()),
             MetricType::HISTOGRAM => histogram(out, &name, metric, metric.get_histogram()),
             MetricType::SUMMARY => summary(out, &name, metric, metric.get_summary()),
-            // The client library cannot make others.
+            // The client library creates no other types.
             MetricType::UNTYPED => {}
         }
     }
@@ -86,13 +86,13 @@ fn summary(out: &mut String, name: &str, metric: &Metric, summary: &Summary) {
     line(out, (name, "_count"), metric, None, count(summary.sample_count()));
 }
 
-/// The format writes counts like any other number.
+/// Converts a count: the format writes counts like any other number.
 #[allow(clippy::cast_precision_loss, reason = "the format has no integers; the reference loses the same digits")]
 fn count(count: u64) -> f64 {
     count as f64
 }
 
-/// `name{labels} value`, with one more label behind the others and the time where there is one.
+/// Writes `name{labels} value`, with an optional last label, and the timestamp if there is one.
 fn line(out: &mut String, (name, suffix): (&str, &str), metric: &Metric, more: Option<(&str, f64)>, value: f64) {
     out.extend([name, suffix]);
     let mut opening = '{';
@@ -144,7 +144,8 @@ fn push_escaped(out: &mut String, text: &str, quoting: Quoting) {
     }
 }
 
-/// The shortest digits that give the number back; an exponent outside of -4..5.
+/// Writes a number with the shortest digits that parse to the same value; exponents outside of -4..5 are written as
+/// such.
 pub fn push_number(out: &mut String, value: f64) {
     if value.is_nan() {
         out.push_str("NaN");

@@ -1,4 +1,4 @@
-//! Pod workers and pod sets (spec 08 §4.2), and the engine's own gauges.
+//! Metrics of pod workers, the pod manager, and orphaned pods (spec 08 §4.2).
 
 use std::time::Duration;
 
@@ -8,32 +8,32 @@ use super::{Registry, Stability::Alpha, buckets};
 
 const COUNT5: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0];
 
-/// Handles of the engine's families.
+/// Metric handles of the pod engine.
 #[derive(Clone, Debug)]
 pub struct EngineMetrics {
     worker_duration: HistogramVec,
-    /// First-seen annotation to first turn.
+    /// Seconds from the `kubernetes.io/config.seen` annotation to the worker's first sync.
     pub worker_start: Histogram,
-    /// First-seen annotation to the first status that shows the pod running.
+    /// Seconds from the `kubernetes.io/config.seen` annotation to the first status that shows the pod running.
     pub pod_start: Histogram,
-    /// Regular containers of each pod that is started.
+    /// Number of regular containers of each started pod.
     pub containers_per_pod: Histogram,
-    /// Pods in the pod manager, by `static`.
+    /// Pods in the pod manager; label `static`.
     pub desired_pods: IntGaugeVec,
-    /// Pods that count for admission, by `static`.
+    /// Pods that count for admission; label `static`.
     pub active_pods: IntGaugeVec,
-    /// Mirror pods known.
+    /// Known mirror pods.
     pub mirror_pods: IntGauge,
     working_pods: IntGaugeVec,
-    /// Same-UID restarts, by `static`.
+    /// Pods recreated with the same UID; label `static`.
     pub restarted_pods: IntCounterVec,
-    /// Runtime pods that no worker knew.
+    /// Pods in the runtime without a pod worker.
     pub orphaned_runtime_pods: IntCounter,
     /// Ephemeral containers of desired pods.
     pub ephemeral_containers: IntGauge,
 }
 
-/// Counts of `kubelet_working_pods`: lifecycle × configuration × static.
+/// Counts of `kubelet_working_pods` by lifecycle, configuration, and static.
 pub type WorkingPods = std::collections::HashMap<(&'static str, &'static str, &'static str), i64>;
 
 impl EngineMetrics {
@@ -98,7 +98,7 @@ impl EngineMetrics {
         made
     }
 
-    /// One turn of a worker that answered a message.
+    /// Records a finished worker sync, with the time since its update was handed to the worker.
     pub fn worker_duration(&self, operation: &str, taken: Duration) {
         self.worker_duration.with_label_values(&[operation]).observe(taken.as_secs_f64());
     }
@@ -115,7 +115,7 @@ impl EngineMetrics {
     }
 }
 
-/// The `static` label: empty or `true`.
+/// Value of the `static` label: empty or `true`.
 pub fn static_label(is_static: bool) -> &'static str {
     if is_static { "true" } else { "" }
 }

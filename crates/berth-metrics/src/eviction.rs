@@ -1,4 +1,4 @@
-//! Families of eviction. Spec 08 §4.8, §6.
+//! Metrics of node-pressure eviction. Implements spec 08 §4.8, §6.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 
 use super::{Registry, Stability::Alpha, buckets};
 
-/// Handles of the families; the label `eviction_signal` or `signal` is one of a closed set.
+/// Metric handles of eviction; the labels `eviction_signal` and `signal` have closed sets of values.
 #[derive(Clone, Debug)]
 pub struct EvictionMetrics {
     evictions: IntCounterVec,
@@ -55,23 +55,23 @@ impl EvictionMetrics {
         }
     }
 
-    /// What is left of something, and from where on there is too little.
+    /// Sets the available amount of a signal and its threshold, bytes or count.
     pub fn seen(&self, signal: &str, available: i64, threshold: i64) {
         self.available.with_label_values(&[signal]).set(available);
         self.threshold.with_label_values(&[signal]).set(threshold);
     }
 
-    /// A pod is chosen by what was seen so long ago.
+    /// Records the age of the observation by which a pod was selected.
     pub fn stats_age(&self, signal: &str, age: Duration) {
         self.stats_age.with_label_values(&[signal]).observe(age.as_secs_f64());
     }
 
-    /// A pod is told to end, so long after it was called for.
+    /// Records the time from a crossed threshold to the termination request for the pod.
     pub fn reacted(&self, signal: &str, after: Duration) {
         self.reaction.with_label_values(&[signal]).observe(after.as_secs_f64());
     }
 
-    /// A pod was evicted.
+    /// Counts an evicted pod.
     pub fn evicted(&self, signal: &str) {
         self.evictions.with_label_values(&[signal]).inc();
     }

@@ -1,16 +1,16 @@
-//! Which format a scraper gets, and the headers around it (spec 08 §1-2).
+//! Content negotiation of metrics pages, and their response headers.
 //!
-//! Offered: text 0.0.4 (always, where nothing else fits) and delimited protobuf. OpenMetrics is
-//! never negotiated, as in the reference.
+//! Offers text 0.0.4, which is also the fallback, and delimited protobuf. OpenMetrics is never negotiated, as in the
+//! reference. Implements spec 08 §1-2.
 
 use prometheus::proto::MetricFamily;
 
 use super::{encode, protobuf};
 
-/// Header that carries when the process started, in whole seconds since the epoch.
+/// Response header with the start time of the process, whole seconds since the epoch.
 pub const PROCESS_START_HEADER: &str = "Process-Start-Time-Unix";
 
-/// How names outside of the old alphabet would be written; ours are all inside.
+/// Escaping scheme for names outside of the legacy character set; Berth has no such names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Escaping {
     /// `allow-utf-8`
@@ -39,26 +39,26 @@ impl Escaping {
     }
 }
 
-/// A format to write families in.
+/// Wire format of a metrics page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// Text 0.0.4.
+    /// Prometheus text format 0.0.4.
     Text(Escaping),
-    /// `io.prometheus.client.MetricFamily` messages, each behind its length.
+    /// Length-delimited `io.prometheus.client.MetricFamily` messages.
     Delimited(Escaping),
 }
 
 impl Format {
-    /// The best format for an `Accept` header; text where it is missing or asks for nothing we have.
+    /// Selects the best format for an `Accept` header; text if the header is missing or matches no offered format.
     pub fn negotiate(accept: Option<&str>) -> Self {
         let mut entries: Vec<Accepted<'_>> =
             accept.unwrap_or_default().split(',').map(Accepted::parse).filter(|e| e.weight > 0.0).collect();
-        // Stable: of equal weights the first one wins.
+        // The sort is stable: of equal weights the first one wins.
         entries.sort_by(|a, b| b.weight.total_cmp(&a.weight));
         entries.iter().find_map(Accepted::format).unwrap_or(Self::Text(Escaping::default()))
     }
 
-    /// `Content-Type` of the answer.
+    /// `Content-Type` of the response.
     pub fn content_type(self) -> String {
         match self {
             Self::Text(escaping) => {
@@ -72,8 +72,7 @@ impl Format {
         }
     }
 
-    /// Writes the families in this format; what the buffer held before is gone, its memory is
-    /// used again.
+    /// Encodes the families into `out`; its previous content is cleared, its capacity is reused.
     pub fn encode(self, families: Vec<MetricFamily>, out: &mut Vec<u8>) {
         out.clear();
         match self {
@@ -87,12 +86,12 @@ impl Format {
     }
 }
 
-/// The body of a 500.
+/// Response body of an internal server error (500).
 pub fn error_body(error: &dyn std::fmt::Display) -> String {
     format!("An error has occurred while serving metrics:\n\n{error}\n")
 }
 
-/// One entry of an `Accept` header.
+/// An entry of an `Accept` header.
 struct Accepted<'a> {
     media: &'a str,
     weight: f64,

@@ -1,4 +1,6 @@
-//! Images: requests, pulls, pull records, garbage collection (spec 03b §1.5, 08 §4.7 and §10).
+//! Metrics of image pulls, pull records, image garbage collection, and credential plugins.
+//!
+//! Implements spec 03b §1.5, 08 §4.7 and §10.
 
 use std::time::Duration;
 
@@ -6,39 +8,39 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
 use super::{Registry, Stability, buckets};
 
-/// The families of the images room.
+/// Metric handles of images.
 pub struct Images {
     pull_duration: HistogramVec,
     ensure_requests: IntCounterVec,
     collected: IntCounterVec,
     freed: IntCounterVec,
     mustpull_checks: IntCounterVec,
-    /// Pulls going on now.
+    /// Pulls in progress.
     pub pulls_inflight: IntGauge,
-    /// Pulls waiting for their turn.
+    /// Pulls waiting in the queue.
     pub pull_queue_depth: IntGauge,
     pulled_bytes: IntCounter,
-    /// Intents.
+    /// Pull intents.
     pub intents: RecordGauges,
     /// Pulled records.
     pub records: RecordGauges,
 }
 
-/// Gauges of one kind of record.
+/// Gauges of one kind of pull record.
 #[derive(Clone)]
 pub struct RecordGauges {
-    /// Files on disk.
+    /// Number of files on disk.
     pub on_disk: IntGauge,
-    /// How full the cache is, percent.
+    /// Usage of the in-memory cache, percent.
     pub usage_percent: IntGauge,
 }
 
-/// Why an image was collected.
+/// Reason for which an image was garbage collected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CollectReason {
-    /// Unused for too long.
+    /// Unused for longer than the maximum age.
     Age,
-    /// Its room was needed.
+    /// Disk usage above the threshold.
     Space,
 }
 
@@ -111,7 +113,7 @@ impl Images {
         }
     }
 
-    /// A pull succeeded; `took` includes waiting for its turn. `size` in bytes, 0 for unknown.
+    /// Records a successful pull; `took` includes the wait in the queue, `size` is in bytes, 0 for unknown.
     pub fn pulled(&self, took: Duration, size: u64) {
         let millis = took.as_millis();
         #[allow(clippy::cast_precision_loss, reason = "milliseconds of a pull fit 52 bits")]
@@ -119,24 +121,24 @@ impl Images {
         self.pulled_bytes.inc_by(size);
     }
 
-    /// A request ended.
+    /// Counts a finished request to ensure that an image is present.
     pub fn ensured(&self, policy: &'static str, present: &'static str, required: &'static str) {
         self.ensure_requests.with_label_values(&[policy, present, required]).inc();
     }
 
-    /// A pod's right to an image was checked; the label's value.
+    /// Counts a check of a pod's access to an image, by result.
     pub fn checked(&self, result: &'static str) {
         self.mustpull_checks.with_label_values(&[result]).inc();
     }
 
-    /// An image was removed.
+    /// Counts a removed image and the bytes it freed.
     pub fn collected(&self, reason: CollectReason, size: u64) {
         self.collected.with_label_values(&[reason.label()]).inc();
         self.freed.with_label_values(&[reason.label()]).inc_by(size);
     }
 }
 
-/// The `image_size_in_bytes` label; a lower bound must be exceeded.
+/// Value of the label `image_size_in_bytes`; lower bounds are exclusive.
 fn size_label(size: u64) -> &'static str {
     const MB: u64 = 1 << 20;
     const GB: u64 = 1 << 30;
@@ -157,14 +159,14 @@ fn size_label(size: u64) -> &'static str {
     LABELS.iter().find(|(bound, _)| size > *bound).map_or("N/A", |(_, label)| label)
 }
 
-/// The families of credential plugins (spec 08 §4.16).
+/// Metric handles of credential plugins (spec 08 §4.16).
 pub struct CredentialPlugins {
     duration: HistogramVec,
     errors: IntCounterVec,
 }
 
 impl CredentialPlugins {
-    /// Registers the families; `hash` is that of the configuration that was read.
+    /// Registers the families; `hash` is that of the loaded configuration.
     pub fn new(registry: &Registry, hash: &str) -> Self {
         registry
             .gauges(
@@ -192,7 +194,7 @@ impl CredentialPlugins {
         }
     }
 
-    /// A plugin's process ended; `failed` counts processes that failed or ran out of time.
+    /// Records a plugin run; `failed` for a failure or a timeout.
     pub fn ran(&self, plugin: &str, took: Duration, failed: bool) {
         self.duration.with_label_values(&[plugin]).observe(took.as_secs_f64());
         if failed {

@@ -1,7 +1,7 @@
-//! What is counted: the registry, and every family's name, labels and buckets in one place.
+//! Prometheus metrics: the registry, and the names, labels, and buckets of all families.
 //!
-//! A family file declares a struct of handles and builds it from a [`Registry`]; whoever counts
-//! holds the handles. [`exposition`] writes them for scrapers. Names, labels and buckets: spec 08.
+//! A family file declares a struct of handles and creates it from a [`Registry`]; the code that counts owns the
+//! handles. [`exposition`] encodes the families for scrapers. Names, labels, and buckets: spec 08.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

@@ -1,4 +1,4 @@
-//! Families of the node object and its lease. Spec 08 §4.5, §6.
+//! Metrics of node startup and the node lease. Implements spec 08 §4.5, §6.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{Registry, Stability::Alpha, start_time_seconds};
 
-/// Handles of the node's families.
+/// Metric handles of the node.
 #[derive(Clone, Debug)]
 pub struct NodeMetrics {
     pre_kubelet: Gauge,
@@ -54,7 +54,7 @@ impl NodeMetrics {
         }
     }
 
-    /// This process made the node object: tried first, and made, then.
+    /// Records that this process created the node object, with the times of the first attempt and of the creation.
     pub fn registered(&self, first_attempt: Timestamp, created: Timestamp) {
         let process = start_time_seconds();
         if let (Some(boot), Some(process)) = (boot_seconds(), process) {
@@ -66,7 +66,7 @@ impl NodeMetrics {
         self.registration.set(seconds(created) - seconds(first_attempt));
     }
 
-    /// The node that was made then is ready for the first time.
+    /// Records the first ready status of a node created at `created`.
     pub fn ready(&self, created: Timestamp, now: Timestamp) {
         self.post_registration.set(seconds(now) - seconds(created));
         if let Some(boot) = boot_seconds() {
@@ -74,7 +74,7 @@ impl NodeMetrics {
         }
     }
 
-    /// The lease is good from now on.
+    /// Records a lease renewal now.
     pub fn lease_renewed(&self) {
         *self.lease.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
@@ -84,13 +84,13 @@ fn seconds(time: Timestamp) -> f64 {
     time.as_millisecond() as f64 / 1000.0
 }
 
-/// When this machine started, seconds since 1970.
+/// Boot time of the machine, seconds since the epoch.
 fn boot_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// Age of the last good renewal, computed when it is asked for; absent before the first one.
+/// Age of the last lease renewal, computed at each scrape; absent before the first one.
 #[derive(Clone, Debug)]
 struct LeaseAge {
     last: Arc<Mutex<Option<Instant>>>,

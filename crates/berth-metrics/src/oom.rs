@@ -1,15 +1,15 @@
-//! Processes that were killed for want of memory.
+//! Metrics of OOM kills.
 
 use prometheus::IntCounterVec;
 
 use super::{Registry, Stability::Alpha};
 
-/// Handle of the family; the label is one of a closed set.
+/// Metric handle of OOM kills; the label `scope` has a closed set of values.
 #[derive(Clone, Debug)]
 pub struct OomMetrics(IntCounterVec);
 
 impl OomMetrics {
-    /// Registers the family, every scope at zero: who asks for an increase misses a series that begins with one.
+    /// Registers the family with every scope at 0: `increase()` misses a series that starts at one.
     pub fn new(registry: &Registry) -> Self {
         let family = registry.counters(
             Alpha,
@@ -23,7 +23,7 @@ impl OomMetrics {
         Self(family)
     }
 
-    /// One was killed.
+    /// Counts a killed process.
     pub fn killed(&self, scope: &'static str) {
         self.0.with_label_values(&[scope]).inc();
     }

@@ -1,10 +1,10 @@
-//! What became of the directories of pods that nobody knows (spec 07 §5.4, 08 §4.9).
+//! Metrics of the orphaned pod directory cleanup. Implements spec 07 §5.4, 08 §4.9.
 
 use prometheus::IntGauge;
 
 use super::{Registry, Stability::Alpha};
 
-/// Handles of what is counted of orphans.
+/// Metric handles of the orphan cleanup.
 #[derive(Clone, Debug)]
 pub struct OrphanMetrics {
     cleaned: IntGauge,
@@ -28,19 +28,19 @@ impl OrphanMetrics {
         }
     }
 
-    /// A sweep begins; so many could not be removed before.
+    /// Starts a sweep: resets the cleaned count; `refused` directories could not be removed so far.
     pub fn begin(&self, refused: usize) {
         self.cleaned.set(0);
         self.failed(refused);
     }
 
-    /// One was removed, with volumes or without; so many are left.
+    /// Records a removed directory; `refused` directories are left that cannot be removed.
     pub fn cleaned(&self, had_volumes: bool, refused: usize) {
         self.cleaned.add(i64::from(had_volumes));
         self.failed(refused);
     }
 
-    /// So many cannot be removed.
+    /// Records the number of directories that cannot be removed.
     pub fn failed(&self, refused: usize) {
         self.errors.set(i64::try_from(refused).unwrap_or(i64::MAX));
     }

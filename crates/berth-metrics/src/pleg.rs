@@ -1,36 +1,36 @@
-//! Families of PLEG: relists, the event stream, what runs (spec 08 §4.2-4.3).
+//! Metrics of the pod lifecycle event generator (PLEG). Implements spec 08 §4.2-4.3.
 
 use prometheus::{Gauge, Histogram, IntCounter, IntGauge};
 
 use super::{Registry, Stability::Alpha, buckets::DEF};
 
-/// Handles of PLEG's families.
+/// Metric handles of PLEG.
 #[derive(Clone, Debug)]
 pub struct PlegMetrics {
-    /// `kubelet_pleg_relist_duration_seconds`: every complete list, failed ones too.
+    /// `kubelet_pleg_relist_duration_seconds`: every complete relist, failed ones included.
     pub relist_duration: Histogram,
-    /// `kubelet_pleg_relist_interval_seconds`: from the start of the last good list to that of the next.
+    /// `kubelet_pleg_relist_interval_seconds`: from the start of a successful relist to that of the next.
     pub relist_interval: Histogram,
-    /// `kubelet_pleg_pod_relist_duration_seconds`: looks at one pod.
+    /// `kubelet_pleg_pod_relist_duration_seconds`: relists of one pod.
     pub pod_relist_duration: Histogram,
-    /// `kubelet_pleg_last_seen_seconds`: Unix seconds of the last good list.
+    /// `kubelet_pleg_last_seen_seconds`: Unix time of the last successful relist.
     pub last_seen: Gauge,
-    /// `kubelet_pleg_discard_events`: reports of dead containers that found their channel full.
+    /// `kubelet_pleg_discard_events`: events of dead containers dropped because their channel was full.
     pub discarded: IntCounter,
-    /// `kubelet_evented_pleg_connection_success_count`.
+    /// `kubelet_evented_pleg_connection_success_count`: opened event streams.
     pub stream_opened: IntCounter,
-    /// `kubelet_evented_pleg_connection_error_count`.
+    /// `kubelet_evented_pleg_connection_error_count`: event streams that failed or ended.
     pub stream_errors: IntCounter,
     /// `kubelet_evented_pleg_connection_latency_seconds`: age of an event on arrival.
     pub stream_latency: Histogram,
     /// `kubelet_running_pods`: pods with at least one ready sandbox.
     pub running_pods: IntGauge,
-    /// `kubelet_running_containers`: created, running, exited, unknown.
+    /// `kubelet_running_containers`, by state: created, running, exited, unknown.
     pub running_containers: [IntGauge; 4],
 }
 
 impl PlegMetrics {
-    /// Registers the families; all series exist from the start.
+    /// Registers the families; all series exist from the beginning.
     pub fn new(registry: &Registry) -> Self {
         let seconds = |name, help| registry.histogram(Alpha, name, help, DEF);
         let containers = registry.gauges(

@@ -1,10 +1,10 @@
-//! Plugins that register by a socket (spec 08 §4.9).
+//! Metrics of plugins that register through a socket (spec 08 §4.9).
 
 use prometheus::IntGaugeVec;
 
 use super::{Registry, Stability::Alpha, World};
 
-/// Handles of what is counted of plugins.
+/// Metric handle of the plugin manager.
 #[derive(Clone, Debug)]
 pub struct PluginMetrics {
     totals: IntGaugeVec,
@@ -17,14 +17,14 @@ impl PluginMetrics {
         Self { totals: registry.gauges(Alpha, "plugin_manager_total_plugins", help, &["socket_path", "state"]) }
     }
 
-    /// A socket is there to register, or registered.
+    /// Adds a socket to the desired or the actual state of world.
     pub fn there(&self, socket: &str, world: World) {
         self.totals.with_label_values(&[socket, world.label()]).set(1);
     }
 
-    /// It is not any more; its series goes.
+    /// Removes the series of a socket from the desired or the actual state of world.
     pub fn gone(&self, socket: &str, world: World) {
-        // There is none where it never was there.
+        // A socket that was never added has no series.
         let _ = self.totals.remove_label_values(&[socket, world.label()]);
     }
 }

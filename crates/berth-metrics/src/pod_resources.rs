@@ -1,4 +1,4 @@
-//! Calls on the pod-resources socket (spec 04b §12, 08 §4.14).
+//! Metrics of the PodResources API and of the pods API. Implements spec 04b §12, 08 §4.14.
 
 use prometheus::{IntCounter, IntCounterVec};
 
@@ -22,7 +22,7 @@ impl EndpointVersion {
     }
 }
 
-/// What was asked; version v1alpha1 counts only that something was.
+/// RPC of the PodResources API; v1alpha1 requests are counted in total only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PodResourcesCall {
     /// `List`
@@ -33,7 +33,7 @@ pub enum PodResourcesCall {
     Get,
 }
 
-/// The families of the pod-resources socket.
+/// Metric handles of the PodResources API.
 #[derive(Clone)]
 pub struct PodResourcesMetrics {
     total: IntCounterVec,
@@ -69,7 +69,7 @@ impl PodResourcesMetrics {
         }
     }
 
-    /// A request was let in.
+    /// Counts an accepted request.
     pub fn asked(&self, version: EndpointVersion, call: PodResourcesCall) {
         self.total.with_label_values(&[version.label()]).inc();
         if version == EndpointVersion::V1 {
@@ -77,16 +77,16 @@ impl PodResourcesMetrics {
         }
     }
 
-    /// A request was answered with an error.
+    /// Counts a v1 request that was answered with an error.
     pub fn failed(&self, call: PodResourcesCall) {
         self.errors[call as usize].with_label_values(&[EndpointVersion::V1.label()]).inc();
     }
 }
 
-/// The families of the pods API.
+/// Metric handle of the pods API.
 #[derive(Clone)]
 pub struct PodWatchMetrics {
-    /// Clients dropped because they did not read.
+    /// Watch clients disconnected because they did not read their events.
     pub dropped: IntCounter,
 }
 

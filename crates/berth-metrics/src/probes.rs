@@ -1,5 +1,6 @@
-//! Families of `/metrics/probes` (spec 04b §10, 08 §6). They have a registry of their own; a series
-//! appears with the first probe of a container.
+//! Metrics of `/metrics/probes`, in a registry of their own.
+//!
+//! A series appears with the first result of a container's probe. Implements spec 04b §10, 08 §6.
 
 use std::{
     collections::BTreeMap,
@@ -17,35 +18,35 @@ use super::{Registry, Stability, buckets::DEF, start_time_seconds};
 
 const TOTAL: &str = "prober_probe_total";
 const DURATION: &str = "prober_probe_duration_seconds";
-/// By name, as labels are sorted.
+/// Sorted by name, as on the page.
 const OF_TOTAL: [&str; 6] = ["container", "namespace", "pod", "pod_uid", "probe_type", "result"];
 const OF_DURATION: [&str; 4] = ["container", "namespace", "pod", "probe_type"];
 
-/// Whose probe is counted.
+/// Container whose probe is counted.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbedContainer<'a> {
-    /// The container's name.
+    /// Container name.
     pub container: &'a str,
-    /// The pod's name.
+    /// Pod name.
     pub pod: &'a str,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: &'a str,
-    /// Its UID.
+    /// UID of the pod.
     pub uid: &'a str,
 }
 
 /// The families of probes: `prober_probe_total`, by probe type, result, container, pod, namespace and UID, and
 /// `prober_probe_duration_seconds`, by probe type, container, pod and namespace.
 ///
-/// A node has hundreds of probes. Those of the general kind take four kilobytes for each, which is why these are made
-/// when somebody asks.
+/// A node has hundreds of probes, and a histogram of the client library takes four kilobytes for each; therefore the
+/// families are computed from compact counters at each scrape.
 pub struct ProbeMetrics(Arc<All>);
 
-/// All probes, by when they began.
+/// All probes, sorted by creation; the number is the last ID assigned.
 #[derive(Default)]
 struct All(Mutex<(u64, BTreeMap<u64, Arc<Counted>>)>);
 
-/// What one probe came to.
+/// Labels and results of one probe.
 struct Counted {
     kind: &'static str,
     container: Box<str>,
@@ -62,7 +63,7 @@ struct Counts {
     took: Durations,
 }
 
-/// How long successes took: how many of them no longer than each bound, and longer than the one before.
+/// Histogram of successful durations; each bucket excludes the lower ones.
 #[derive(Clone, Default)]
 struct Durations {
     within: [u64; DEF.len()],
@@ -70,27 +71,27 @@ struct Durations {
     seconds: f64,
 }
 
-/// Counts one probe; its series end when this is dropped.
+/// Counter of one probe; dropping it removes its series.
 pub struct ProbeCounter {
     all: Arc<All>,
     id: u64,
     counted: Arc<Counted>,
 }
 
-/// Whether probes are asked in time, on `/metrics`: `berth_probe_schedule_lag_seconds`, from the moment of a probe to its
-/// attempt, by probe type, and `berth_probe_inflight`, attempts under way, by handler (spec 08 §10).
+/// Metrics of probe timeliness on `/metrics`: `berth_probe_schedule_lag_seconds`, from the scheduled time of a probe
+/// to its attempt, by probe type, and `berth_probe_inflight`, attempts in progress, by handler (spec 08 §10).
 pub struct ProbePaces {
     lag: HistogramVec,
     inflight: IntGaugeVec,
 }
 
-/// What one probe tells of that.
+/// Timeliness handle of one probe.
 pub struct ProbePace {
     lag: prometheus::Histogram,
     inflight: IntGauge,
 }
 
-/// An attempt counts as under way until this is dropped.
+/// Counts an attempt as in progress until it is dropped.
 pub struct UnderWay(IntGauge);
 
 impl ProbePaces {
@@ -104,14 +105,14 @@ impl ProbePaces {
         }
     }
 
-    /// For one probe.
+    /// Returns the handle of one probe.
     pub fn of(&self, kind: &'static str, handler: &'static str) -> ProbePace {
         ProbePace { lag: self.lag.with_label_values(&[kind]), inflight: self.inflight.with_label_values(&[handler]) }
     }
 }
 
 impl ProbePace {
-    /// An attempt has begun, so long after its moment.
+    /// Records the start of an attempt, `lag` after its scheduled time.
     pub fn begun(&self, lag: Duration) -> UnderWay {
         self.lag.observe(lag.as_secs_f64());
         self.inflight.inc();
@@ -126,7 +127,7 @@ impl Drop for UnderWay {
 }
 
 impl ProbeMetrics {
-    /// Registers the families, and when the process started.
+    /// Registers the families, and the start time of the process.
     pub fn new(registry: &Registry) -> Self {
         let help = "Start time of the process since unix epoch in seconds.";
         let started = registry.float_gauge(Stability::Alpha, "process_start_time_seconds", help);
@@ -136,7 +137,7 @@ impl ProbeMetrics {
         Self(all)
     }
 
-    /// Counts a probe from now on.
+    /// Starts to count a probe.
     pub fn begin(&self, kind: &'static str, of: &ProbedContainer<'_>) -> ProbeCounter {
         let counted = Arc::new(Counted {
             kind,
@@ -155,7 +156,7 @@ impl ProbeMetrics {
 }
 
 impl ProbeCounter {
-    /// Counts a result that counts; `took` where it was a success.
+    /// Counts a result; `took` is the duration of a success, `None` a failure.
     pub fn add(&self, took: Option<Duration>) {
         let mut counts = lock(&self.counted.counts);
         let Some(took) = took else {
@@ -208,7 +209,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes the families.
+/// Collector that computes the families.
 struct Probes {
     all: Arc<All>,
     total: Desc,
@@ -240,7 +241,7 @@ impl Collector for Probes {
     fn collect(&self) -> Vec<MetricFamily> {
         let all: Vec<Arc<Counted>> = lock(&self.all.0).1.values().cloned().collect();
         let mut total = Vec::new();
-        // Two pods of one name, the first of which still ends, have one series.
+        // Two pods of the same name, the older of which still terminates, share one series.
         let mut duration = BTreeMap::<[&str; 4], Durations>::new();
         for one in &all {
             let counts = lock(&one.counts).clone();
@@ -314,7 +315,7 @@ mod tests {
         assert!(page(&registry).contains("# HELP prober_probe_total [BETA] "));
         assert!(!page(&registry).contains("prober_probe_duration_seconds"), "of successes only");
         counter.add(Some(Duration::from_millis(3)));
-        // Another pod of that name has counts of its own, and its durations are those of the name.
+        // Another pod of that name has counters of its own; durations are merged by name.
         let other = probes.begin("Liveness", &ProbedContainer { uid: "v", ..of });
         other.add(Some(Duration::from_secs(60)));
         let told = page(&registry);

@@ -1,11 +1,11 @@
-//! Families as protobuf messages, each behind its length (spec 08 §2).
+//! Encoder for length-delimited protobuf metric families.
 //!
-//! The messages are those of `io.prometheus.client` (`metrics.proto`), as far as we fill them.
+//! The messages are the subset of `io.prometheus.client` (`metrics.proto`) that Berth fills (spec 08 §2).
 
 use prometheus::proto::{self, MetricType};
 use prost::Message;
 
-/// Appends all families, sorted by name.
+/// Appends all families that have a series, sorted by name.
 pub fn delimited(mut families: Vec<proto::MetricFamily>, out: &mut Vec<u8>) {
     families.retain(|f| !f.get_metric().is_empty());
     families.sort_by(|a, b| a.name().cmp(b.name()));
@@ -50,7 +50,7 @@ struct LabelPair {
     value: Option<String>,
 }
 
-/// `Gauge` and `Counter` are alike.
+/// `Gauge` and `Counter` have the same layout.
 #[derive(Clone, Copy, PartialEq, Message)]
 struct Value {
     #[prost(double, optional, tag = "1")]
@@ -177,7 +177,7 @@ mod tests {
             delimited(registry.gather(), &mut out);
             out
         };
-        // By the field numbers of metrics.proto; a zero is written out, as proto2 has it.
+        // By the field numbers of metrics.proto; a zero is encoded explicitly, as in proto2.
         let counter: [u8; 9] = [9, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut expected = vec![21, 10, 1, b'c', 18, 1, b'C', 24, 0, 34, 11, 26, 9];
         expected.extend(counter);

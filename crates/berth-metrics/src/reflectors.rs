@@ -1,7 +1,7 @@
-//! How well the API server's objects are followed (spec 10 §10).
+//! Metrics of the reflectors (list and watch of API objects).
 //!
-//! Of ConfigMaps and Secrets there are hundreds of watches: a series is of a resource, not of a
-//! watch, and tells the worst of its watches and the newest of their events.
+//! ConfigMaps and Secrets have hundreds of watches, so a series is per resource, not per watch: it reports the worst
+//! state of its watches, and the newest of their events (spec 10 §10).
 
 use std::{
     collections::BTreeMap,
@@ -17,18 +17,18 @@ use tokio::time::Instant;
 
 use super::{Registry, Stability::Alpha};
 
-/// What a watch does.
+/// State of a watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Following {
-    /// Reads what there is.
+    /// Lists the objects.
     Init,
-    /// Follows changes.
+    /// Watches for changes.
     Watching,
     /// Waits after a failure.
     Waiting,
 }
 
-/// Handles of what is counted of reflectors.
+/// Metric handles of reflectors.
 #[derive(Clone, Debug)]
 pub struct ReflectorMetrics {
     relists: IntCounterVec,
@@ -39,7 +39,7 @@ type Tallies = Arc<Mutex<BTreeMap<&'static str, Tally>>>;
 
 #[derive(Debug, Default)]
 struct Tally {
-    /// Watches by what they do.
+    /// Number of watches by state.
     counts: [usize; 3],
     heard: Option<Instant>,
 }
@@ -54,7 +54,7 @@ impl Tally {
         }
     }
 
-    /// The worst of them; `None` where there is none.
+    /// Worst state of the watches; `None` without watches.
     fn state(&self) -> Option<i64> {
         match self.counts {
             [0, 0, 0] => None,
@@ -83,14 +83,14 @@ impl ReflectorMetrics {
         Self { relists, tallies }
     }
 
-    /// The handle of one more watch of that resource.
+    /// Adds a watch of the resource and returns its handle.
     pub fn follow(&self, resource: &'static str) -> ReflectorMeter {
         *locked(&self.tallies).entry(resource).or_default().count(Following::Init) += 1;
         ReflectorMeter { metrics: self.clone(), resource, state: Following::Init }
     }
 }
 
-/// What one watch tells of itself; once dropped, it counts no more.
+/// Handle of one watch; dropping it removes the watch from the counts.
 #[derive(Debug)]
 pub struct ReflectorMeter {
     metrics: ReflectorMetrics,
@@ -99,7 +99,7 @@ pub struct ReflectorMeter {
 }
 
 impl ReflectorMeter {
-    /// It does that now.
+    /// Sets the state of the watch.
     pub fn set(&mut self, state: Following) {
         if state != self.state {
             self.leave();
@@ -108,12 +108,12 @@ impl ReflectorMeter {
         }
     }
 
-    /// The server said something.
+    /// Records an event from the server now.
     pub fn heard(&self) {
         locked(&self.metrics.tallies).entry(self.resource).or_default().heard = Some(Instant::now());
     }
 
-    /// Everything is read anew, for that reason.
+    /// Counts a relist, by reason.
     pub fn relisted(&self, reason: &'static str) {
         self.metrics.relists.with_label_values(&[self.resource, reason]).inc();
     }
@@ -131,7 +131,7 @@ impl Drop for ReflectorMeter {
     }
 }
 
-/// Computes the gauges when they are asked for: an age grows by itself.
+/// Computes the gauges at each scrape, because ages grow between updates.
 struct Page {
     tallies: Tallies,
     states: IntGaugeVec,
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Value of each series of a family.
+    /// Values of all series of a family.
     fn values(registry: &Registry, name: &str) -> Vec<f64> {
         let families = registry.gather();
         let family = families.iter().filter(|family| family.name() == name);

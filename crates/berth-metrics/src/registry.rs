@@ -1,11 +1,11 @@
-//! The registry: typed constructors that put the stability prefix into the help text.
+//! Metrics registry: typed constructors that prefix help texts with the stability level.
 
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     core::Collector, proto::MetricFamily,
 };
 
-/// Stability level of a family; printed as a prefix of its help text (spec 08 §2).
+/// Stability level of a family, written as the prefix of its help text (spec 08 §2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stability {
     /// `[ALPHA]`
@@ -21,7 +21,7 @@ pub enum Stability {
 }
 
 impl Stability {
-    /// The value of the label `stability_level`.
+    /// Value of the label `stability_level`.
     fn name(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -134,11 +134,11 @@ pub mod buckets {
     ];
 }
 
-/// Where families are registered. One per agent; tests make their own.
+/// Registry of metric families. The agent has one for its main page; tests create their own.
 #[derive(Clone, Debug)]
 pub struct Registry {
     registry: prometheus::Registry,
-    /// Families by stability level.
+    /// Number of families by stability level.
     registered: IntCounterVec,
 }
 
@@ -153,24 +153,24 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// An empty one.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Registers the families about the registry itself. No family of Berth is hidden or disabled.
+    /// Registers the families about the registry itself. Berth hides or disables no family.
     pub fn register_bookkeeping(&self) {
         self.collector(self.registered.clone());
         self.counter(Stability::Beta, "hidden_metrics_total", "The count of hidden metrics.");
         self.counter(Stability::Beta, "disabled_metrics_total", "The count of disabled metrics.");
     }
 
-    /// All families with their current values.
+    /// Returns all families with their current values.
     pub fn gather(&self) -> Vec<MetricFamily> {
         self.registry.gather()
     }
 
-    /// Registers a collector that computes its values when asked.
+    /// Registers a collector that computes its values at each scrape.
     pub fn collector(&self, collector: impl Collector + 'static) {
         self.registry.register(Box::new(collector)).expect("family names are unique");
     }
@@ -182,43 +182,43 @@ impl Registry {
         family
     }
 
-    /// A counter.
+    /// Registers a counter.
     pub fn counter(&self, stability: Stability, name: &str, help: &str) -> IntCounter {
         self.add(stability, IntCounter::new(name, stability.help(help)))
     }
 
-    /// A counter with labels.
+    /// Registers a counter with labels.
     pub fn counters(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
         self.add(stability, IntCounterVec::new(Opts::new(name, stability.help(help)), labels))
     }
 
-    /// A gauge of whole numbers.
+    /// Registers an integer gauge.
     pub fn gauge(&self, stability: Stability, name: &str, help: &str) -> IntGauge {
         self.add(stability, IntGauge::new(name, stability.help(help)))
     }
 
-    /// A gauge of whole numbers with labels.
+    /// Registers an integer gauge with labels.
     pub fn gauges(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.add(stability, IntGaugeVec::new(Opts::new(name, stability.help(help)), labels))
     }
 
-    /// A gauge of any number.
+    /// Registers a floating-point gauge.
     pub fn float_gauge(&self, stability: Stability, name: &str, help: &str) -> Gauge {
         self.add(stability, Gauge::new(name, stability.help(help)))
     }
 
-    /// A gauge of any number with labels.
+    /// Registers a floating-point gauge with labels.
     pub fn float_gauges(&self, stability: Stability, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
         self.add(stability, GaugeVec::new(Opts::new(name, stability.help(help)), labels))
     }
 
-    /// A histogram.
+    /// Registers a histogram.
     pub fn histogram(&self, stability: Stability, name: &str, help: &str, bounds: &[f64]) -> Histogram {
         let opts = HistogramOpts::new(name, stability.help(help)).buckets(bounds.to_vec());
         self.add(stability, Histogram::with_opts(opts))
     }
 
-    /// A histogram with labels.
+    /// Registers a histogram with labels.
     pub fn histograms(
         &self,
         stability: Stability,

@@ -1,9 +1,8 @@
-//! Reads a page that we have written as text, for scrapers that want protobuf. Only counters and
-//! gauges stand on such pages.
+//! Parser for our own text pages, to serve them as protobuf. Supports counters and gauges only.
 
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 
-/// The families of a page; what is not understood is left out.
+/// Parses the families of a page; lines that cannot be parsed are omitted.
 pub fn families(page: &str) -> Vec<MetricFamily> {
     let mut families: Vec<MetricFamily> = Vec::new();
     for line in page.lines() {
@@ -26,7 +25,7 @@ pub fn families(page: &str) -> Vec<MetricFamily> {
     families
 }
 
-/// `name{key="value",…} number time`
+/// Parses a sample line: `name{key="value",…} number time`
 fn series(line: &str, is_counter: bool) -> Option<Metric> {
     let mut metric = Metric::default();
     let rest = match line.split_once('{') {
@@ -54,7 +53,7 @@ fn series(line: &str, is_counter: bool) -> Option<Metric> {
     Some(metric)
 }
 
-/// The labels, and what stands behind the brace.
+/// Parses labels; returns them with the text after the closing brace.
 fn labels(text: &str) -> Option<(Vec<LabelPair>, &str)> {
     let (mut found, mut rest) = (Vec::new(), text);
     loop {
@@ -71,7 +70,7 @@ fn labels(text: &str) -> Option<(Vec<LabelPair>, &str)> {
     }
 }
 
-/// An escaped value up to its quote, and what stands behind that.
+/// Parses an escaped value up to its closing quote; returns it with the remaining text.
 fn value(quoted: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = quoted.chars();

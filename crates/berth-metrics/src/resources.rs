@@ -1,17 +1,17 @@
-//! Cgroup operations (spec 08 §4.10).
+//! Metrics of cgroup operations (spec 08 §4.10).
 
 use prometheus::Histogram;
 
 use super::{Registry, Stability, buckets};
 
-/// What is counted of cgroups.
+/// Metric handles of the cgroup manager; durations in seconds.
 #[derive(Clone, Debug)]
 pub struct CgroupMetrics {
-    /// Making a group.
+    /// Duration of creating a cgroup.
     pub create: Histogram,
-    /// Writing its values.
+    /// Duration of writing a cgroup's values.
     pub update: Histogram,
-    /// Removing it.
+    /// Duration of removing a cgroup.
     pub destroy: Histogram,
     version: prometheus::IntGauge,
 }
@@ -31,7 +31,7 @@ impl CgroupMetrics {
         Self { create: of("create"), update: of("update"), destroy: of("destroy"), version }
     }
 
-    /// Tells which version the machine has: 1 or 2.
+    /// Sets the cgroup version of the machine: 1 or 2.
     pub fn set_version(&self, version: u8) {
         self.version.set(i64::from(version));
     }

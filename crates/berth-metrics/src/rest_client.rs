@@ -1,4 +1,4 @@
-//! What was asked of the API server (spec 08 §4.15).
+//! `rest_client_*` metrics of requests to the API server (spec 08 §4.15).
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use prometheus::{HistogramVec, IntCounterVec};
 
 use super::{Registry, Stability::Alpha, TransportMetrics, buckets};
 
-/// Handles of what the API client counts.
+/// Metric handles of the API client.
 #[derive(Clone, Debug)]
 pub struct RestClientMetrics {
     requests: IntCounterVec,
@@ -15,7 +15,7 @@ pub struct RestClientMetrics {
     received: HistogramVec,
     retries: IntCounterVec,
     limited: HistogramVec,
-    /// What is below requests.
+    /// Handles of the transports below the requests.
     pub transports: TransportMetrics,
 }
 
@@ -68,30 +68,30 @@ impl RestClientMetrics {
         }
     }
 
-    /// A request is made once more; `status` is 0 where no answer came.
+    /// Counts a retry; `status` is that of the failed attempt, 0 if there was no response.
     pub fn retried(&self, host: &str, method: &str, status: u16) {
         let code = if status == 0 { "<error>".to_owned() } else { status.to_string() };
         self.retries.with_label_values(&[&*code, method, host]).inc();
     }
 
-    /// A request ended after that time with that status; `None` where no answer came.
+    /// Records a finished request; `status` is `None` if there was no response.
     pub fn ended(&self, host: &str, method: &str, status: Option<u16>, elapsed: Duration) {
         let code = status.map_or_else(|| "<error>".to_owned(), |status| status.to_string());
         self.requests.with_label_values(&[&*code, method, host]).inc();
         self.seconds.with_label_values(&[method, host]).observe(elapsed.as_secs_f64());
     }
 
-    /// A request waited so long for its turn.
+    /// Records how long the rate limiter delayed a request.
     pub fn limited(&self, host: &str, method: &str, wait: Duration) {
         self.limited.with_label_values(&[method, host]).observe(wait.as_secs_f64());
     }
 
-    /// So many bytes went to the server in a request's body.
+    /// Records the size of a request body.
     pub fn sent(&self, host: &str, method: &str, bytes: u64) {
         self.sent.with_label_values(&[method, host]).observe(bytes as f64);
     }
 
-    /// So many bytes came back in an answer's body.
+    /// Records the size of a response body.
     pub fn received(&self, host: &str, method: &str, bytes: u64) {
         self.received.with_label_values(&[method, host]).observe(bytes as f64);
     }

@@ -1,23 +1,24 @@
-//! What is below requests to the API server: transports, their authorities, programs that tell who we are
-//! (spec 08 §4.15).
+//! Metrics of API transports: creation, CA bundle reloads, and exec credential plugins.
+//!
+//! Implements spec 08 §4.15 of `docs/spec`.
 
 use jiff::Timestamp;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
 use super::{CertificateExpiry, Registry, Stability::Alpha, buckets, certificates::register_ttl};
 
-/// What came of a look at the file of the authorities.
+/// Result of a reload of the CA bundle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CaReload {
-    /// It says what it said.
+    /// The content is unchanged.
     Unchanged,
-    /// It says something else, which counts from now on.
+    /// The content changed and is in use from now on.
     Updated,
-    /// It cannot be read.
+    /// The file cannot be read.
     ReadError,
-    /// It is empty.
+    /// The file is empty.
     Empty,
-    /// What it says makes no sense.
+    /// The content cannot be parsed.
     ParseError,
 }
 
@@ -33,20 +34,20 @@ impl CaReload {
     }
 }
 
-/// What came of a run of a program that tells who we are.
+/// Result of a run of an exec credential plugin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecCall {
-    /// It said something.
+    /// The plugin returned credentials.
     Good,
-    /// It ended with that code.
+    /// The plugin exited with this code.
     Failed(i32),
-    /// There is no such program.
+    /// The program does not exist.
     NotFound,
-    /// It could not be run to its end.
+    /// The program could not be run to completion.
     Broken,
 }
 
-/// Handles of what is counted of transports.
+/// Metric handles of transports.
 #[derive(Clone, Debug)]
 pub struct TransportMetrics {
     entries: IntGauge,
@@ -115,19 +116,19 @@ impl TransportMetrics {
         }
     }
 
-    /// A transport was made; counted until what is returned is dropped.
+    /// Counts a created transport; it is in use until the returned value is dropped.
     pub fn opened(&self, identity: FollowsIdentity) -> OpenTransport {
         self.entries.inc();
         self.created.with_label_values(&["miss"]).inc();
         OpenTransport { metrics: self.clone(), identity }
     }
 
-    /// Somebody looked at the file of the authorities.
+    /// Counts a reload of the CA bundle.
     pub fn looked_at_authorities(&self, outcome: CaReload) {
         self.reloads.with_label_values(&outcome.labels()).inc();
     }
 
-    /// A program was run.
+    /// Counts a run of an exec credential plugin.
     pub fn ran_exec(&self, outcome: ExecCall) {
         let (code, status) = match outcome {
             ExecCall::Good => (0, "no_error"),
@@ -138,8 +139,8 @@ impl TransportMetrics {
         self.exec_calls.with_label_values(&[&*code.to_string(), status]).inc();
     }
 
-    /// A program told of another certificate, which holds until that second since the epoch; the last one had been
-    /// in use for so many seconds, if there was one.
+    /// Records a new client certificate of an exec plugin: its expiry in seconds since the epoch, and the lifetime of
+    /// the previous one in seconds, if there was one.
     pub fn told_certificate(&self, until: Option<i64>, last: Option<i64>) {
         self.exec_expiry.set(until);
         if let Some(seconds) = last {
@@ -148,16 +149,16 @@ impl TransportMetrics {
     }
 }
 
-/// Whether a transport follows a client certificate.
+/// Whether a transport follows the rotation of a client certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FollowsIdentity {
-    /// It does.
+    /// The client certificate is rotated.
     Yes,
-    /// It shows none, or the same for ever.
+    /// The transport presents no client certificate, or always the same one.
     No,
 }
 
-/// A transport that is in use.
+/// A transport in use; dropping it counts its removal.
 #[derive(Debug)]
 pub struct OpenTransport {
     metrics: TransportMetrics,
@@ -178,7 +179,7 @@ impl Drop for OpenTransport {
 mod tests {
     use super::*;
 
-    /// All series that were counted, as `family{values} value`.
+    /// All series with a count, as `family{values} value`.
     fn told(registry: &Registry) -> Vec<String> {
         let families = registry.gather();
         let lines = families.iter().flat_map(|family| {

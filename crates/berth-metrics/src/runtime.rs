@@ -1,43 +1,45 @@
-//! Starts of pods and containers, hooks and resizes (spec 08 §4.4, §4.6, §4.11).
+//! Metrics of pod and container starts, lifecycle hooks, and in-place resizes.
+//!
+//! Implements spec 08 §4.4, §4.6, §4.11.
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec};
 
 use super::{Registry, Stability, buckets};
 
-/// Handles of the runtime room.
+/// Metric handles of the runtime manager.
 #[derive(Clone, Debug)]
 pub struct RuntimeMetrics {
-    /// Seconds `RunPodSandbox` took, by `runtime_handler`.
+    /// Duration of `RunPodSandbox`, seconds; label `runtime_handler`.
     pub run_sandbox: HistogramVec,
-    /// Failed `RunPodSandbox`, by `runtime_handler`.
+    /// Failed `RunPodSandbox` calls; label `runtime_handler`.
     pub run_sandbox_errors: IntCounterVec,
-    /// Sandbox creations attempted.
+    /// Attempted sandbox creations.
     pub started_pods: IntCounter,
-    /// Sandbox creations failed.
+    /// Failed sandbox creations.
     pub started_pods_errors: IntCounter,
-    /// The same for pods with a user namespace of their own.
+    /// Attempted sandbox creations of pods with a user namespace.
     pub started_userns_pods: IntCounter,
-    /// Passes that started such a pod and had any error.
+    /// Syncs that started a pod with a user namespace and had any error.
     pub started_userns_pods_errors: IntCounter,
-    /// Container starts attempted, by `container_type`.
+    /// Attempted container starts; label `container_type`.
     pub started_containers: IntCounterVec,
-    /// Container starts failed, by `container_type` and `code`.
+    /// Failed container starts; labels `container_type`, `code`.
     pub started_containers_errors: IntCounterVec,
-    /// Image volumes that containers were to be created with.
+    /// Image volumes of attempted container creations.
     pub image_volumes_requested: IntCounter,
-    /// Image volumes of containers that were created.
+    /// Image volumes of successful container creations.
     pub image_volumes_mounted: IntCounter,
-    /// Image volumes of containers that were not created because of one of them.
+    /// Image volumes of container creations that failed because of an image volume.
     pub image_volumes_failed: IntCounter,
-    /// Sleep hooks cut by the grace period.
+    /// Sleep hooks cut short by the grace period.
     pub sleep_cut: IntCounter,
-    /// Hooks that were retried over http with success.
+    /// Hooks that succeeded after a fallback from HTTPS to HTTP.
     pub http_fallbacks: IntCounter,
-    /// Milliseconds a resize took, by `success`.
+    /// Duration of in-place resizes, milliseconds; label `success`.
     pub resize: HistogramVec,
 }
 
-/// `RESIZE`, milliseconds.
+/// Buckets `RESIZE` of spec 08 §3, milliseconds.
 const RESIZE: &[f64] = &[10.0, 50.0, 100.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 3e4, 6e4, 1.2e5, 3e5, 6e5];
 
 impl RuntimeMetrics {

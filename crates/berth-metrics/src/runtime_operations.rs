@@ -1,6 +1,6 @@
-//! Calls to the runtime: how many, how many failed, how long they took (spec 03a §13, 08 §4.3).
+//! Metrics of CRI calls: count, errors, and duration by operation.
 //!
-//! A series appears with the first call of its operation, as upstream shows it.
+//! A series appears with the first call of its operation, as upstream. Implements spec 03a §13, 08 §4.3.
 
 use std::{sync::OnceLock, time::Duration};
 
@@ -10,17 +10,17 @@ use super::{Registry, Stability, buckets};
 
 macro_rules! operations {
     ($($(#[$doc:meta])* $variant:ident => $label:literal,)*) => {
-        /// A CRI call, as the `operation_type` label names it.
+        /// A CRI call; its label is the value of `operation_type`.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum RuntimeOperation {
             $($(#[$doc])* $variant,)*
         }
 
         impl RuntimeOperation {
-            /// All of them, in the order of their discriminants.
+            /// All operations, in the order of their discriminants.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The label's value.
+            /// Value of the label `operation_type`.
             pub fn label(self) -> &'static str {
                 match self {
                     $(Self::$variant => $label,)*
@@ -101,7 +101,7 @@ struct Handles {
     duration: Histogram,
 }
 
-/// The three families, with handles per operation.
+/// Metric handles of CRI calls, created per operation on first use.
 pub struct RuntimeOperations {
     total: IntCounterVec,
     errors: IntCounterVec,
@@ -137,7 +137,7 @@ impl RuntimeOperations {
         }
     }
 
-    /// Counts one call that ended; `failed` for any error, `NotFound` included.
+    /// Records a finished call; `failed` for any error, `NotFound` included.
     pub fn ended(&self, operation: RuntimeOperation, elapsed: Duration, failed: bool) {
         let label = &[operation.label()];
         let Some(slot) = self.handles.get(operation as usize) else { return };
@@ -154,7 +154,7 @@ impl RuntimeOperations {
     }
 }
 
-/// Tells that the runtime lacks a call that a coming release will need.
+/// Reports that the runtime lacks a call that a coming release requires.
 ///
 /// The family is registered only then (spec 08 §4.1).
 pub fn cri_losing_support(registry: &Registry, version: &str) {

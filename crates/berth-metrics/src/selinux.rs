@@ -1,24 +1,26 @@
-//! What pods and volumes are at odds about where SELinux is concerned (spec 08 §4.9). Only on nodes that have it.
+//! Metrics of SELinux label conflicts of pods and volumes; only on nodes with SELinux.
+//!
+//! Implements spec 08 §4.9 of `docs/spec`.
 
 use prometheus::IntGaugeVec;
 
 use super::{Registry, Stability::Alpha};
 
-/// About what.
+/// Kind of SELinux label conflict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LabelOdds {
-    /// A container asks for what is no label.
+    /// A container requests an invalid label.
     Container,
-    /// Containers of a pod ask for different ones.
+    /// Containers of a pod request different labels.
     Pod,
-    /// Pods of a volume do.
+    /// Pods that share a volume request different labels.
     Volume,
 }
 
-/// Errors, and what is only warned of.
+/// Error gauge and warning gauge.
 type Pair = [IntGaugeVec; 2];
 
-/// Handles of what is counted of labels.
+/// Metric handles of SELinux labels.
 #[derive(Clone, Debug)]
 pub struct SelinuxMetrics {
     container: Pair,
@@ -65,7 +67,7 @@ impl SelinuxMetrics {
         }
     }
 
-    /// Somebody is at odds with a volume: does not get it, or is only warned of.
+    /// Counts a conflict: an error if the volume is withheld from the pod, otherwise a warning.
     pub fn at_odds(&self, odds: LabelOdds, is_error: bool, plugin: &str, mode: &str) {
         let pair = match odds {
             LabelOdds::Container => &self.container,
@@ -80,7 +82,7 @@ impl SelinuxMetrics {
         }
     }
 
-    /// A volume is mounted with a label.
+    /// Counts a volume mounted with an SELinux label.
     pub fn admitted(&self, plugin: &str, mode: &str) {
         self.admitted.with_label_values(&[plugin, mode]).inc();
     }

@@ -1,5 +1,7 @@
-//! Requests to the server (spec 04 §8, 08 §4.12). Label values come from fixed sets only: what a
-//! stranger asks for never becomes a series.
+//! Metrics of HTTP requests to the server.
+//!
+//! Label values come from closed sets: request data of unauthenticated clients never creates a series. Implements
+//! spec 04 §8, 08 §4.12.
 
 use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 
@@ -7,14 +9,14 @@ use super::{Registry, Stability, buckets};
 
 const LABELS: &[&str] = &["method", "path", "server_type", "long_running"];
 
-/// Handles of the request metrics.
+/// Metric handles of the request pipeline.
 #[derive(Clone)]
 pub struct ServerMetrics {
-    /// Requests that arrived, counted before anybody is asked who he is.
+    /// Received requests, counted before authentication.
     pub requests: IntCounterVec,
-    /// Seconds until the last byte of the answer, or until a stream ended.
+    /// Seconds until the last byte of the response, or until the end of a stream.
     pub duration: HistogramVec,
-    /// Requests being answered.
+    /// Requests in progress.
     pub inflight: IntGaugeVec,
     /// Handlers that panicked.
     pub panics: prometheus::IntCounter,

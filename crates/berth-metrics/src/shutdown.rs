@@ -1,11 +1,11 @@
-//! When the node was last shut down (spec 05 §7.6, spec 08 §4.8).
+//! Metrics of graceful node shutdown (spec 05 §7.6, spec 08 §4.8).
 
 use jiff::Timestamp;
 use prometheus::Gauge;
 
 use super::{Registry, Stability::Alpha};
 
-/// Handles of the families.
+/// Metric handles of graceful node shutdown.
 #[derive(Clone, Debug)]
 pub struct ShutdownMetrics {
     start: Gauge,
@@ -28,7 +28,7 @@ impl ShutdownMetrics {
         }
     }
 
-    /// It began and ended then; 0 for what has not been.
+    /// Sets start and end time of the last shutdown, seconds since the epoch; `None` is exported as 0.
     pub fn set(&self, start: Option<Timestamp>, end: Option<Timestamp>) {
         let seconds = |time: Option<Timestamp>| time.map_or(0.0, |time| time.as_millisecond() as f64 / 1000.0);
         self.start.set(seconds(start));

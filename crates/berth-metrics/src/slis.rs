@@ -1,5 +1,4 @@
-//! Health checks as indicators of the service level (spec 08 §7): a registry of their own, which can be
-//! emptied.
+//! Health check SLI metrics, in a resettable registry of their own (spec 08 §7).
 
 use std::sync::Arc;
 
@@ -7,7 +6,7 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 
 use super::{Registry, Stability};
 
-/// The families of `/metrics/slis`; clones share them.
+/// Metric handles of `/metrics/slis`; clones share them.
 #[derive(Clone)]
 pub struct SliMetrics(Arc<Families>);
 
@@ -17,11 +16,11 @@ struct Families {
     total: IntCounterVec,
 }
 
-/// The `type` label: which set of checks was asked.
+/// Value of the label `type`: the set of checks.
 const HEALTHZ: &str = "healthz";
 
 impl SliMetrics {
-    /// `started` is the process start in seconds since the epoch.
+    /// Creates the registry. `started` is the start time of the process, seconds since the epoch.
     pub fn new(started: f64) -> Self {
         let registry = Registry::new();
         let now = registry.gauges(
@@ -41,20 +40,20 @@ impl SliMetrics {
         Self(Arc::new(Families { registry, now, total }))
     }
 
-    /// A check was asked as one of all, and passed or not.
+    /// Records the result of a check that ran as part of the full set.
     pub fn checked(&self, name: &str, passed: bool) {
         let status = if passed { "success" } else { "error" };
         self.0.now.with_label_values(&[name, HEALTHZ]).set(i64::from(passed));
         self.0.total.with_label_values(&[name, HEALTHZ, status]).inc();
     }
 
-    /// Forgets all checks.
+    /// Removes the series of all checks.
     pub fn reset(&self) {
         self.0.now.reset();
         self.0.total.reset();
     }
 
-    /// The registry of the page.
+    /// Returns the registry of the page.
     pub fn registry(&self) -> &Registry {
         &self.0.registry
     }

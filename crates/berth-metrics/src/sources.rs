@@ -1,19 +1,19 @@
-//! What the sources count. The reference counts nothing here, so all names are our own.
+//! Metrics of the pod sources. The reference has none, so all names are Berth's own.
 
 use prometheus::{IntCounterVec, IntGaugeVec};
 
 use super::{Registry, Stability};
 
-/// Families of the sources; `source` is `file`, `http` or `api`.
+/// Metric handles of the pod sources; `source` is `file`, `http`, or `api`.
 #[derive(Clone, Debug)]
 pub struct SourceMetrics {
-    /// Pods that were ignored because another one has their name.
+    /// Pods ignored because another pod of the source has the same name.
     pub duplicates: IntCounterVec,
-    /// Manifests that could not be used; `reason` is `read`, `parse` or `invalid`.
+    /// Unusable manifests; `reason` is `read`, `parse`, or `invalid`.
     pub rejected: IntCounterVec,
-    /// Looks at a source that failed as a whole.
+    /// Reads of a source that failed as a whole.
     pub failures: IntCounterVec,
-    /// Pods in the last set.
+    /// Pods in the last complete set of a source.
     pub pods: IntGaugeVec,
 }
 

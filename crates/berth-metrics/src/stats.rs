@@ -1,4 +1,6 @@
-//! Families of statistics: what reading them costs, and what they tell on `/metrics` (spec 08 §4.1, §4.9, §10).
+//! Metrics of resource statistics: collection cost, volume usage, and log usage.
+//!
+//! Implements spec 08 §4.1, §4.9, §10.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,17 +12,17 @@ use prometheus::{
 
 use super::{Registry, Stability::Alpha, buckets::DEF};
 
-/// Where the statistics of pods come from.
+/// Source of pod statistics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum StatsSource {
-    /// Control groups, which the agent reads itself.
+    /// Cgroups, which the agent reads itself.
     #[default]
     Groups,
-    /// The runtime.
+    /// The container runtime, through CRI.
     Runtime,
 }
 
-/// Handles of the families of statistics.
+/// Metric handles of the statistics provider.
 #[derive(Clone, Debug)]
 pub struct StatsMetrics {
     seconds: Histogram,
@@ -58,68 +60,68 @@ impl StatsMetrics {
         }
     }
 
-    /// Counts a reading of the control groups of all pods, and how many there were.
+    /// Records one reading of all cgroups: its duration, and their number.
     pub fn read(&self, elapsed: Duration, cgroups: usize) {
         self.seconds.observe(elapsed.as_secs_f64());
         self.cgroups.set(i64::try_from(cgroups).unwrap_or(i64::MAX));
     }
 
-    /// Tells where statistics come from.
+    /// Sets the source in `kubelet_metrics_provider`.
     pub fn comes_from(&self, source: StatsSource) {
         let (is, is_not) = match source {
             StatsSource::Groups => ("cadvisor", "cri"),
             StatsSource::Runtime => ("cri", "cadvisor"),
         };
-        let _ = self.provider.remove_label_values(&[is_not]); // it need not be there
+        let _ = self.provider.remove_label_values(&[is_not]); // absent unless the source changed
         self.provider.with_label_values(&[is]).set(1);
     }
 
-    /// Counts an answer to how full a volume is, by who gave it.
+    /// Records a volume usage query that was answered; `source` names the answering driver.
     pub fn told(&self, source: &str, elapsed: Duration) {
         self.walks.with_label_values(&[source]).observe(elapsed.as_secs_f64());
     }
 
-    /// Counts a walk over a volume.
+    /// Records a walk over a volume's directory tree.
     pub fn walked(&self, elapsed: Duration) {
         self.walks.with_label_values(&["du"]).observe(elapsed.as_secs_f64());
     }
 }
 
-/// What a claim's volume takes; bytes and inodes.
+/// Usage of a claim's volume, in bytes and inodes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClaimUsage {
-    /// The claim's namespace.
+    /// Namespace of the claim.
     pub namespace: String,
-    /// Its name.
+    /// Name of the claim.
     pub claim: String,
-    /// Capacity, available, used; inodes, free and used.
+    /// Bytes of capacity, available, and used; inodes total, free, and used.
     pub numbers: [u64; 6],
-    /// Whether something is wrong with it, where its driver says.
+    /// Whether the volume's condition is abnormal; `None` where its driver reports none.
     pub is_abnormal: Option<bool>,
 }
 
-/// What a container's logs take.
+/// Usage of a container's logs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogUsage {
-    /// The pod's UID.
+    /// UID of the pod.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub pod: String,
-    /// The container.
+    /// Name of the container.
     pub container: String,
-    /// Bytes.
+    /// Used bytes.
     pub bytes: u64,
 }
 
-/// What the statistics know of disks, without waiting for any.
+/// Source of known disk usage; never waits for a disk.
 pub trait DiskUsages: Send + Sync + 'static {
-    /// Volumes that belong to claims, and logs of running containers.
+    /// Returns the known usage of claims' volumes, and of the logs of running containers.
     fn known(&self) -> (Vec<ClaimUsage>, Vec<LogUsage>);
 }
 
-/// Registers the families of volumes and logs, made when somebody asks.
+/// Registers the families of volumes and logs, which are computed at each scrape.
 pub fn register_disk_usages(registry: &Registry, usages: Arc<dyn DiskUsages>) {
     let volumes = VOLUMES.map(|(name, help)| gauge(name, help, &CLAIM));
     let health = gauge(HEALTH.0, HEALTH.1, &CLAIM);
@@ -198,7 +200,7 @@ mod tests {
                 namespace: namespace.to_owned(),
                 claim: "data".to_owned(),
                 numbers: [100, 60, 40, 10, 7, 3],
-                // Only one driver says.
+                // Only one driver reports a condition.
                 is_abnormal: (namespace == "b").then_some(true),
             };
             (vec![claim("a"), claim("b")], Vec::new())

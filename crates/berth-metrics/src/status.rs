@@ -1,14 +1,14 @@
-//! Families of the status room (spec 08 §4.5-4.6).
+//! Metrics of pod status and pod startup. Implements spec 08 §4.5-4.6.
 
 use prometheus::{Gauge, Histogram, HistogramVec, IntCounterVec};
 
 use super::{Registry, Stability, buckets};
 
-/// Handles of the status room.
+/// Metric handles of the status manager.
 #[derive(Clone, Debug)]
 pub struct StatusMetrics {
     terminated_containers: IntCounterVec,
-    /// First unsent change of a status until it was written, in seconds cut to milliseconds.
+    /// Seconds from the first unsent change of a status until it was written, truncated to milliseconds.
     pub status_sync: Histogram,
     start_total: HistogramVec,
     start_sli: HistogramVec,
@@ -53,12 +53,12 @@ impl StatusMetrics {
         }
     }
 
-    /// Counts a container that ended.
+    /// Counts a terminated container.
     pub fn container_ended(&self, container_type: &str, exit_code: i32, reason: &str) {
         self.terminated_containers.with_label_values(&[container_type, &exit_code.to_string(), reason]).inc();
     }
 
-    /// Observes how long a pod took to start; `sli` is missing for pods with state.
+    /// Records the startup time of a pod in seconds; `sli` is `None` for stateful pods.
     pub fn pod_started(&self, total: f64, sli: Option<f64>, first_network: bool) {
         const NO_LABELS: [&str; 0] = [];
         self.start_total.with_label_values(&NO_LABELS).observe(total);

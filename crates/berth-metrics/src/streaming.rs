@@ -1,17 +1,17 @@
-//! Streams into containers (spec 04 §8).
+//! Metrics of streaming requests: exec, attach, and port-forward (spec 04 §8).
 
 use prometheus::IntCounterVec;
 
 use super::{Registry, Stability::Alpha};
 
-/// Handles of the stream endpoints' families.
+/// Metric handles of the streaming endpoints.
 #[derive(Clone, Debug)]
 pub struct StreamingMetrics {
     web_sockets: IntCounterVec,
 }
 
 impl StreamingMetrics {
-    /// Registers the families; a series appears with the first stream of its kind.
+    /// Registers the families; a series appears with the first stream of its subresource.
     pub fn new(registry: &Registry) -> Self {
         Self {
             web_sockets: registry.counters(
@@ -23,7 +23,7 @@ impl StreamingMetrics {
         }
     }
 
-    /// Counts a WebSocket that ends here; `subresource` is `exec`, `attach` or `portforward`.
+    /// Counts a WebSocket request served by the kubelet; `subresource` is `exec`, `attach`, or `portforward`.
     pub fn web_socket(&self, subresource: &'static str) {
         self.web_sockets.with_label_values(&[subresource]).inc();
     }

@@ -1,4 +1,4 @@
-//! What is done with volumes, and how many there are (spec 08 §4.9).
+//! Metrics of volume operations and volume counts (spec 08 §4.9).
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use prometheus::{HistogramVec, IntCounter, IntGaugeVec};
 
 use super::{OrphanMetrics, Registry, Stability::Alpha, buckets::STORAGE};
 
-/// What is done with a volume.
+/// Operation on a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StorageOperation {
-    /// It is made ready for its pod.
+    /// Mounts a volume for a pod.
     Mount,
-    /// It is taken down.
+    /// Unmounts a volume from a pod.
     Unmount,
-    /// It is given to its pod as a device.
+    /// Maps a block device into a pod.
     Map,
-    /// The device is taken from the pod.
+    /// Unmaps a block device from a pod.
     Unmap,
-    /// What all pods shared is undone.
+    /// Unmounts the global mount that all pods of the volume share.
     UnmountDevice,
-    /// The same of a device.
+    /// Unmaps the global map of a block device.
     UnmapDevice,
-    /// The node's part of an expansion.
+    /// Expands the volume on the node.
     Resize,
-    /// It is given to the pod's group.
+    /// Applies the ownership of the pod's `fsGroup`.
     Give,
-    /// It is seen whether it is attached.
+    /// Verifies that the controller has attached the volume.
     Verify,
 }
 
@@ -45,12 +45,12 @@ impl StorageOperation {
     }
 }
 
-/// Whose operation it was.
+/// Volume plugin of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Operated<'a> {
-    /// Label `volume_plugin`, or the driver's name.
+    /// Value of the label `volume_plugin`, or the driver name.
     pub plugin: &'a str,
-    /// The volume was said by a name that was built in once.
+    /// Whether the volume names an in-tree plugin that was migrated to CSI.
     pub is_migrated: bool,
 }
 
@@ -60,17 +60,17 @@ impl<'a> From<&'a str> for Operated<'a> {
     }
 }
 
-/// Of which volumes one speaks.
+/// The volumes that are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum World {
-    /// Those that are there.
+    /// Volumes in the actual state of world.
     Actual,
-    /// Those that should be.
+    /// Volumes in the desired state of world.
     Desired,
 }
 
 impl World {
-    /// Label `state`.
+    /// Value of the label `state`.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::Actual => "actual_state_of_world",
@@ -79,17 +79,17 @@ impl World {
     }
 }
 
-/// As labels say it.
+/// Label value of a boolean.
 pub(super) fn truth(is_so: bool) -> &'static str {
     if is_so { "true" } else { "false" }
 }
 
-/// What became of volumes that an earlier agent left.
+/// Reconstruction of volumes that a previous agent left mounted.
 #[derive(Clone, Debug)]
 struct Rebuilt {
     all: IntCounter,
     failed: IntCounter,
-    /// Nothing counts up these: what is not understood is left alone.
+    /// Always 0: a volume that cannot be reconstructed is left alone.
     _cleaned: [IntCounter; 2],
 }
 
@@ -119,7 +119,7 @@ impl Rebuilt {
     }
 }
 
-/// Handles of what is counted of volumes.
+/// Metric handles of volumes.
 #[derive(Clone, Debug)]
 pub struct VolumeMetrics {
     operations: HistogramVec,
@@ -158,19 +158,19 @@ impl VolumeMetrics {
         }
     }
 
-    /// An earlier agent left so many volumes, of which so many are not understood.
+    /// Counts the volumes that a previous agent left, and those whose reconstruction failed.
     pub fn rebuilt(&self, all: usize, failed: usize) {
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         self.rebuilt.all.inc_by(count(all));
         self.rebuilt.failed.inc_by(count(failed));
     }
 
-    /// Those of pods that nobody knows.
+    /// Returns the handles of the orphan cleanup.
     pub fn orphans(&self) -> OrphanMetrics {
         self.orphans.clone()
     }
 
-    /// An operation on a volume of that plugin ended.
+    /// Records a finished operation on a volume of a plugin.
     pub fn ended<'a>(
         &self,
         on: impl Into<Operated<'a>>,
@@ -184,12 +184,12 @@ impl VolumeMetrics {
         self.operations.with_label_values(&labels).observe(elapsed.as_secs_f64());
     }
 
-    /// A volume was mounted so long after it was asked for first.
+    /// Records a mounted volume with the time since it was first requested.
     pub fn mounted(&self, plugin: &str, since_asked: Duration) {
         self.overall.with_label_values(&[plugin, "overall_volume_mount"]).observe(since_asked.as_secs_f64());
     }
 
-    /// There are so many more volumes of that plugin, or fewer.
+    /// Changes the number of volumes of a plugin by `by`.
     pub fn changed(&self, plugin: &str, world: World, by: i64) {
         self.totals.with_label_values(&[plugin, world.label()]).add(by);
     }

@@ -1,4 +1,4 @@
-//! For how long pods have been waiting, told when somebody asks.
+//! Metric of waiting pods, computed at each scrape.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,14 +12,14 @@ use super::Registry;
 
 type Read = Box<dyn Fn() -> Vec<(&'static str, Duration)> + Send + Sync>;
 
-/// The longest wait of any pod, by what it waits for; the label is one of a closed set.
+/// Longest wait of any pod by reason; the label has a closed set of values.
 pub struct PodWaits {
     family: GaugeVec,
     read: Read,
 }
 
 impl PodWaits {
-    /// Registers the family; `read` tells every wait there is.
+    /// Registers the family; `read` returns all current waits.
     pub fn register(registry: &Registry, read: impl Fn() -> Vec<(&'static str, Duration)> + Send + Sync + 'static) {
         let help = "[ALPHA] Seconds the longest wait of a pod has lasted, by what it waits for";
         let family = GaugeVec::new(Opts::new("berth_pod_waiting_seconds", help), &["reason"]);

@@ -1,4 +1,6 @@
-//! Work queue metrics of client-go (spec 08 §4.16), for what the agent does where kubelet has a work queue.
+//! client-go work queue metrics, for the operations that use a work queue in kubelet.
+//!
+//! Implements spec 08 §4.16 of `docs/spec`.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,7 +15,7 @@ use prometheus::{
 
 use super::{Registry, Stability, buckets};
 
-/// The families, and one handle for each queue.
+/// The families, from which each queue takes a handle.
 #[derive(Clone, Debug)]
 pub struct WorkQueueMetrics {
     depth: IntGaugeVec,
@@ -57,7 +59,7 @@ impl WorkQueueMetrics {
         }
     }
 
-    /// The series of the queue `name`; they are there from now on.
+    /// Returns the handle of queue `name`; its series exist from now on.
     pub fn queue(&self, name: &str) -> WorkQueue {
         let started = Arc::new(Mutex::new(None));
         self.running.0.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), started.clone()));
@@ -72,7 +74,7 @@ impl WorkQueueMetrics {
     }
 }
 
-/// Handle of one queue that holds at most one item and processes one at a time.
+/// Handle of a queue with at most one item, which processes one item at a time.
 #[derive(Clone, Debug)]
 pub struct WorkQueue {
     depth: IntGauge,
@@ -84,20 +86,20 @@ pub struct WorkQueue {
 }
 
 impl WorkQueue {
-    /// An item was added.
+    /// Records an added item.
     pub fn added(&self) {
         self.adds.inc();
         self.depth.inc();
     }
 
-    /// The item added last is processed from now on, after it was queued so long.
+    /// Records that processing of the last added item starts, after it was queued for `queued`.
     pub fn started(&self, queued: Duration) {
         self.depth.dec();
         self.queued_seconds.observe(queued.as_secs_f64());
         *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Processing ended. An item that failed counts as a retry: it is tried again.
+    /// Records the end of processing. A failed item counts as a retry, because it is processed again.
     pub fn finished(&self, is_failed: bool) {
         if let Some(started) = self.started.lock().unwrap_or_else(PoisonError::into_inner).take() {
             self.work_seconds.observe(started.elapsed().as_secs_f64());
@@ -110,11 +112,11 @@ impl WorkQueue {
 
 type Started = Arc<Mutex<Option<Instant>>>;
 
-/// When each queue's current item was started.
+/// Start time of each queue's current item.
 #[derive(Clone, Debug, Default)]
 struct Running(Arc<Mutex<Vec<(String, Started)>>>);
 
-/// Computes at each scrape how long current items have been processed.
+/// Computes at each scrape for how long the current items have been processed.
 struct RunningCollector {
     running: Running,
     unfinished: prometheus::GaugeVec,
@@ -154,7 +156,7 @@ impl Collector for RunningCollector {
         for (name, started) in self.running.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let started = *started.lock().unwrap_or_else(PoisonError::into_inner);
             let seconds = started.map_or(0.0, |started| started.elapsed().as_secs_f64());
-            // One item at a time: the sum and the longest are the same.
+            // One item at a time: the sum and the maximum are the same.
             self.unfinished.with_label_values(&[name.as_str()]).set(seconds);
             self.longest.with_label_values(&[name.as_str()]).set(seconds);
         }

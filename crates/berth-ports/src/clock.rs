@@ -1,15 +1,16 @@
-//! Wall time, injected so that tests and the simulation decide what time it is.
+//! Wall clock as a port, so that tests and the simulation control the time.
+//!
 //! Durations and deadlines use tokio's clock, which tests pause.
 
 use jiff::Timestamp;
 
-/// Tells the wall time.
+/// Source of wall-clock time.
 pub trait Clock: Send + Sync + 'static {
-    /// Now.
+    /// Current wall-clock time.
     fn now(&self) -> Timestamp;
 }
 
-/// The machine's clock.
+/// The system's wall clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

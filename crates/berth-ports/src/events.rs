@@ -1,4 +1,4 @@
-//! Events: what happened to a pod or the node, for people.
+//! Port of Kubernetes events: event values and the `EventSink` that records them.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -6,50 +6,50 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use berth_types::{PodRef, api};
 
-/// Normal or warning.
+/// Type of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EventKind {
-    /// Something expected happened.
+    /// An expected occurrence.
     Normal,
-    /// Something an operator may want to look at.
+    /// An occurrence that may need an operator's attention.
     Warning,
 }
 
-/// What an event is about.
+/// Object that an event involves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EventTarget {
     /// A pod, or one of its containers (`spec.containers{web}`).
     Pod {
         /// The pod.
         pod: PodRef,
-        /// The field path within it.
+        /// Field path within the pod.
         field_path: Option<String>,
     },
     /// This node.
     Node,
-    /// A claim, or the volume behind one.
+    /// A PersistentVolumeClaim or PersistentVolume.
     Storage {
         /// `PersistentVolumeClaim` or `PersistentVolume`.
         kind: &'static str,
-        /// Empty for a volume.
+        /// Namespace; empty for a PersistentVolume.
         namespace: String,
-        /// Its name.
+        /// Object name.
         name: String,
-        /// Its UID.
+        /// Object UID.
         uid: String,
     },
 }
 
-/// One event.
+/// An event for the recorder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// What it is about.
+    /// Involved object.
     pub target: EventTarget,
     /// Normal or warning.
     pub kind: EventKind,
-    /// The reason, `CamelCase`.
+    /// Reason, `CamelCase`.
     pub reason: Cow<'static, str>,
-    /// The message.
+    /// Message for people.
     pub message: String,
     /// Annotations of the event itself.
     pub annotations: Vec<(&'static str, String)>,
@@ -66,7 +66,7 @@ impl Event {
         Self::on_pod(pod, EventKind::Warning, reason, message)
     }
 
-    /// An event on a claim.
+    /// An event on a PersistentVolumeClaim.
     pub fn on_claim(
         claim: &api::PersistentVolumeClaim,
         kind: EventKind,
@@ -76,7 +76,7 @@ impl Event {
         Self::new(stored("PersistentVolumeClaim", &claim.metadata), kind, reason, message)
     }
 
-    /// An event on a persistent volume.
+    /// An event on a PersistentVolume.
     pub fn on_volume(
         volume: &api::PersistentVolume,
         kind: EventKind,
@@ -136,7 +136,7 @@ fn stored(kind: &'static str, metadata: &ObjectMeta) -> EventTarget {
     }
 }
 
-/// Takes events. Never blocks; may drop when overrun.
+/// Records events. Never blocks; may drop events on overload.
 pub trait EventSink: Send + Sync + 'static {
     /// Records one event.
     fn record(&self, event: Event);

@@ -1,4 +1,4 @@
-//! The role of the images room: make one image usable by one pod, or say exactly why not.
+//! Port of the image manager: pull an image for a pod, or return why it is unusable.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use super::Stage;
 use berth_proto::cri;
 use berth_types::Pod;
 
-/// `imagePullPolicy`.
+/// `imagePullPolicy` of a container.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PullPolicy {
-    /// Pull on each start.
+    /// Pull on every start.
     Always,
-    /// Pull where absent.
+    /// Pull if absent.
     IfNotPresent,
     /// Never pull.
     Never,
 }
 
 impl PullPolicy {
-    /// Reads the API's text; missing or unknown counts as `IfNotPresent`.
+    /// Parses the API value; missing or unknown counts as `IfNotPresent`.
     pub fn parse(text: Option<&str>) -> Self {
         match text {
             Some("Always") => Self::Always,
@@ -30,14 +30,14 @@ impl PullPolicy {
     }
 }
 
-/// A pull secret as the API stores it.
+/// Image pull secret as the API stores it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PullSecret {
-    /// Namespace, name, UID: what pull records remember.
+    /// Namespace, name, and UID, as stored in pull records.
     pub coordinates: (String, String, String),
-    /// `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`.
+    /// Secret type: `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`.
     pub kind: String,
-    /// The raw document.
+    /// Raw credential document.
     pub data: Vec<u8>,
 }
 
@@ -50,61 +50,61 @@ impl std::fmt::Debug for PullSecret {
 /// A request for one image.
 #[derive(Clone, Debug)]
 pub struct EnsureImage {
-    /// Who needs it.
+    /// Pod that needs the image.
     pub pod: Arc<Pod>,
-    /// The image exactly as the pod writes it.
+    /// Image reference exactly as the pod specifies it.
     pub image: String,
     /// Pull policy.
     pub policy: PullPolicy,
     /// Pull secrets of the pod.
     pub secrets: Arc<[PullSecret]>,
-    /// Sent with the pull.
+    /// Sandbox configuration sent with the pull.
     pub sandbox: Option<Arc<cri::PodSandboxConfig>>,
-    /// The runtime handler (sent only behind its gate).
+    /// Runtime handler (sent only if its feature gate is enabled).
     pub handler: String,
-    /// Where events point, e.g. `spec.containers{web}`.
+    /// `fieldPath` of events, e.g. `spec.containers{web}`.
     pub field_path: Option<String>,
-    /// Where the wait is named.
+    /// Receives the name of the wait.
     pub stage: Stage,
 }
 
-/// The user an image asks for.
+/// User configured in an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ImageUser {
-    /// Numeric.
+    /// Numeric user id.
     Uid(i64),
-    /// A name.
+    /// User name.
     Name(String),
-    /// The image says nothing.
+    /// No user configured.
     Unset,
 }
 
-/// An image that is usable now.
+/// An image present in the runtime.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResolvedImage {
-    /// What goes into `CreateContainer`.
+    /// Image reference for `CreateContainer`.
     pub reference: String,
-    /// The user it asks for.
+    /// User configured in the image.
     pub user: ImageUser,
 }
 
-/// Why an image is not usable: becomes `state.waiting`.
+/// Why an image is not usable; becomes `state.waiting`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct ImageError {
     /// `ErrImagePull`, `ImagePullBackOff`, `ErrImageNeverPull`, `InvalidImageName`, …
     pub reason: &'static str,
-    /// The message.
+    /// Message for people.
     pub message: String,
-    /// When it makes sense to try again; `None` where nothing is known.
+    /// Earliest useful retry; `None` if unknown.
     pub retry_at: Option<tokio::time::Instant>,
 }
 
-/// Makes images usable. Emits the events of spec 03b §1.1 itself.
+/// Makes images available. Emits the events of spec 03b §1.1 itself.
 #[async_trait]
 pub trait ImageProvider: Send + Sync + 'static {
-    /// Makes one image usable by one pod. A present image never waits behind a pull.
+    /// Makes one image available to one pod. A present image never waits for a pull.
     async fn ensure(&self, request: EnsureImage) -> Result<ResolvedImage, ImageError>;
-    /// Forgets the pull back-off of a pod that is gone.
+    /// Drops the pull back-off of a deleted pod.
     fn forget(&self, pod: &berth_types::PodUid);
 }

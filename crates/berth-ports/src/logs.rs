@@ -1,5 +1,4 @@
-//! The roles of the logs room: messages for who builds container states, files for who starts
-//! and removes containers.
+//! Ports of container logs: termination messages, log files, and their symbolic links.
 
 use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
@@ -7,73 +6,73 @@ use async_trait::async_trait;
 
 use berth_types::{ContainerId, PodRef, PodUid};
 
-/// `terminationMessagePolicy`.
+/// `terminationMessagePolicy` of a container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogPolicy {
-    /// Only the file.
+    /// Only the termination-message file.
     File,
-    /// The end of the log where the file is empty and the container failed.
+    /// The end of the log if the file is empty and the container failed.
     FallbackToLogsOnError,
 }
 
-/// What is known of an exited container when its message is wanted.
+/// Data of an exited container for its termination message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ContainerExit {
-    /// Host path of the termination-message file, where one is mounted.
+    /// Host path of the termination-message file, if one is mounted.
     pub message_file: Option<PathBuf>,
-    /// Policy.
+    /// `terminationMessagePolicy`.
     pub policy: LogPolicy,
-    /// Path of the log.
+    /// Path of the container's log.
     pub log_path: PathBuf,
     /// Exit code.
     pub exit_code: i32,
-    /// The runtime's reason.
+    /// Reason reported by the runtime.
     pub reason: String,
-    /// The runtime's message.
+    /// Message reported by the runtime.
     pub message: String,
 }
 
 /// Reads termination messages (spec 03b §9). Bounded: 4096 bytes of file, 2048 of log.
 #[async_trait]
 pub trait TerminationMessages: Send + Sync + 'static {
-    /// The message to show; read errors become its text.
+    /// Termination message; read errors become its text.
     async fn message(&self, exit: ContainerExit) -> String;
 }
 
-/// Where one container instance logs to.
+/// Log file of one container instance.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ContainerLogFile {
-    /// Its pod.
+    /// Pod of the container.
     pub pod: PodRef,
-    /// Its name.
+    /// Container name.
     pub container: Arc<str>,
-    /// The instance.
+    /// Container id.
     pub id: ContainerId,
-    /// Full path of the log.
+    /// Full path of the log file.
     pub path: PathBuf,
 }
 
-/// Whether everything of a pod may be removed from this node.
+/// Predicate: whether everything of a pod may be removed from this node.
 pub type MayGo = Arc<dyn Fn(&PodUid) -> bool + Send + Sync>;
 
-/// Log files and the links to them (spec 03a §7 step 8, §11).
+/// Manages log files and the symbolic links to them (spec 03a §7 step 8, §11).
 #[async_trait]
 pub trait ContainerLogs: Send + Sync + 'static {
-    /// Makes `/var/log/containers/<pod>_<namespace>_<container>-<id>.log` point to the log.
-    /// Errors are logged there.
+    /// Links `/var/log/containers/<pod>_<namespace>_<container>-<id>.log` to the log.
+    /// The implementation logs errors.
     async fn link(&self, file: ContainerLogFile);
     /// Deletes `<path>*` and the link of a container that is about to be removed.
     ///
     /// # Errors
-    /// The text; the container is not removed then.
+    /// The error text; the container is not removed then.
     async fn remove(&self, file: ContainerLogFile) -> Result<(), String>;
-    /// Removes the log directory of a pod whose containers and sandboxes are gone.
+    /// Deletes the log directory of a pod whose containers and sandboxes are removed.
     ///
     /// # Errors
-    /// The text; garbage collection finds the directory later. Absent counts as removed.
+    /// The error text; garbage collection retries later. A missing directory counts as deleted.
     async fn remove_directory(&self, pod: PodRef) -> Result<(), String>;
-    /// Removes the log directories of pods that may go.
+    /// Deletes the log directories of all pods for which the predicate holds.
     async fn remove_directories(&self, may_go: MayGo);
-    /// Removes dangling links, except those of the containers named, which have not exited.
+    /// Deletes dangling links, except those of the given containers, which have not exited.
     async fn remove_dangling_links(&self, alive: HashSet<ContainerId>);
 }

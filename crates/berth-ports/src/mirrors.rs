@@ -1,23 +1,23 @@
-//! Mirror pods: what the API server shows of static pods.
+//! Port of the mirror pod manager: API server copies of static pods.
 
 use std::{collections::HashMap, sync::Arc};
 
 use berth_types::{Pod, PodFullName, PodUid};
 
-/// What becomes of the mirror of one name.
+/// Desired state of the mirror pods of one full name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MirrorFate {
-    /// A static pod of that UID is desired: its mirror stays, and is made anew where it is lost.
+    /// A static pod of that UID is desired: its mirror pod stays, and is recreated if lost.
     Desired(PodUid),
-    /// A pod of that name is on its way out: its mirror stays until then, and is not made anew.
+    /// A pod of that name terminates: its mirror pod stays until then, and is not recreated.
     Leaving,
 }
 
-/// Keeps a mirror of each static pod. Never blocks; errors are its own (spec 02a §5).
+/// Keeps one mirror pod per static pod. Never blocks; the implementation handles errors (spec 02a §5).
 pub trait MirrorPods: Send + Sync + 'static {
-    /// A static pod is worked on: it is to have a mirror. Told at each turn.
+    /// Requests a mirror pod for a static pod. Called at each sync of the pod.
     fn want(&self, pod: &Arc<Pod>);
-    /// All names that may have a mirror; those of any other name go. Told again and again, once
-    /// every source has told its pods.
+    /// Sets all names that may have a mirror pod; mirror pods of other names are deleted. Called repeatedly, once every
+    /// source has delivered its pods.
     fn keep(&self, names: HashMap<PodFullName, MirrorFate>);
 }

@@ -1,39 +1,39 @@
-//! Facts about the node and the runtime, published as immutable snapshots on `watch` channels.
+//! Snapshots of node and runtime facts, published on `watch` channels.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use berth_types::api;
 
-/// What admission, status and environment need to know of this node.
+/// Node facts for admission, status, and container environment.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct NodeFacts {
     /// Node name.
     pub name: String,
     /// Host name.
     pub hostname: String,
-    /// Labels of the node object (or of the synthetic one).
+    /// Labels of the Node object (or of the synthetic one).
     pub labels: BTreeMap<String, String>,
     /// Taints.
     pub taints: Vec<api::Taint>,
-    /// Capacity, base units as canonical quantities.
+    /// Capacity; canonical quantities in base units.
     pub capacity: BTreeMap<String, String>,
-    /// Allocatable, base units as canonical quantities.
+    /// Allocatable; canonical quantities in base units.
     pub allocatable: BTreeMap<String, String>,
-    /// Host addresses: first one and the first of the other family; empty in standalone mode.
+    /// Host IPs: the first address and the first of the other family; empty in standalone mode.
     pub host_ips: Vec<IpAddr>,
-    /// Node pressure conditions that are true now (`MemoryPressure`, …).
+    /// Pressure conditions that are true now (`MemoryPressure`, …).
     pub pressures: Vec<String>,
-    /// Those that an earlier agent has seen and this one has not: they are reported, and refuse nobody.
+    /// Pressure conditions of a previous agent run that this one has not observed: reported, but ignored by admission.
     pub restored_pressures: Vec<String>,
     /// Whether the node is shutting down.
     pub shutting_down: bool,
-    /// Features the node declares.
+    /// Declared features of the node.
     pub declared_features: Vec<String>,
     /// Whether `supplementalGroupsPolicy: Strict` is supported.
     pub supplemental_groups_policy: bool,
 }
 
-/// Features of one runtime handler.
+/// Supported features of one runtime handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HandlerFeatures {
     /// Recursive read-only mounts.
@@ -42,15 +42,15 @@ pub struct HandlerFeatures {
     pub user_namespaces: bool,
 }
 
-/// What the 5-second runtime check found (spec 03a §2.3).
+/// Result of the runtime check, run every 5 seconds (spec 03a §2.3).
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RuntimeState {
-    /// `None` once the runtime is fine; else the text for `Skipping pod synchronization`.
+    /// `None` if the runtime is ready; otherwise the text for `Skipping pod synchronization`.
     pub runtime_error: Option<String>,
-    /// `None` once the network is ready; else the text of the `NetworkNotReady` event.
+    /// `None` if the network is ready; otherwise the text of the `NetworkNotReady` event.
     pub network_error: Option<String>,
     /// Runtime handlers by name (`""` is the default one).
     pub handlers: BTreeMap<String, HandlerFeatures>,
-    /// `supplemental_groups_policy` of the runtime features.
+    /// `supplemental_groups_policy` of the runtime's features.
     pub supplemental_groups_policy: bool,
 }

@@ -1,4 +1,6 @@
-//! Objects of the API server that pods refer to. Standalone mode has a player that refuses.
+//! Port of API objects that pods refer to: ConfigMaps, Secrets, tokens, certificates.
+//!
+//! Standalone mode has an implementation that refuses every read.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -23,7 +25,7 @@ pub enum ObjectError {
     /// The object does not exist.
     #[error("{kind} \"{name}\" not found")]
     NotFound {
-        /// As the server or the store of it says: `configmaps`, `configmap`, `runtimeclass.node.k8s.io`.
+        /// Resource as the server or the lister spells it: `configmaps`, `configmap`, `runtimeclass.node.k8s.io`.
         kind: &'static str,
         /// Name.
         name: String,
@@ -33,16 +35,16 @@ pub enum ObjectError {
     Other(String),
 }
 
-/// A token that the service account of a pod is to get.
+/// Parameters of a service account token request.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct TokenAsk {
-    /// Who it is for; empty for the API server itself.
+    /// Audience; empty for the API server itself.
     pub audience: String,
-    /// How long it should live, in seconds; `None` for one that is never renewed.
+    /// Requested lifetime in seconds; `None` for a token that is never renewed.
     pub expiration_seconds: Option<i64>,
 }
 
-/// What is known of a service account.
+/// Metadata of a service account.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServiceAccount {
     /// `metadata.uid`.
@@ -51,14 +53,14 @@ pub struct ServiceAccount {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A certificate that a pod is to have: a source of one of its projected volumes.
+/// A certificate requested by a source of a projected volume.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CertificateAsk {
-    /// The volume.
+    /// Volume name in the pod.
     pub volume: String,
-    /// Which of its sources.
+    /// Index of the source in the volume.
     pub source: usize,
-    /// What the source says.
+    /// The source's projection.
     pub projection: api::PodCertificateProjection,
 }
 
@@ -71,14 +73,14 @@ pub struct Credential {
     pub chain: String,
 }
 
-/// The key is nobody's business.
+/// Omits the private key.
 impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credential").field("chain", &self.chain).finish_non_exhaustive()
     }
 }
 
-/// ConfigMaps, Secrets, Services, RuntimeClasses and pull secrets.
+/// Reads ConfigMaps, Secrets, Services, RuntimeClasses, and pull secrets.
 #[async_trait]
 pub trait ObjectSource: Send + Sync + 'static {
     /// `data` of a ConfigMap.
@@ -86,11 +88,11 @@ pub trait ObjectSource: Send + Sync + 'static {
     /// `data` of a Secret, decoded.
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<BTreeMap<String, Vec<u8>>>, ObjectError>;
     /// Services for environment variables: those of the namespace and `default/kubernetes`.
-    /// `None` while the list has not been read once.
+    /// `None` before the first complete list.
     fn services(&self, namespace: &str) -> Option<Vec<Arc<api::Service>>>;
-    /// The runtime handler of a RuntimeClass; `""` for none.
+    /// Runtime handler of a RuntimeClass; `""` for none.
     async fn runtime_handler(&self, class: Option<&str>) -> Result<String, ObjectError>;
-    /// The pull secrets that could be read, and the names of those that could not.
+    /// Pull secrets that could be read, and the names of those that could not.
     async fn pull_secrets(&self, pod: &Pod) -> (Vec<PullSecret>, Vec<String>);
 
     /// All keys of a ConfigMap as files: `data` and `binaryData`.
@@ -102,30 +104,30 @@ pub trait ObjectSource: Send + Sync + 'static {
         let data = self.config_map(namespace, name).await?;
         Ok(Arc::new(data.iter().map(|(key, value)| (key.clone(), value.clone().into_bytes())).collect()))
     }
-    /// The pod refers to what it names, and to nothing else any more. Cheap where nothing changed;
-    /// comes before any read for the pod.
+    /// Registers the objects that the pod refers to and drops its previous references. Cheap if nothing changed;
+    /// precedes any read for the pod.
     fn register(&self, _pod: &Pod) {}
-    /// The pod is gone, and what was mounted for it.
+    /// Drops the references of a deleted pod whose volumes are unmounted.
     fn unregister(&self, _pod: &PodUid) {}
-    /// A volume of the pod holds this for that ask, from before the agent started. It becomes the one the pod
-    /// has where it is a token that can be.
+    /// Offers the token that a volume of the pod contains from before the agent's start. It becomes the pod's current
+    /// token if it is a valid one.
     fn adopt_token(&self, _pod: &Pod, _ask: &TokenAsk, _held: &str) {}
-    /// A token of the pod's service account, bound to the pod: the one it has, until that is due.
+    /// A token of the pod's service account, bound to the pod: the current one until its refresh is due.
     async fn token(&self, _pod: &Pod, _ask: &TokenAsk) -> Result<String, ObjectError> {
         Err(ObjectError::Other("cannot use TokenManager when kubelet is in standalone mode".to_owned()))
     }
-    /// A service account as the API server has it now.
+    /// The service account, read from the API server.
     async fn service_account(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, ObjectError> {
         Err(ObjectError::Other("there is no API server".to_owned()))
     }
-    /// Certificates of the cluster's trust bundles that a projection means; none where it may mean none.
+    /// Certificates of the ClusterTrustBundles that a projection selects; empty only if the projection permits that.
     async fn trust_bundle(&self, _pod: &Pod, _ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
         let text = "ClusterTrustBundle projection is not supported in static kubelet mode";
         Err(ObjectError::Other(text.to_owned()))
     }
-    /// The key and the certificate that a projection asks for, the newest there is (spec 07 §9.4).
+    /// Newest key and certificate for a projection (spec 07 §9.4).
     async fn pod_certificate(&self, _pod: &Pod, _ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
-        // As the reference without its gate, which is off unless somebody sets it.
+        // As the kubelet without its feature gate, which is off by default.
         Err(ObjectError::Other("unimplemented".to_owned()))
     }
 }

@@ -1,75 +1,75 @@
-//! Programs that register with this agent by a socket, and who takes them.
+//! Port of plugin registration: plugins that register by a Unix socket, and their handlers.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use async_trait::async_trait;
 
-/// What a plugin says of itself.
+/// Registration data of a plugin.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PluginInfo {
-    /// Type: `CSIPlugin`, `DRAPlugin`, `DevicePlugin`.
+    /// Plugin type: `CSIPlugin`, `DRAPlugin`, `DevicePlugin`.
     pub kind: String,
-    /// Its name: of the driver, or of the resource.
+    /// Name of the driver or of the resource.
     pub name: String,
-    /// The socket it serves on.
+    /// Socket of the plugin's service.
     pub endpoint: PathBuf,
-    /// Versions of its services, or their names.
+    /// Supported versions, or names of its services.
     pub versions: Vec<String>,
-    /// The socket it registered by.
+    /// Registration socket.
     pub socket: PathBuf,
 }
 
-/// Takes plugins of one type. Calls for one socket come one after the other; sockets do not wait for each
-/// other. Errors are texts, because the plugin is told them (spec 06c §2).
+/// Handles plugins of one type. Calls for one socket are sequential; sockets do not wait for each other. Errors are
+/// texts because they are returned to the plugin (spec 06c §2).
 #[async_trait]
 pub trait PluginHandler: Send + Sync + 'static {
-    /// Whether the plugin can be taken.
+    /// Checks whether the plugin is acceptable.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the rejection.
     fn validate(&self, plugin: &PluginInfo) -> Result<(), String>;
 
-    /// Takes it. Whatever fails leaves nothing behind.
+    /// Registers the plugin. A failure leaves no state behind.
     ///
     /// # Errors
-    /// Why it was not taken.
+    /// The reason for the failure.
     async fn register(&self, plugin: &PluginInfo) -> Result<(), String>;
 
-    /// It is gone, or another one stands in its place.
+    /// Removes a plugin that is gone or was replaced.
     async fn deregister(&self, plugin: &PluginInfo);
 }
 
-/// What a storage driver says of this node.
+/// Node information reported by a CSI driver.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NodeDriver {
-    /// The driver.
+    /// Driver name.
     pub name: String,
-    /// What it calls this node.
+    /// The driver's id of this node.
     pub node_id: String,
-    /// Where the node is, for the driver.
+    /// Topology segments of this node.
     pub topology: BTreeMap<String, String>,
-    /// How many volumes the node takes; 0 for no limit, below for nonsense.
+    /// Maximum number of volumes; 0 for no limit, negative is invalid.
     pub max_volumes: i64,
 }
 
-/// Keeps what the objects of this node say of its storage drivers (spec 07 §12.2). Each call has its deadline.
+/// Maintains the CSI drivers in the Node and CSINode objects (spec 07 §12.2). Each call has its own deadline.
 #[async_trait]
 pub trait NodeDrivers: Send + Sync + 'static {
-    /// Writes a driver into the node and its CSINode.
+    /// Adds a driver to the Node and its CSINode.
     ///
     /// # Errors
-    /// It could not be written, or contradicts what stands there.
+    /// If the write fails, or the driver conflicts with the existing entry.
     async fn install(&self, driver: &NodeDriver) -> Result<(), String>;
 
-    /// Writes how many volumes the node takes now, into the CSINode alone.
+    /// Updates the volume limit in the CSINode only.
     ///
     /// # Errors
-    /// It could not be written.
+    /// If the write fails.
     async fn update(&self, driver: &NodeDriver) -> Result<(), String>;
 
-    /// Takes a driver out of both; its labels stay.
+    /// Removes a driver from both objects; its labels remain.
     ///
     /// # Errors
-    /// It could not be written.
+    /// If the write fails.
     async fn uninstall(&self, name: &str) -> Result<(), String>;
 }

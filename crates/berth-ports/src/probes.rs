@@ -1,19 +1,19 @@
-//! The role of probes: what they last said; and what probes need of the rest.
+//! Ports of the prober: probe results for the status, and pod status for the probes.
 
 use std::sync::Arc;
 
 use berth_types::{ContainerId, Pod, PodUid, api};
 
-/// What a probe said.
+/// Result of a probe after applying its thresholds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProbeResult {
-    /// Passed (or counted as passed).
+    /// Passed (or counts as passed).
     Success,
-    /// Failed as often as its threshold says.
+    /// Failed `failureThreshold` times.
     Failure,
 }
 
-/// Results for one container instance; `None` where there is no result (yet).
+/// Probe results of one container instance; `None` if there is no result (yet).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ProbeResults {
     /// Startup probe.
@@ -24,41 +24,40 @@ pub struct ProbeResults {
     pub liveness: Option<ProbeResult>,
 }
 
-/// Runs probes and remembers what they said.
+/// Runs probes and caches their results.
 pub trait ProbeManager: Send + Sync + 'static {
     /// Starts the probes of a pod. Idempotent.
     fn add(&self, pod: &Arc<Pod>);
-    /// Stops liveness and startup probes; readiness goes on (termination has begun).
+    /// Stops liveness and startup probes; readiness probes continue (termination has begun).
     fn stop_liveness(&self, pod: &PodUid);
-    /// Stops all probes of a pod and forgets their results.
+    /// Stops all probes of a pod and drops their results.
     fn remove(&self, pod: &PodUid);
-    /// Runs a container's readiness probe at once, not only at its next moment, and its startup probe where that has
+    /// Runs a container's readiness probe immediately instead of at its next period, and its startup probe if that has
     /// not run on this instance: the container runs, and has not started or is not ready.
     fn trigger(&self, pod: &PodUid, container: &str);
-    /// What the probes of one container instance said.
+    /// Probe results of one container instance.
     fn results(&self, container: &ContainerId) -> ProbeResults;
 }
 
-/// A pod's latest status, as probes read it.
+/// Latest status of a pod, as probes read it.
 #[derive(Clone, Debug)]
 pub struct ProbedStatus {
-    /// The status.
+    /// Pod status.
     pub status: Arc<api::PodStatus>,
-    /// Whether all its containers are being restarted.
+    /// Whether all containers of the pod are being restarted.
     pub restart_all: bool,
 }
 
-/// Where probes read how a pod stands, and tell what they learnt. Never blocks.
+/// Pod status that probes read and update. Never blocks.
 pub trait ProbedPods: Send + Sync + 'static {
-    /// The pod's latest status; `None` before its first one.
+    /// Latest status of the pod; `None` before its first one.
     fn status(&self, pod: &PodUid) -> Option<ProbedStatus>;
-    /// A number that is another one after each change of what [`status`](Self::status) says of any pod; to be asked
-    /// first.
+    /// Change counter: differs after each change of any pod's [`status`](Self::status); read it before the status.
     fn changes(&self) -> u64;
-    /// Says at once in the pod's status that an instance is ready, or not.
+    /// Sets the readiness of a container instance in the pod's status immediately.
     fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool);
-    /// Says at once in the pod's status that an instance has started, or not.
+    /// Sets the `started` field of a container instance in the pod's status immediately.
     fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool);
-    /// Lets the pod's worker take another turn.
+    /// Schedules another sync of the pod's worker.
     fn wake(&self, pod: &PodUid);
 }

@@ -1,4 +1,4 @@
-//! The sign of life that a lasting task gives, so that one which hangs is missed (spec 05 §11).
+//! Liveness of long-running tasks: detects a task that hangs (spec 05 §11).
 
 use std::{
     sync::{
@@ -10,12 +10,12 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How long a step of a task may take.
+/// Maximum duration of one step of a task.
 const LIMIT: Duration = Duration::from_secs(300);
-/// When a task that rests is to be heard of again.
+/// Deadline of an idle task.
 const NEVER: u64 = u64::MAX;
 
-/// A task's sign of life; cheap to give at every turn. One that nobody has given yet is of a task that rests.
+/// Liveness of a task; cheap to update in every iteration. Starts as idle.
 #[derive(Clone, Debug)]
 pub struct Pulse(Arc<Signs>);
 
@@ -27,24 +27,24 @@ struct Signs {
 }
 
 impl Pulse {
-    /// Works on a step; says so again at the next one.
+    /// Reports progress: the next report is due within 5 minutes.
     pub fn works(&self) {
         self.expects(Duration::ZERO);
     }
 
-    /// Works on, or waits for, what takes so long by itself.
+    /// Reports progress before an operation or wait that takes up to `longest`.
     pub fn expects(&self, longest: Duration) {
         let now = self.elapsed();
         self.0.last.store(now, Ordering::Relaxed);
         self.0.due.store(now.saturating_add(millis(longest.saturating_add(LIMIT))), Ordering::Relaxed);
     }
 
-    /// Waits for something to happen, however long that takes.
+    /// Marks the task as idle: it waits for an event without a deadline.
     pub fn rests(&self) {
         self.0.due.store(NEVER, Ordering::Relaxed);
     }
 
-    /// How long nothing was heard of a task that should have been heard of.
+    /// Time since the last report if the next one is overdue; otherwise `None`.
     pub fn silent_for(&self) -> Option<Duration> {
         let now = self.elapsed();
         let is_late = now > self.0.due.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The role of the resources room: pod cgroups, and what it adds to a container.
+//! Port of the resource managers: pod cgroups, resize, and container tuning (`ResourceManager`).
 
 use std::sync::Arc;
 
@@ -7,43 +7,43 @@ use async_trait::async_trait;
 use berth_proto::cri;
 use berth_types::{ContainerId, ContainerKind, Pod, PodRef, PodUid};
 
-/// A pod's cgroup.
+/// Cgroup of a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodCgroup {
-    /// The parent in the driver's notation, as CRI wants it (`/kubepods/burstable/pod…` or
+    /// Parent cgroup in the notation of the cgroup driver, as CRI expects it (`/kubepods/burstable/pod…` or
     /// `kubepods-burstable-pod….slice`).
     pub parent: String,
     /// Whether this call created it.
     pub created: bool,
 }
 
-/// What resource managers add to a container.
+/// Settings that the resource managers add to a container.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ContainerTuning {
-    /// CPU set, empty for none.
+    /// CPU set (`cpuset.cpus`); empty for no restriction.
     pub cpuset_cpus: String,
-    /// Memory nodes, empty for none.
+    /// NUMA memory nodes (`cpuset.mems`); empty for no restriction.
     pub cpuset_mems: String,
-    /// Whether the CPUs are exclusive (quota off).
+    /// Whether the CPUs are exclusive (CPU quota disabled).
     pub exclusive_cpus: bool,
-    /// Device-plugin and DRA environment, mounts, devices, annotations, CDI devices.
+    /// Environment variables of device plugins and DRA drivers.
     pub envs: Vec<(String, String)>,
-    /// Mounts that stand before the volume mounts.
+    /// Mounts of device plugins and DRA drivers; they precede the volume mounts.
     pub mounts: Vec<cri::Mount>,
-    /// Devices.
+    /// Devices of device plugins and DRA drivers.
     pub devices: Vec<cri::Device>,
-    /// CDI devices.
+    /// Qualified CDI device names.
     pub cdi_devices: Vec<cri::CdiDevice>,
-    /// Annotations.
+    /// Annotations of the container.
     pub annotations: Vec<(String, String)>,
 }
 
-/// Why a cgroup operation failed.
+/// Error text of a resource operation.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ResourceError(pub String);
 
-/// CPU and memory values of a pod's cgroup; `None` where not limited or not declared.
+/// CPU and memory values of a pod's cgroup; `None` for unlimited or undeclared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PodCgroupValues {
     /// CPU weight in shares.
@@ -56,10 +56,10 @@ pub struct PodCgroupValues {
     pub memory_limit: Option<i64>,
 }
 
-/// Pod cgroups and container tuning.
+/// Manages pod cgroups and tunes containers.
 #[async_trait]
 pub trait ResourceManager: Send + Sync + 'static {
-    /// The parent cgroup of a pod, without touching anything.
+    /// Computes the parent cgroup of a pod without creating it.
     fn cgroup_parent(&self, pod: &Pod) -> String;
     /// Whether the pod's cgroup exists.
     async fn exists(&self, pod: &Pod) -> bool;
@@ -69,11 +69,11 @@ pub trait ResourceManager: Send + Sync + 'static {
     async fn remove(&self, pod: &PodRef) -> Result<(), ResourceError>;
     /// UIDs of all pod cgroups on this machine.
     async fn pods(&self) -> Vec<PodUid>;
-    /// What is added to a container that is about to be created.
+    /// Settings to add to a container that is about to be created.
     fn tuning(&self, pod: &Pod, kind: ContainerKind, container: &str) -> Result<ContainerTuning, ResourceError>;
-    /// A container of the pod was removed or stopped for good.
+    /// Releases the resources of a container that was removed or stopped permanently.
     fn released(&self, pod: &PodUid, container: &str);
-    /// The last word before `CreateContainer` (exclusive CPUs, memory nodes).
+    /// Last hook before `CreateContainer` (exclusive CPUs, memory nodes).
     ///
     /// # Errors
     /// The message of `PreCreateHookError`.
@@ -86,40 +86,40 @@ pub trait ResourceManager: Send + Sync + 'static {
     ) -> Result<(), ResourceError> {
         Ok(())
     }
-    /// Between create and start (device plugins' PreStartContainer).
+    /// Hook between create and start (device plugins' PreStartContainer).
     ///
     /// # Errors
     /// The message of `PreStartHookError`.
     async fn before_start(&self, _pod: &Pod, _container: &str, _id: &ContainerId) -> Result<(), ResourceError> {
         Ok(())
     }
-    /// The values the pod's cgroup should have, without MemoryQoS; none where pods have no cgroups of
-    /// their own: then only containers are resized (spec 06a §11).
+    /// Desired values of the pod's cgroup, without MemoryQoS; none if pods have no cgroups of their own: then only
+    /// containers are resized (spec 06a §11).
     ///
     /// # Errors
-    /// Where resizing is not possible here.
+    /// If in-place resize is not supported.
     fn wanted_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
         Err(no_resize())
     }
-    /// The values the pod's cgroup has now.
+    /// Current values of the pod's cgroup.
     ///
     /// # Errors
-    /// Where they cannot be read.
+    /// If they cannot be read.
     async fn current_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
         Err(no_resize())
     }
-    /// Writes the values that are set and leaves the others as they are.
+    /// Writes the values that are set and leaves the others unchanged.
     ///
     /// # Errors
-    /// Where they cannot be written.
+    /// If they cannot be written.
     async fn apply_pod_values(&self, _pod: &Pod, _values: PodCgroupValues) -> Result<(), ResourceError> {
         Err(no_resize())
     }
-    /// Memory in use now, in bytes, of a pod or of one of its containers; `None` where pods have no
-    /// cgroups of their own, so that only the runtime knows.
+    /// Current memory usage, in bytes, of a pod or of one of its containers; `None` if pods have no cgroups of their
+    /// own, so that only the runtime can report it.
     ///
     /// # Errors
-    /// Where there are no statistics.
+    /// If there are no statistics.
     async fn memory_usage(&self, _pod: &Pod, _container: Option<&ContainerId>) -> Result<Option<u64>, ResourceError> {
         Err(no_resize())
     }

@@ -1,4 +1,4 @@
-//! The role of the runtime room: carry out one pod's plan.
+//! Port of the container runtime: sync, kill, and remove one pod (`PodRuntime`).
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -9,32 +9,32 @@ use tokio_util::sync::CancellationToken;
 use super::{MountedVolumes, PullSecret, Stage};
 use berth_types::{ContainerId, Pod, PodUid, api, observed::ObservedPod};
 
-/// One turn of a pod that should run.
+/// Input of one sync of a pod that should run.
 #[derive(Clone)]
 pub struct SyncPod {
     /// The pod, with allocated resources.
     pub pod: Arc<Pod>,
-    /// A look that began after the last action.
+    /// Observation whose read began after the last action.
     pub observed: Arc<ObservedPod>,
-    /// The status just built.
+    /// The status computed for this sync.
     pub status: Arc<api::PodStatus>,
-    /// Pull secrets.
+    /// Image pull secrets.
     pub secrets: Arc<[PullSecret]>,
     /// Mounted volumes.
     pub volumes: Arc<MountedVolumes>,
-    /// The pod's cgroup parent in the driver's notation.
+    /// The pod's cgroup parent in the notation of the cgroup driver.
     pub cgroup_parent: String,
-    /// All containers are to be removed for a restart-all (spec 03a §3.3).
+    /// Whether all containers are to be removed for a restart-all (spec 03a §3.3).
     pub restart_all: bool,
-    /// Termination was requested: start nothing more, do not report what fails now.
+    /// Cancelled on a termination request: start nothing more, and report no failures from then on.
     pub stopping: CancellationToken,
-    /// Told once sandbox, network and volumes are ready, before any image is pulled.
+    /// Callback, called once sandbox, network, and volumes are ready, before any image is pulled.
     pub sandbox_ready: Arc<dyn Fn() + Send + Sync>,
-    /// Where each wait is named.
+    /// Receives the name of each wait.
     pub stage: Stage,
 }
 
-/// What an action was.
+/// Kind of a sync action.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ActionKind {
     /// A container was started.
@@ -51,45 +51,45 @@ pub enum ActionKind {
     RemoveContainer,
 }
 
-/// Why a container does not start: becomes `state.waiting`.
+/// Why a container does not start; becomes `state.waiting`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StartFailure {
     /// `CrashLoopBackOff`, `ErrImagePull`, `RunContainerError`, …
     pub reason: String,
-    /// The message.
+    /// Message for people.
     pub message: String,
 }
 
-/// One action and how it ended.
+/// One action and its result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ActionOutcome {
-    /// What it was.
+    /// Kind of the action.
     pub action: ActionKind,
     /// Container name, or the pod's name.
     pub target: Arc<str>,
-    /// `None` where it succeeded.
+    /// The failure; `None` on success.
     pub failure: Option<StartFailure>,
 }
 
-/// What one turn did.
+/// Result of one sync.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SyncOutcome {
-    /// In the order they were carried out.
+    /// Actions in execution order.
     pub actions: Vec<ActionOutcome>,
-    /// Whether the runtime may have changed: the next turn needs a fresh look.
+    /// Whether the runtime may have changed: the next sync needs a fresh observation.
     pub acted: bool,
-    /// The earliest moment at which something held back may be tried again (back-off).
+    /// Earliest time at which an action delayed by back-off may be retried.
     pub retry_at: Option<Instant>,
-    /// Whether this turn removed the containers of a restart-all: turn again at once.
+    /// Whether this sync removed the containers of a restart-all: sync again immediately.
     pub reset: bool,
-    /// Whether nothing of the pod is alive and nothing of it will ever start again.
+    /// Whether nothing of the pod runs and nothing of it will ever start again.
     pub over: bool,
-    /// Failure of the turn as a whole.
+    /// Error of the sync as a whole.
     pub error: Option<String>,
 }
 
 impl SyncOutcome {
-    /// The error text of the turn: its own, or the failing actions joined; `None` when all is well.
+    /// Error text of the sync: its own, or the joined texts of the failed actions; `None` on success.
     pub fn error_text(&self) -> Option<String> {
         if self.error.is_some() {
             return self.error.clone();
@@ -111,30 +111,30 @@ impl SyncOutcome {
     }
 }
 
-/// How long containers have to stop; whole seconds.
+/// Termination grace period of containers; whole seconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Grace(pub Duration);
 
-/// The longest grace period: a hundred years. A definition may name any number of seconds, of which
-/// no clock has the end, and from 292 years on runtimes count backwards.
+/// Maximum grace period: a hundred years. A pod may specify any number of seconds, whose deadline no clock can
+/// represent, and from 292 years on runtimes overflow to negative values.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl Grace {
-    /// That long, but no longer than a hundred years.
+    /// `period`, capped at a hundred years.
     pub fn of(period: Duration) -> Self {
         Self(period.min(LONGEST))
     }
 
-    /// From whole seconds; negative counts as 0.
+    /// From whole seconds; a negative value counts as 0.
     pub fn from_secs(seconds: i64) -> Self {
         Self::of(Duration::from_secs(seconds.max(0).unsigned_abs()))
     }
 }
 
-/// Why a pod or container is killed: decides the grace period.
+/// Why a pod or container is killed; determines the grace period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KillReason {
-    /// Anything without a special grace period.
+    /// Any reason without a special grace period.
     Unspecified,
     /// The startup probe failed.
     StartupProbe,
@@ -144,55 +144,54 @@ pub enum KillReason {
     FailedPostStartHook,
 }
 
-/// The order to stop a pod.
+/// Input of a pod kill.
 #[derive(Clone)]
 pub struct KillPod {
-    /// The pod's definition; `None` for one that only the runtime knows.
+    /// The pod's specification; `None` for a pod known only to the runtime.
     pub pod: Option<Arc<Pod>>,
-    /// What is there to stop.
+    /// Observation of what runs.
     pub observed: Arc<ObservedPod>,
-    /// Overrides every other grace period. Live: a shorter value cuts a kill short
+    /// Overrides every other grace period. Live: a shorter value cuts a running kill short
     /// (spec 02a §14 "pass a live deadline to the kill operation").
     pub grace: watch::Receiver<Option<Grace>>,
-    /// Where each wait is named.
+    /// Receives the name of each wait.
     pub stage: Stage,
 }
 
-/// Carries out plans by CRI calls. One call at a time per pod; pods never wait for each other.
+/// Executes pod actions by CRI calls. One call at a time per pod; pods never wait for each other.
 #[async_trait]
 pub trait PodRuntime: Send + Sync + 'static {
-    /// Computes and carries out one pass (spec 03a §3-4).
+    /// Computes and executes the actions of one sync (spec 03a §3-4).
     async fn sync_pod(&self, request: SyncPod) -> SyncOutcome;
     /// Kills all running containers, then stops all sandboxes (spec 03a §9).
     ///
     /// # Errors
-    /// The joined texts of what could not be stopped.
+    /// The joined texts of the containers and sandboxes that could not be stopped.
     async fn kill_pod(&self, request: KillPod) -> Result<(), String>;
-    /// Removes dead instances of one container beyond those worth keeping (spec 02a §9.8);
+    /// Removes dead instances of one container in excess of those to keep (spec 02a §9.8);
     /// `all` removes every exited container of the pod.
     fn prune(&self, observed: &Arc<ObservedPod>, container: Option<(&str, &ContainerId)>, all: bool);
-    /// Removes all containers of a pod that has ended, with their logs, its sandboxes, and its
-    /// log directory.
+    /// Removes all containers of a terminated pod with their logs, its sandboxes, and its log directory.
     ///
     /// # Errors
     /// The joined texts of what could not be removed; a running container is refused.
     async fn remove_pod(&self, observed: &Arc<ObservedPod>) -> Result<(), String>;
-    /// Whether something that runs has other resources than `pod` holds (spec 02a §9.7 step 2).
+    /// Whether a running container has other resources than `pod` specifies (spec 02a §9.7 step 2).
     fn resize_in_progress(&self, pod: &Pod, observed: &ObservedPod) -> bool;
-    /// Forgets back-off and other memory of a pod that is gone.
+    /// Drops back-off and other cached state of a deleted pod.
     fn forget(&self, pod: &PodUid);
-    /// Forgets all pods but these, also what an earlier life of the agent has written down of them.
+    /// Drops the state of all other pods, including what a previous run of the agent persisted.
     fn retain(&self, pods: &HashSet<PodUid>);
-    /// How the runtime calls itself: the scheme of container ids (`containerd`).
+    /// Name of the runtime: the scheme of container ids (`containerd`).
     fn name(&self) -> Arc<str>;
 }
 
-/// What the engine knows of a pod's future (spec 02a §9.6): decides what garbage collection takes.
+/// Deletion state of pods in the engine (spec 02a §9.6); decides what garbage collection removes.
 pub trait PodFates: Send + Sync + 'static {
-    /// Whether every source has told its pods.
+    /// Whether every source has delivered its pods.
     fn sources_ready(&self) -> bool;
-    /// Whether everything of a pod may be removed: it is gone, or unknown after the first sync.
+    /// Whether everything of a pod may be removed: the pod is deleted, or unknown after the first sync.
     fn content_may_go(&self, pod: &PodUid) -> bool;
-    /// Whether a pod has terminated, though it may not be deleted.
+    /// Whether a pod has terminated, even if it may not be deleted yet.
     fn is_terminated(&self, pod: &PodUid) -> bool;
 }

@@ -1,4 +1,4 @@
-//! The name of what a pod is waiting for, so that every wait can be shown; and what it waited for before.
+//! Progress of a pod worker: the current wait, timings of past steps, and recent errors.
 
 use std::{
     borrow::Cow,
@@ -9,16 +9,16 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Stages a pod of one container or two remembers; those of its start are the first.
+/// Minimum number of step timings stored per pod; those of its start come first.
 const STAGES: usize = 24;
-/// Stages a start has: the pod's own, and those of each container.
+/// Steps of a start: the pod's own, and those of each container.
 const OF_POD: usize = 8;
 const OF_CONTAINER: usize = 7;
-/// Stages any pod remembers.
+/// Maximum number of step timings stored per pod.
 const MOST_STAGES: usize = 200;
-/// Errors a pod remembers.
+/// Maximum number of errors stored per pod.
 const ERRORS: usize = 5;
-/// Longest error that is remembered, characters.
+/// Maximum length of a stored error, characters.
 const ERROR_TEXT: usize = 1024;
 
 /// What a pod waits for, and since when.
@@ -26,71 +26,71 @@ const ERROR_TEXT: usize = 1024;
 pub struct StageView {
     /// E.g. `RunPodSandbox`, `image busybox:latest`, `grace period`.
     pub name: Cow<'static, str>,
-    /// Since when.
+    /// Start of the wait, including failed attempts before this one.
     pub since: Instant,
-    /// When the wait ends by itself, where that is known.
+    /// Deadline at which the wait ends by itself, if known.
     pub until: Option<Instant>,
 }
 
-/// How long a stage took.
+/// Timing of a completed step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedStage {
-    /// Its name.
+    /// Name of the step.
     pub name: Cow<'static, str>,
-    /// How often it was passed.
+    /// Number of executions.
     pub times: u64,
-    /// The first time: that of the pod's start.
+    /// Duration of the first execution: that of the pod's start.
     pub first: Duration,
-    /// The last time.
+    /// Duration of the last execution.
     pub last: Duration,
-    /// The longest.
+    /// Longest duration.
     pub longest: Duration,
 }
 
-/// Why a turn failed.
+/// Error of a failed sync.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageError {
-    /// Why.
+    /// Error text, at most 1024 characters.
     pub text: String,
-    /// How often in a row.
+    /// Number of consecutive occurrences.
     pub times: u64,
-    /// When first.
+    /// Time of the first occurrence.
     pub first: Instant,
-    /// When last.
+    /// Time of the last occurrence.
     pub last: Instant,
 }
 
 #[derive(Debug)]
 struct State {
-    /// What the worker itself does, one thing after the other.
+    /// The worker's own sequential step.
     now: StageView,
-    /// When this attempt began; the wait may be older.
+    /// Start of this attempt; the wait may be older.
     entered: Instant,
-    /// Whether that is nothing whose time is told: a rest, or a frame around others.
+    /// Whether the step is not timed: a pause, or a frame around other steps.
     untimed: bool,
-    /// What is done side by side, each by its own task; the oldest first.
+    /// Concurrent steps, each of its own task; the least recently changed first.
     open: Vec<Open>,
     next_open: u32,
-    /// What was last rested for, and since when: a turn between two rests for the same ends none.
+    /// Reason and start of the last pause: a sync between two pauses for the same reason does not reset the start.
     rest: Option<(&'static str, Instant)>,
-    /// What came to nothing, and since when it is tried; the latest last.
+    /// Failed steps and when they were first attempted; the latest last.
     stuck: Vec<(Cow<'static, str>, Instant)>,
     most: usize,
     passed: Vec<Lap>,
     errors: VecDeque<StageError>,
 }
 
-/// One of several things done at the same time.
+/// One of several concurrent steps.
 #[derive(Debug)]
 struct Open {
     id: u32,
     view: StageView,
-    /// When this attempt began; the wait may be older.
+    /// Start of this attempt; the wait may be older.
     entered: Instant,
 }
 
-/// A [`PassedStage`] as it is kept: each pod has a dozen of them. In seconds; what seven digits do not tell of a
-/// stage nobody asks.
+/// Compact storage of a [`PassedStage`], in seconds: each pod has a dozen of them. `f32` has seven significant
+/// digits, enough for a step.
 #[derive(Debug)]
 struct Lap {
     name: Cow<'static, str>,
@@ -113,12 +113,12 @@ impl Lap {
     }
 }
 
-/// A worker's current stage: written by who waits, read by `why` and the server.
-/// Cheap to clone; the lock is held for a copy only, never across an await.
+/// Current step of a pod worker: written by the waiting code, read by `why` and the server.
+/// Cheap to clone; the lock covers a copy only, never an await.
 #[derive(Clone, Debug)]
 pub struct Stage(Arc<Mutex<State>>);
 
-/// Something done beside other things: a stage of its own until this is dropped.
+/// A concurrent step; ends when this is dropped.
 #[derive(Debug)]
 pub struct OpenStage {
     stage: Stage,
@@ -126,12 +126,12 @@ pub struct OpenStage {
 }
 
 impl Stage {
-    /// Starts as `idle`.
+    /// A pod of one container, in step `idle`.
     pub fn new() -> Self {
         Self::of_containers(1)
     }
 
-    /// The same for a pod of so many containers: each has stages of its own that are worth remembering.
+    /// As [`Stage::new`], with storage for the steps of this many containers.
     pub fn of_containers(containers: usize) -> Self {
         let now = Instant::now();
         let most = containers.saturating_mul(OF_CONTAINER).saturating_add(OF_POD).clamp(STAGES, MOST_STAGES);
@@ -149,12 +149,12 @@ impl Stage {
         })))
     }
 
-    /// Enters a stage. One that came to nothing the last time has been waited for since then.
+    /// Enters a step. If it failed the last time, the wait counts from its first attempt.
     pub fn set(&self, name: impl Into<Cow<'static, str>>) {
         self.enter(name.into(), false);
     }
 
-    /// Enters what is a frame around stages of others: shown where none of those is under way, and no phase of its own.
+    /// Enters a frame around concurrent steps: shown while none of them runs, and not timed.
     pub fn frame(&self, name: impl Into<Cow<'static, str>>) {
         self.enter(name.into(), true);
     }
@@ -167,7 +167,7 @@ impl Stage {
         (state.now, state.entered, state.untimed) = (StageView { name, since, until: None }, now, untimed);
     }
 
-    /// Begins something beside what else is done; the oldest of such stages is the one that is shown.
+    /// Starts a concurrent step; [`Stage::view`] shows the least recently changed one.
     pub fn open(&self, name: impl Into<Cow<'static, str>>) -> OpenStage {
         let now = Instant::now();
         let mut state = self.lock();
@@ -178,8 +178,8 @@ impl Stage {
         OpenStage { stage: self.clone(), id }
     }
 
-    /// Rests between two turns. A rest for the same as the last one goes on; one after an error names what came to
-    /// nothing.
+    /// Pauses between two syncs. A pause for the same reason as the last one keeps its start; one with a deadline after
+    /// a failure names the failed step.
     pub fn rest(&self, name: &'static str, until: Option<Instant>) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -195,26 +195,26 @@ impl Stage {
         (state.now, state.entered, state.untimed) = (StageView { name: told, since, until }, now, true);
     }
 
-    /// Remembers why a turn failed, and that what is done now came to nothing.
+    /// Records the error of a failed sync, and that the current step failed.
     pub fn failed(&self, text: &str) {
         self.stuck();
         self.note(text);
     }
 
-    /// What is done now came to nothing: the next time it is waited for since it was first begun.
+    /// Marks the current step as failed: its next attempt continues the same wait.
     pub fn stuck(&self) {
         let mut state = self.lock();
         if !state.untimed {
             let StageView { name, since, .. } = state.now.clone();
             state.get_stuck(name, since);
-            // Its time is told all the same.
+            // A failed attempt is timed too.
             let now = Instant::now();
             state.lap_of_now(now);
             state.untimed = true;
         }
     }
 
-    /// Remembers why a turn failed.
+    /// Records the error of a failed sync.
     pub fn note(&self, text: &str) {
         let text: String = text.chars().take(ERROR_TEXT).collect();
         let now = Instant::now();
@@ -229,18 +229,18 @@ impl Stage {
         state.errors.push_back(StageError { text, times: 1, first: now, last: now });
     }
 
-    /// The current stage.
+    /// Current step.
     pub fn view(&self) -> StageView {
         let state = self.lock();
         state.open.first().map_or(&state.now, |oldest| &oldest.view).clone()
     }
 
-    /// How long stages took, in the order in which they were first entered.
+    /// Timings of completed steps, in the order of first completion.
     pub fn passed(&self) -> Vec<PassedStage> {
         self.lock().passed.iter().map(Lap::view).collect()
     }
 
-    /// Why turns failed, the latest last.
+    /// Errors of failed syncs, the latest last.
     pub fn errors(&self) -> Vec<StageError> {
         self.lock().errors.iter().cloned().collect()
     }
@@ -251,12 +251,12 @@ impl Stage {
 }
 
 impl OpenStage {
-    /// Goes on to what comes next; with what it does already where that is called the same.
+    /// Enters the next step; the same name continues the current step.
     pub fn set(&self, name: impl Into<Cow<'static, str>>) {
         self.set_until(name, None);
     }
 
-    /// Goes on to what ends by itself at that moment.
+    /// Enters the next step, which ends by itself at `until`.
     pub fn set_until(&self, name: impl Into<Cow<'static, str>>, until: Option<Instant>) {
         let (now, name) = (Instant::now(), name.into());
         let mut state = self.stage.lock();
@@ -267,12 +267,12 @@ impl OpenStage {
         }
         state.lap_of_open(at, now, Came::ToAnEnd);
         let view = state.view_of(name, until, now);
-        // Those that have gone on least stand first.
+        // The first entry is the one shown: the least recently changed.
         state.open.remove(at);
         state.open.push(Open { id: self.id, view, entered: now });
     }
 
-    /// It ends by itself at that moment.
+    /// Sets the deadline at which the step ends by itself.
     pub fn until(&self, until: Instant) {
         let mut state = self.stage.lock();
         if let Some(open) = state.open.iter_mut().find(|open| open.id == self.id) {
@@ -280,12 +280,12 @@ impl OpenStage {
         }
     }
 
-    /// It came to nothing: the next time it is waited for since it was first begun.
+    /// Ends the step as failed: its next attempt continues the same wait.
     pub fn stuck(self) {
         self.end(Came::ToNothing);
     }
 
-    /// What it is a step of came to nothing, and is known by that name.
+    /// Ends the step and marks the operation it belongs to as failed, under the operation's name.
     pub fn stuck_for(self, name: impl Into<Cow<'static, str>>) {
         let (mut state, name) = (self.stage.lock(), name.into());
         let entered = state.open.iter().find(|open| open.id == self.id).map(|open| open.entered);
@@ -297,7 +297,7 @@ impl OpenStage {
         }
     }
 
-    /// What is called that is there, however it came.
+    /// Clears the failure of the operation of that name.
     pub fn done_for(&self, name: &str) {
         self.stage.lock().stuck.retain(|(stuck, _)| stuck != name);
     }
@@ -317,7 +317,7 @@ impl Drop for OpenStage {
     }
 }
 
-/// How a stage ended.
+/// Result of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Came {
     ToAnEnd,
@@ -341,7 +341,7 @@ impl State {
         self.stuck.push((name, since));
     }
 
-    /// The current stage is over, and well: what it is called may be waited for anew.
+    /// Ends the current step as successful: the next step of that name is a new wait.
     fn pass(&mut self, now: Instant) {
         if std::mem::replace(&mut self.untimed, true) {
             return;
@@ -372,9 +372,9 @@ impl State {
             known.times = known.times.saturating_add(1);
             (known.last, known.longest) = (took, known.longest.max(took));
         } else {
-            // How it started is worth more than what came long after.
+            // The timings of the start are worth more than later ones.
             self.passed.truncate(self.most - 1);
-            // There are few, they stay, and each pod has its own.
+            // There are few, they are kept, and each pod has its own.
             self.passed.reserve_exact(1);
             self.passed.push(Lap { name, times: 1, first: took, last: took, longest: took });
         }

@@ -1,4 +1,6 @@
-//! What storage needs of the API server. Standalone mode has a player that refuses.
+//! Port of storage objects: claims, volumes, attachments, CSI drivers, and their secrets.
+//!
+//! Standalone mode has an implementation that refuses every call.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,13 +10,13 @@ use tokio::sync::watch;
 
 use berth_types::api;
 
-/// Why it cannot be had.
+/// Why a storage object is unavailable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StorageError {
-    /// It does not exist, or not for this node.
+    /// The object does not exist, or not for this node.
     #[error("{0}")]
     NotFound(String),
-    /// The object was changed by somebody else meanwhile.
+    /// The object was modified concurrently.
     #[error("{0}")]
     Conflict(String),
     /// There is no API client.
@@ -25,26 +27,26 @@ pub enum StorageError {
     Other(String),
 }
 
-/// Volumes that are attached, with their devices, as the own node says; `None` before it was read.
+/// Attached volumes and their device paths from the own Node's status; `None` before the first read.
 pub type Attached = Option<Arc<BTreeMap<String, String>>>;
 
-/// Claims, volumes and what is known of their drivers. Each read is live, and has its deadline (spec 10 §4.8).
+/// Reads storage objects. Each read is live and has its own deadline (spec 10 §4.8).
 #[async_trait]
 pub trait StorageObjects: Send + Sync + 'static {
-    /// A claim.
+    /// A PersistentVolumeClaim.
     async fn claim(&self, namespace: &str, name: &str) -> Result<Arc<api::PersistentVolumeClaim>, StorageError>;
-    /// A persistent volume.
+    /// A PersistentVolume.
     async fn volume(&self, name: &str) -> Result<Arc<api::PersistentVolume>, StorageError>;
-    /// An attachment.
+    /// A VolumeAttachment.
     async fn attachment(&self, name: &str) -> Result<Arc<VolumeAttachment>, StorageError>;
-    /// A secret of a driver's: never from a cache.
+    /// A Secret of a driver, never from a cache.
     async fn secret(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, Vec<u8>>, StorageError>;
-    /// A driver, as followed; `None` where it has no object. Waits for the first list only.
+    /// A CSIDriver from the watch cache; `None` if it has no object. Waits for the first list only.
     async fn driver(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, StorageError>;
-    /// Changes `status` of a claim; the patch is a strategic merge patch of the whole object.
+    /// Patches the `status` of a claim; `patch` is a strategic merge patch of the whole object.
     async fn patch_claim(&self, namespace: &str, name: &str, patch: String) -> Result<(), StorageError>;
-    /// What is attached to this node.
+    /// Volumes attached to this node.
     fn attached(&self) -> watch::Receiver<Attached>;
-    /// Moves when the API server was reached again, or a driver's object changed: what could not be had may be now.
+    /// Changes when the API server is reachable again or a CSIDriver changes: a failed read may succeed now.
     fn moved(&self) -> watch::Receiver<u64>;
 }

@@ -1,27 +1,27 @@
-//! The role of who hands out host ids to pods with their own user namespace.
+//! Port of the user namespace manager: host id ranges for pods with `hostUsers: false`.
 
 use async_trait::async_trait;
 
 use super::ResourceError;
 use berth_types::PodUid;
 
-/// Host ids that belong to one pod: its id 0 is the host's `first`.
+/// Host id range of one pod: id 0 in the pod is `first` on the host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IdRange {
-    /// The first host id.
+    /// First host id.
     pub first: u32,
-    /// How many ids.
+    /// Number of ids.
     pub length: u32,
 }
 
-/// Hands out ranges that never overlap and remembers them across restarts (spec 06 §5).
+/// Allocates disjoint id ranges and persists them across restarts (spec 06 §5).
 #[async_trait]
 pub trait UserNamespaces: Send + Sync + 'static {
-    /// The pod's range; the one it has, or the lowest free one, written down before it is returned.
+    /// Returns the pod's range: its existing one, or the lowest free one, persisted before it is returned.
     ///
     /// # Errors
-    /// Where no range is free, or what is written down for the pod is malformed.
+    /// If no range is free, or the pod's persisted range is malformed.
     async fn assign(&self, pod: &PodUid) -> Result<IdRange, ResourceError>;
-    /// Takes the range of a pod back, if it has one.
+    /// Releases the range of a pod, if it has one.
     async fn release(&self, pod: &PodUid);
 }

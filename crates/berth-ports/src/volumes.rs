@@ -1,4 +1,4 @@
-//! The role of the volumes room.
+//! Port of the volume manager: mount, unmount, and usage of pod volumes (`VolumeManager`).
 
 use std::{
     collections::BTreeMap,
@@ -10,129 +10,129 @@ use async_trait::async_trait;
 
 use berth_types::{Pod, PodUid};
 
-/// A volume that containers can mount now.
+/// A volume that containers can mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountedVolume {
-    /// The host path to bind; `None` for image volumes.
+    /// Host path to bind-mount; `None` for image volumes.
     pub host_path: Option<PathBuf>,
-    /// The volume itself is read-only.
+    /// Whether the volume itself is read-only.
     pub read_only: bool,
-    /// The volume is managed by us and may be relabelled for SELinux.
+    /// Whether the agent manages the volume and may relabel it for SELinux.
     pub relabel: bool,
-    /// Mode of sub-path directories that are created in it.
+    /// Mode of subPath directories created in the volume.
     pub sub_path_mode: u32,
 }
 
-/// A device that containers can be given now.
+/// A raw block volume that containers can use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BlockVolume {
-    /// A link to the device.
+    /// Symbolic link to the block device.
     pub host_path: PathBuf,
-    /// Nobody may write to it.
+    /// Whether the device is read-only.
     pub read_only: bool,
 }
 
-/// A pod's volumes by volume name.
+/// Mounted volumes of a pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MountedVolumes {
-    /// By `spec.volumes[].name`.
+    /// File system volumes by `spec.volumes[].name`.
     pub by_name: BTreeMap<String, MountedVolume>,
-    /// Those that are devices.
+    /// Block volumes by `spec.volumes[].name`.
     pub devices: BTreeMap<String, BlockVolume>,
-    /// Groups that volumes ask for their containers (`pv.beta.kubernetes.io/gid`).
+    /// Supplemental groups that volumes request (`pv.beta.kubernetes.io/gid`).
     pub groups: Vec<i64>,
 }
 
-/// Why volumes are not there. The text follows `Unable to attach or mount volumes: `.
+/// Why volumes are not mounted. The text follows `Unable to attach or mount volumes: `.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// A volume's type is not supported (yet).
+    /// The volume type is not supported (yet).
     #[error("volume {volume:?}: {kind} volumes are not supported by this release")]
     Unsupported {
         /// Volume name.
         volume: String,
-        /// The type as the API spells it, e.g. `configMap`.
+        /// Volume type as the API spells it, e.g. `configMap`.
         kind: String,
     },
     /// A mount failed.
     #[error("{0}")]
     Failed(String),
-    /// Volumes that are files of this agent could not be made; each cause is an event of its own, as in the reference.
+    /// Local volumes written by the agent could not be set up; each cause is an event of its own, as in the kubelet.
     #[error("{text}")]
     NotSetUp {
-        /// Which ones, and all causes.
+        /// The volumes, and all causes.
         text: String,
-        /// `MountVolume.SetUp failed for volume …`, each once.
+        /// `MountVolume.SetUp failed for volume …`, without duplicates.
         causes: Vec<String>,
     },
-    /// They cannot come: the node takes no more volumes. The text is that of the pod's rejection.
+    /// The node's volume limit is exceeded: permanent. The text is that of the pod's rejection.
     #[error("{0}")]
     LimitExceeded(String),
-    /// They did not come in time; each failure on the way was told already.
+    /// The volumes were not ready before the deadline; each failure was already reported when it occurred.
     #[error("{0}")]
     TimedOut(String),
 }
 
-/// How full a volume is.
+/// Usage of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fullness {
-    /// Who says so: `statfs`, or the name of a storage driver.
+    /// Source of the numbers: `statfs`, or the name of a CSI driver.
     pub source: String,
-    /// Bytes there are.
+    /// Total bytes.
     pub capacity: u64,
-    /// Bytes that can be used.
+    /// Available bytes.
     pub available: u64,
-    /// Bytes in use.
+    /// Used bytes.
     pub used: u64,
-    /// Inodes there are.
+    /// Total inodes.
     pub inodes: u64,
-    /// Inodes that are free.
+    /// Free inodes.
     pub inodes_free: u64,
-    /// Inodes in use.
+    /// Used inodes.
     pub inodes_used: u64,
-    /// Whether it is well, where somebody says.
+    /// Volume condition, if the driver reports one.
     pub condition: Option<Condition>,
 }
 
-/// How a volume is.
+/// Health of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Condition {
-    /// Something is wrong with it.
+    /// Whether the volume is abnormal.
     pub is_abnormal: bool,
-    /// What, for people.
+    /// Description for people.
     pub message: String,
 }
 
-/// A volume behind a claim that a pod has.
+/// A volume of a pod that is backed by a PersistentVolumeClaim.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClaimedVolume {
-    /// Its name in the pod.
+    /// Volume name in the pod.
     pub volume: String,
     /// Namespace and name of the claim.
     pub claim: (String, String),
-    /// Its place in the pod.
+    /// Path of the volume in the pod's directory.
     pub path: PathBuf,
 }
 
-/// Volumes behind claims, for those who tell how full they are.
+/// Claimed volumes, for volume statistics and health.
 #[async_trait]
 pub trait ClaimedVolumes: Send + Sync + 'static {
-    /// Those that the pod has now.
+    /// Claimed volumes that the pod has now.
     fn of(&self, pod: &PodUid) -> Vec<ClaimedVolume>;
-    /// How full the one at that place is. Answers within seconds.
+    /// Usage of the volume at that path. Returns within seconds.
     async fn fullness(&self, path: &Path) -> Result<Fullness, String>;
 }
 
-/// Mounts and unmounts. Each call touches one pod only and has its own deadline.
+/// Mounts and unmounts volumes. Each call affects one pod only and has its own deadline.
 #[async_trait]
 pub trait VolumeManager: Send + Sync + 'static {
-    /// Makes all volumes of the pod usable. Idempotent; refreshes what changes (downward API).
+    /// Mounts all volumes of the pod. Idempotent; refreshes content that changes (downward API).
     async fn mount(&self, pod: &Arc<Pod>) -> Result<Arc<MountedVolumes>, VolumeError>;
-    /// Unmounts and removes the volumes of a terminated pod.
+    /// Unmounts and deletes the volumes of a terminated pod.
     async fn unmount(&self, pod: &PodUid) -> Result<(), VolumeError>;
-    /// UIDs of all pods that have a directory on disk.
+    /// UIDs of all pods with a directory on disk.
     async fn pods_on_disk(&self) -> Vec<PodUid>;
-    /// Removes the directory of a pod that is neither desired nor in the runtime; refuses
-    /// while anything is mounted below it, and never crosses a mount.
+    /// Deletes the directory of a pod that is neither desired nor in the runtime; refuses while anything is mounted
+    /// below it, and never crosses a mount.
     async fn remove_directory(&self, pod: &PodUid) -> Result<(), VolumeError>;
 }

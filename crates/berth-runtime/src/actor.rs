@@ -1,14 +1,14 @@
-//! One task owns each sandbox: its state machine, its records, what is told of it.
+//! Actor per sandbox: one task owns its state machine, persists records, and publishes events.
 //!
 //! ```text
 //!  RPCs ──turn──►┐                      ┌─► records on disk
-//!                ├─► sandbox (a value) ─┼─► events
-//!  shim ──exit──►┘                      └─► snapshot for whoever reads
+//!                ├─► sandbox (a value) ─┼─► container events
+//!  shim ──exit──►┘                      └─► snapshot for readers
 //! ```
 //!
-//! A turn is a function over the value; what changed by it is written down, published and told, in this order, before
-//! the next turn. Long work is done by whoever asked for it: it waits for snapshots, never the actor for it.
-//! Behaviour: spec 09 §7, §9.
+//! A turn is a function over the sandbox value. Its changes are persisted, published as a snapshot, and sent as events,
+//! in this order, before the next turn. The caller does long work itself and waits for snapshots; the actor never waits
+//! for a caller. Implements spec 09 §7, §9.
 
 use std::{
     collections::HashMap,
@@ -37,15 +37,15 @@ use super::{
 use berth_shim::plan::{Event, Exit, Request, Target};
 use berth_sys::step;
 
-/// Turns that may stand in line.
+/// Capacity of the actor's mailbox, messages.
 const MAILBOX: usize = 64;
-/// How long a shim may take for an answer that needs no work.
+/// Deadline of a shim request that needs no work.
 pub const SHIM_ANSWER: Duration = Duration::from_secs(10);
-/// How long writing a record may take before the sandbox goes on without.
+/// Timeout of a record write; the sandbox continues without the write afterwards.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
-/// How long a shim whose connection was lost has to answer again.
+/// How long a shim may take to accept a new connection after the old one was lost.
 const FIND_LIMIT: Duration = Duration::from_millis(500);
-/// First and longest pause before records that could not be written are tried again.
+/// Initial and maximum back-off between attempts to write records that could not be written.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 type Turn = Box<dyn FnOnce(&mut Sandbox) + Send>;
@@ -55,22 +55,22 @@ enum Mail {
     Shim(Connected),
 }
 
-/// Those who wait for the end of an executed process.
+/// Senders that deliver the exit of an executed process, by target.
 type Waiters = Arc<Mutex<HashMap<Target, oneshot::Sender<Exit>>>>;
 
-/// A sandbox to whom one can speak.
+/// Handle of a sandbox actor. Clones address the same sandbox.
 #[derive(Clone)]
 pub struct Pod {
     mailbox: mpsc::Sender<Mail>,
     view: watch::Receiver<Arc<Sandbox>>,
     shim: Arc<Mutex<Option<Arc<dyn Shim>>>>,
     waiters: Waiters,
-    /// Stops and removals, one at a time.
+    /// Serializes operations that stop, remove, or change the sandbox.
     pub lane: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Pod {
-    /// Starts the task that owns the sandbox.
+    /// Spawns the task that owns the sandbox.
     pub fn start(sandbox: Sandbox, shell: Arc<Shell>) -> Self {
         let (mailbox, mail) = mpsc::channel(MAILBOX);
         let sandbox = Arc::new(sandbox);
@@ -89,15 +89,15 @@ impl Pod {
         pod
     }
 
-    /// The sandbox as it is now.
+    /// The latest published snapshot of the sandbox.
     pub fn now(&self) -> Arc<Sandbox> {
         self.view.borrow().clone()
     }
 
-    /// Takes a turn; returns once what changed is written, published and told.
+    /// Runs a turn; returns once its changes are persisted, published, and sent as events.
     ///
     /// # Errors
-    /// The sandbox is gone, or its records cannot be written (the change holds all the same).
+    /// The sandbox is gone, or its records cannot be written (the change in memory remains in force).
     pub async fn turn<R: Send + 'static>(
         &self,
         turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
@@ -106,11 +106,12 @@ impl Pod {
         saved.map(|()| result)
     }
 
-    /// As [`Pod::turn`], for stopping and removing, which need no free space: a record that a full disk refuses is written
-    /// when there is space again. A restart before that finds the older record, and the same call ends it in the same way.
+    /// Like [`Pod::turn`], for stop and remove, which must work on a full disk: a record that does not fit is written
+    /// when there is space again. After an earlier restart the older record is loaded, and the same call completes
+    /// again.
     ///
     /// # Errors
-    /// The sandbox is gone, or its records cannot be written for another reason.
+    /// The sandbox is gone, or its records cannot be written for a reason other than a full disk.
     pub async fn turn_on_full_disk<R: Send + 'static>(
         &self,
         turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
@@ -121,7 +122,7 @@ impl Pod {
         }
     }
 
-    /// The result of a turn, and whether it was written down.
+    /// The result of a turn, and whether its records were persisted.
     async fn take_turn<R: Send + 'static>(
         &self,
         turn: impl FnOnce(&mut Sandbox) -> R + Send + 'static,
@@ -129,7 +130,7 @@ impl Pod {
         let (told, result) = oneshot::channel();
         let (done, saved) = oneshot::channel();
         let turn: Turn = Box::new(move |sandbox| {
-            // Whoever asked may have gone.
+            // The caller may have dropped the future.
             let _ = told.send(turn(sandbox));
         });
         let gone = || RuntimeError::no_sandbox(self.now().id());
@@ -139,17 +140,17 @@ impl Pod {
         Ok((result, saved))
     }
 
-    /// Waits until the sandbox is as wanted.
+    /// Waits until the predicate is true of the sandbox.
     ///
     /// # Errors
-    /// It is gone.
+    /// The sandbox is gone.
     pub async fn wait_for(&self, mut is_so: impl FnMut(&Sandbox) -> bool) -> RuntimeResult<Arc<Sandbox>> {
         let mut view = self.view.clone();
         let found = view.wait_for(|sandbox| is_so(sandbox)).await.map(|sandbox| sandbox.clone());
         found.map_err(|_| RuntimeError::no_sandbox(self.now().id()))
     }
 
-    /// Its shim, and from now on what it tells.
+    /// Attaches a shim connection; the actor reads the shim's events from now on.
     ///
     /// # Errors
     /// The sandbox is gone.
@@ -159,21 +160,21 @@ impl Pod {
         sent.map_err(|_| RuntimeError::no_sandbox(self.now().id()))
     }
 
-    /// Its shim.
+    /// The connected shim.
     ///
     /// # Errors
-    /// There is none.
+    /// No shim is connected.
     pub fn shim(&self) -> RuntimeResult<Arc<dyn Shim>> {
         let shim = self.shim.lock().unwrap_or_else(PoisonError::into_inner).clone();
         shim.ok_or_else(|| RuntimeError::not_ready(self.now().id()))
     }
 
-    /// Lets go of the shim, which is told to end: that it goes is no loss.
+    /// Detaches the shim before its shutdown, so that the end of the connection does not count as a lost shim.
     pub fn let_go(&self) -> Option<Arc<dyn Shim>> {
         self.shim.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The end of a process that is about to be started.
+    /// Registers for the exit of an executed process; must be called before the process starts.
     pub fn await_exit(&self, of: Target) -> oneshot::Receiver<Exit> {
         let (told, exit) = oneshot::channel();
         let mut all = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +183,7 @@ impl Pod {
         exit
     }
 
-    /// How many processes are waited for in a container.
+    /// Number of executed processes in a container whose exit a caller awaits.
     pub fn executing(&self, container: &str) -> usize {
         let all = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |target: &Target| matches!(target, Target::Exec(of, _) if of == container);
@@ -196,7 +197,7 @@ struct Actor {
     shim: Arc<Mutex<Option<Arc<dyn Shim>>>>,
     waiters: Waiters,
     shell: Arc<Shell>,
-    /// When records that could not be written are tried again, and the pause after that.
+    /// When records that could not be written are retried, and the current back-off.
     unsaved: Option<(Instant, Duration)>,
 }
 
@@ -207,7 +208,7 @@ impl Actor {
         while !self.sandbox.is_removed {
             tokio::select! {
                 biased;
-                // Pods go on without us.
+                // Pods keep running when the agent stops.
                 () = stop.cancelled() => break,
                 event = next(&mut events) => match event {
                     Some(event) => self.heard(event).await,
@@ -216,7 +217,7 @@ impl Actor {
                 message = mail.recv() => match message {
                     Some(Mail::Turn(turn, done)) => {
                         let saved = self.turn(turn).await;
-                        // Whoever asked may have gone.
+                        // The caller may have dropped the future.
                         let _ = done.send(saved);
                     }
                     Some(Mail::Shim(connected)) => events = Some(connected.events),
@@ -231,7 +232,7 @@ impl Actor {
         }
     }
 
-    /// Takes a turn, writes down what changed, publishes and tells it.
+    /// Runs a turn, persists the changes, publishes the snapshot, and sends events.
     async fn turn(&mut self, turn: impl FnOnce(&mut Sandbox)) -> RuntimeResult<()> {
         let old = self.sandbox.clone();
         turn(Arc::make_mut(&mut self.sandbox));
@@ -254,7 +255,7 @@ impl Actor {
     }
 
     async fn save(&self, old: Option<Arc<Sandbox>>, new: Arc<Sandbox>) -> RuntimeResult<()> {
-        // What could not be written before is written whole.
+        // After a failed write the record on disk is unknown: write all of it.
         let old = old.filter(|_| self.unsaved.is_none());
         let shell = self.shell.clone();
         let writing = spawn_blocking(move || save(&shell, old.as_deref(), &new));
@@ -270,19 +271,19 @@ impl Actor {
             Target::Container(id) => self.ended(id.clone(), exit).await,
             Target::Exec(..) => {
                 let waiter = self.waiters.lock().unwrap_or_else(PoisonError::into_inner).remove(&of);
-                // Whoever waited may have gone.
+                // The receiver may be gone.
                 let _ = waiter.map(|waiter| waiter.send(exit));
             }
-            // Without process 1 nothing else runs in its namespace.
+            // Without process 1 no other process runs in its PID namespace.
             Target::Init => {
-                // A failed write is noted, and tried again.
+                // `note` logs a failed write and schedules the retry.
                 let _ = self.turn(|sandbox| sandbox.phase = store::objects::SandboxPhase::NotReady).await;
             }
         }
         let shim = self.shim.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(shim) = shim {
             self.shell.spawn(async move {
-                // A shim that does not take it tells again.
+                // A shim that misses the acknowledgement sends the event again.
                 let _ = shim.ask(Request::Acknowledge(number), Vec::new(), SHIM_ANSWER).await;
             });
         }
@@ -291,7 +292,7 @@ impl Actor {
     async fn ended(&mut self, id: String, exit: Exit) {
         step::reached("exit.heard");
         let (rule, ended) = (self.shell.config.oom_reason, id.clone());
-        // A failed write is noted, and tried again.
+        // `note` logs a failed write and schedules the retry.
         let _ = self
             .turn(move |sandbox| {
                 if let Ok(container) = sandbox.container_mut(&ended) {
@@ -309,7 +310,7 @@ impl Actor {
         });
     }
 
-    /// The shim is gone. Where nobody told it to go, everything it held is lost.
+    /// Handles the end of the shim connection: reconnects if the shim still answers; otherwise its containers are lost.
     async fn lost_shim(&mut self) -> Option<mpsc::Receiver<Event>> {
         let was_held = self.shim.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
         if !was_held || !self.sandbox.is_ready() || self.shell.stop.is_cancelled() {
@@ -319,7 +320,7 @@ impl Actor {
             warn!(podSandboxID = self.sandbox.id(), "The connection to a shim was lost, and is there again");
             *self.shim.lock().unwrap_or_else(PoisonError::into_inner) = Some(connected.shim.clone());
             let rule = self.shell.config.oom_reason;
-            // A failed write is noted, and tried again.
+            // `note` logs a failed write and schedules the retry.
             let _ = self.turn(move |sandbox| drop(reconcile::with_shim(sandbox, &hello, rule, now_ns()))).await;
             return Some(connected.events);
         }
@@ -328,17 +329,17 @@ impl Actor {
         kill_all(&self.shell, &self.sandbox).await;
         self.waiters.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let (shell, rule) = (self.shell.clone(), self.shell.config.oom_reason);
-        // A failed write is noted, and tried again.
+        // `note` logs a failed write and schedules the retry.
         let _ = self.turn(move |sandbox| lose(&shell, sandbox, rule, now_ns())).await;
         None
     }
 }
 
-/// Kills and removes the control groups of a sandbox and of all its containers that run.
+/// Kills and removes the cgroups of a sandbox and of its containers that have not exited.
 pub async fn kill_all(shell: &Arc<Shell>, sandbox: &Sandbox) {
     let running = |c: &&Container| c.finished().is_none();
     let groups = sandbox.containers.values().filter(running).map(|c| c.meta.group.clone());
-    // The pod's process 1 is in the sandbox's own.
+    // The pod's process 1 runs in the sandbox's own cgroup.
     let groups: Vec<_> = groups.chain([sandbox.meta.group.clone()]).collect();
     let blocking = shell.clone();
     let killing = spawn_blocking(move || {
@@ -353,7 +354,7 @@ pub async fn kill_all(shell: &Arc<Shell>, sandbox: &Sandbox) {
     }
 }
 
-/// Nobody holds the sandbox any more: what ran has ended, as its shim noted before it went, or nobody knows how.
+/// Marks a sandbox without shim not ready and its containers exited, with the exit the shim recorded, or as lost.
 pub fn lose(shell: &Shell, sandbox: &mut Sandbox, rule: OomRule, at_ns: i64) {
     sandbox.phase = store::objects::SandboxPhase::NotReady;
     let folder = shell.layout.shim(sandbox.id());
@@ -369,7 +370,7 @@ pub fn lose(shell: &Shell, sandbox: &mut Sandbox, rule: OomRule, at_ns: i64) {
     }
 }
 
-/// After the end of a container: its group goes with whatever is left in it, and the shim's note of its end.
+/// After a container exit: removes its cgroup with the remaining processes, and the shim's exit record.
 fn tidy(groups: &dyn Groups, group: &str, record: &std::path::Path) {
     step::reached("exit.written");
     if let Err(cause) = groups.remove(group) {
@@ -384,7 +385,7 @@ fn tidy(groups: &dyn Groups, group: &str, record: &std::path::Path) {
     }
 }
 
-/// Writes what differs. Containers that came or went are written and deleted by whoever made or removed them.
+/// Persists the records that differ. Container create and remove write and delete theirs themselves.
 fn save(shell: &Shell, old: Option<&Sandbox>, new: &Sandbox) -> RuntimeResult<()> {
     if new.is_removed {
         return Ok(());

@@ -1,111 +1,111 @@
-//! Settings of the embedded runtime: section `embeddedRuntime`. Pure.
+//! Configuration of the embedded runtime: section `embeddedRuntime`. Pure.
 //!
-//! Every field is optional, and one that nobody knows is refused by name. Behaviour: spec 09 §5.
+//! Every field is optional; an unknown field is an error that names it. Implements spec 09 §5.
 
 use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// The product's name, in control groups, interfaces and the runtime's own name.
+/// The product name, as used in cgroups, network interfaces, and the runtime name.
 pub const NAME: &str = "berth";
-/// What is told as the image of a sandbox: there is none, and dashboards look for one.
+/// Image name reported for sandboxes: no such image exists, but dashboards expect one.
 pub const PAUSE: &str = "berth/pause:builtin";
 
-/// The settings.
+/// Section `embeddedRuntime` of the configuration.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct EmbeddedConfig {
-    /// What survives a reboot.
+    /// Directory of state that survives a reboot.
     pub root: PathBuf,
-    /// What a reboot takes with it.
+    /// Directory of state that a reboot discards.
     pub state: PathBuf,
-    /// Where others reach the same services: `unix:///run/berth/cri.sock`; empty: nowhere.
+    /// CRI socket for other clients, such as `unix:///run/berth/cri.sock`; empty: none.
     pub serve_socket: String,
-    /// Where streams are served, with `serveSocket` only.
+    /// Address of the streaming server; used with `serveSocket` only.
     pub stream_address: String,
-    /// `systemd`, `cgroupfs`, or empty: found out.
+    /// `systemd`, `cgroupfs`, or empty: detected.
     pub cgroup_driver: String,
-    /// `overlay`, `fuse-overlayfs`, `copy`, or empty: found out.
+    /// `overlay`, `fuse-overlayfs`, `copy`, or empty: detected.
     pub snapshotter: String,
-    /// Bytes in a record of a log; 0 and below: no limit.
+    /// Maximum size of a container log line, bytes; 0 or less: no limit.
     pub max_container_log_line_size: i64,
-    /// Whether every pod may listen on ports below 1024.
+    /// Whether processes of every pod may bind ports below 1024.
     pub unprivileged_ports: bool,
-    /// Whether every pod may send echo requests.
+    /// Whether processes of every pod may send ICMP echo requests.
     #[serde(rename = "unprivilegedICMP")]
     pub unprivileged_icmp: bool,
-    /// Whether the `RuntimeDefault` seccomp profile allows 32-bit system calls also to 64-bit images. Some of them
-    /// (`socketcall`) pass their arguments in memory, where a filter cannot see them.
+    /// Whether the `RuntimeDefault` seccomp profile also allows 32-bit system calls in 64-bit images. Some of them
+    /// (`socketcall`) pass their arguments in memory, where a filter cannot inspect them.
     #[serde(rename = "allow32BitSystemCalls")]
     pub allow_32_bit_system_calls: bool,
-    /// Whether processes are never made less likely to be killed for want of memory than we are; none: found out.
+    /// Whether `oom_score_adj` of containers is never below the agent's own; none: detected.
     #[serde(rename = "restrictOOMScoreAdj")]
     pub restrict_oom_score_adj: Option<bool>,
-    /// How long after its end an executed process's output is waited for.
+    /// How long the output of an executed process is drained after its exit.
     #[serde(rename = "execIODrain", deserialize_with = "duration")]
     pub exec_io_drain: Duration,
-    /// By name: `soft:hard`.
+    /// Default resource limits: name to `soft:hard`.
     pub default_ulimits: std::collections::BTreeMap<String, String>,
-    /// Where devices are described.
+    /// Directories of CDI specs.
     pub cdi_spec_dirs: Vec<PathBuf>,
-    /// Whether limits on huge pages are skipped where the controller is missing.
+    /// Whether hugepage limits are ignored where the `hugetlb` controller is missing.
     pub tolerate_missing_hugetlb: bool,
-    /// Whether the volumes of an image are not made.
+    /// Whether volumes declared by an image are ignored.
     pub ignore_image_volumes: bool,
-    /// Whether devices belong to the container's user.
+    /// Whether device nodes are owned by the container's user.
     pub device_ownership_from_security_context: bool,
-    /// `strict`, or `any`: containerd's rule.
+    /// When an exit is reported as `OOMKilled`: `strict`, or `any` (containerd's rule).
     pub oom_reason: OomRule,
-    /// About registries.
+    /// Registry configuration.
     pub registries: Registries,
-    /// Layers at once for an image.
+    /// Maximum number of concurrent layer downloads of one image.
     pub max_concurrent_downloads: usize,
-    /// A pull without a byte for so long is given up; zero: never.
+    /// A pull without progress for this long is aborted; zero: never.
     #[serde(deserialize_with = "duration")]
     pub pull_progress_timeout: Duration,
-    /// Whether compressed layers are kept.
+    /// Whether compressed layers are kept after unpacking.
     pub keep_compressed_layers: bool,
-    /// The largest layer, bytes.
+    /// Maximum size of an unpacked layer, bytes.
     pub max_layer_bytes: u64,
-    /// Most entries of a layer.
+    /// Maximum number of entries of a layer.
     pub max_layer_entries: u64,
-    /// Most that a layer may grow.
+    /// Maximum ratio of unpacked to compressed size of a layer.
     pub max_compression_ratio: u64,
-    /// Handlers of runtime classes that mean this runtime, beside its own name.
+    /// RuntimeClass handlers served by this runtime, in addition to its own name.
     pub runtime_handlers: Vec<String>,
-    /// Images that are never collected.
+    /// Images that are never garbage collected.
     pub pinned_images: Vec<String>,
-    /// Archives that are imported at the start.
+    /// Directory of image archives that are imported at startup.
     pub import_dir: PathBuf,
-    /// The pods' network.
+    /// Pod network configuration.
     pub network: NetworkConfig,
 }
 
-/// The pods' network.
+/// Pod network configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NetworkConfig {
-    /// `auto`, `builtin`, `cni`.
+    /// `auto`, `builtin`, or `cni`.
     pub mode: String,
-    /// The bridge's name; empty: ours.
+    /// Name of the bridge; empty: the built-in name.
     pub bridge: String,
-    /// MTU; none: that of the default route's link.
+    /// MTU of pod interfaces; none: that of the default route's interface.
     pub mtu: Option<u32>,
-    /// Whether pods get the machine's address elsewhere.
+    /// Whether traffic from pods to other networks is masqueraded.
     pub masquerade: bool,
-    /// Where they do not, besides pods' ranges, link-local and multicast.
+    /// Destinations without masquerading, in addition to pod CIDRs, link-local, and multicast.
     #[serde(rename = "nonMasqueradeCIDRs")]
     pub non_masquerade_cidrs: Vec<String>,
-    /// Whether pods can have ports of the machine.
+    /// Whether pods may use host ports.
     pub host_ports: bool,
-    /// Pods' ranges until the node is given others, with commas; empty: a usual one.
+    /// Comma-separated pod CIDRs until the node has its own; empty: the built-in default.
     #[serde(rename = "defaultPodCIDR")]
     pub default_pod_cidr: String,
-    /// Where configurations of plugins are.
+    /// Directory of CNI network configurations.
     pub cni_conf_dir: PathBuf,
-    /// Where plugins are.
+    /// Directories of CNI plugin binaries.
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// How long a plugin may take.
+    /// Timeout of one CNI plugin call.
     #[serde(deserialize_with = "duration")]
     pub cni_timeout: Duration,
 }
@@ -127,22 +127,22 @@ impl Default for NetworkConfig {
     }
 }
 
-/// About registries.
+/// Registry configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Registries {
-    /// Directories of `hosts.toml` files, with `:` between them.
+    /// Directories of `hosts.toml` files, separated by `:`.
     pub config_path: String,
 }
 
-/// When the end of a container is told as `OOMKilled`.
+/// When a container exit is reported as `OOMKilled`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OomRule {
-    /// It ended of it.
+    /// The OOM kill caused the exit.
     #[default]
     Strict,
-    /// Something of it was ever killed for want of memory.
+    /// The OOM killer killed any process of the container at any time.
     Any,
 }
 
@@ -189,15 +189,15 @@ impl Default for Registries {
 }
 
 impl EmbeddedConfig {
-    /// Reads the section.
+    /// Parses the section.
     ///
     /// # Errors
-    /// Names the field.
+    /// Invalid JSON; the text names the field.
     pub fn read(section: serde_json::Value) -> Result<Self, String> {
         serde_json::from_value(section).map_err(|error| format!("embeddedRuntime: {error}"))
     }
 
-    /// Bytes in a record of a log; 0: no limit.
+    /// Maximum size of a container log line, bytes; 0: no limit.
     pub fn longest_record(&self) -> usize {
         usize::try_from(self.max_container_log_line_size).unwrap_or_default()
     }

@@ -1,4 +1,6 @@
-//! What a container is, and what may be done with it when. Pure. Behaviour: spec 09a §3, §12.
+//! Container state machine: phases, permitted transitions, exit reasons. Pure.
+//!
+//! Implements spec 09a §3, §12.
 
 use std::sync::Arc;
 
@@ -11,72 +13,72 @@ use super::{
 use berth_proto::cri;
 use berth_shim::plan::{Exit, LaunchPlan, Started};
 
-/// Exit code of what could not be started.
+/// Exit code of a container that could not be started.
 const START_FAILED: i32 = 128;
-/// Exit code of what nobody saw end.
+/// Exit code of a container whose exit was not observed.
 const LOST: i32 = 255;
-/// Exit code of what was killed by SIGKILL, and of who says so of its child.
+/// Exit code after SIGKILL; a shell reports the same for a killed child.
 const KILLED: i32 = 137;
 
 /// A container.
 #[derive(Clone, Debug)]
 pub struct Container {
-    /// What never changes.
+    /// Immutable metadata.
     pub meta: Arc<ContainerMeta>,
-    /// The request's configuration.
+    /// Configuration of the create request.
     pub config: Arc<cri::ContainerConfig>,
-    /// What it is.
+    /// Current phase.
     pub phase: Phase,
-    /// Resources in force: those of the request, and what was changed since.
+    /// Resources in force: those of the request with later updates merged in.
     pub resources: Option<cri::LinuxContainerResources>,
-    /// Whether resources were changed since it was made.
+    /// Whether resources were updated after creation.
     pub is_updated: bool,
-    /// Whether it has been sent its stop signal.
+    /// Whether the stop signal was sent.
     pub is_asked: bool,
-    /// Whether we have sent it SIGKILL.
+    /// Whether the runtime sent SIGKILL.
     pub is_killed: bool,
-    /// Whether it is being removed.
+    /// Whether a removal is in progress.
     pub is_removing: bool,
-    /// How it ended, where that was told before its start.
+    /// The exit, where it was reported before the start was.
     pub early_end: Option<Exit>,
-    /// What the shim carries out; made when the container is.
+    /// Launch plan for the shim; made at creation.
     pub plan: Arc<LaunchPlan>,
-    /// What it may do with devices.
+    /// Device access rules.
     pub devices: Arc<Vec<Rule>>,
 }
 
-/// What a container is.
+/// Phase of a container.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// It was never started.
+    /// Created, never started.
     Created,
-    /// Its shim is starting it.
+    /// The shim is starting it.
     Starting,
-    /// It runs.
+    /// Its process runs.
     Running(Started),
-    /// It has ended.
+    /// Its process exited or never started.
     Exited(Ended),
 }
 
-/// How a container ended.
+/// Result of a container that exited.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// Its first process; 0: it never ran.
+    /// PID of the first process; 0: it never ran.
     pub pid: u32,
-    /// Nanoseconds since the epoch; 0: it never ran.
+    /// Start time, nanoseconds since the epoch; 0: it never ran.
     pub started_ns: i64,
-    /// Nanoseconds since the epoch.
+    /// Exit time, nanoseconds since the epoch.
     pub finished_ns: i64,
     /// Exit code.
     pub code: i32,
-    /// In a word.
+    /// Reason as CRI reports it, such as `Completed`, `Error`, `OOMKilled`.
     pub reason: String,
-    /// In a sentence.
+    /// Message for people; empty unless the start failed.
     pub message: String,
 }
 
 impl Container {
-    /// What it is to the CRI.
+    /// The CRI state; `Starting` is reported as created.
     pub fn state(&self) -> cri::ContainerState {
         match self.phase {
             Phase::Created | Phase::Starting => cri::ContainerState::ContainerCreated,
@@ -85,15 +87,15 @@ impl Container {
         }
     }
 
-    /// Its identity.
+    /// The container ID.
     pub fn id(&self) -> &str {
         &self.meta.id
     }
 
-    /// Begins a start.
+    /// Moves from `Created` to `Starting`.
     ///
     /// # Errors
-    /// It is not `Created`.
+    /// The container is in another phase or is being removed.
     pub fn begin_start(&mut self) -> Result<(), RuntimeError> {
         match self.phase {
             _ if self.is_removing => Err(RuntimeError::state("container is being removed")),
@@ -106,7 +108,7 @@ impl Container {
         }
     }
 
-    /// It runs. Returns its end where that was told before its start: the two come on different ways.
+    /// Moves to `Running`. Returns the exit if it arrived before the start: the two arrive on different channels.
     pub fn started(&mut self, started: Started) -> Option<Exit> {
         if matches!(self.phase, Phase::Starting | Phase::Created) {
             self.phase = Phase::Running(started);
@@ -114,7 +116,7 @@ impl Container {
         self.early_end.take()
     }
 
-    /// It could not be started.
+    /// Moves to `Exited` with reason `StartError`.
     pub fn start_failed(&mut self, text: &str, now_ns: i64) {
         self.phase = Phase::Exited(Ended {
             pid: 0,
@@ -126,7 +128,8 @@ impl Container {
         });
     }
 
-    /// It ended. Returns whether that is news; before its start is told it is kept until then.
+    /// Moves to `Exited`; returns whether the phase changed. An exit that arrives before the start is kept for
+    /// `started`.
     pub fn exited(&mut self, exit: &Exit, rule: OomRule) -> bool {
         if self.phase == Phase::Starting {
             self.early_end = Some(*exit);
@@ -145,7 +148,7 @@ impl Container {
         true
     }
 
-    /// Nobody saw how it ended. Returns whether that is news.
+    /// Moves to `Exited` with reason `Unknown`, because the exit was not observed. Returns whether the phase changed.
     pub fn lost(&mut self, at_ns: i64) -> bool {
         let (pid, started_ns) = match &self.phase {
             Phase::Running(started) => (started.pid, started.at_ns),
@@ -163,10 +166,10 @@ impl Container {
         true
     }
 
-    /// The process that runs.
+    /// The running process.
     ///
     /// # Errors
-    /// None does.
+    /// The container does not run.
     pub fn running(&self) -> Result<Started, RuntimeError> {
         match &self.phase {
             Phase::Running(started) => Ok(*started),
@@ -174,7 +177,7 @@ impl Container {
         }
     }
 
-    /// When it ended, nanoseconds since the epoch; `None` where it has not.
+    /// Exit time, nanoseconds since the epoch; `None` unless exited.
     pub fn finished(&self) -> Option<i64> {
         match &self.phase {
             Phase::Exited(ended) => Some(ended.finished_ns),
@@ -182,7 +185,7 @@ impl Container {
         }
     }
 
-    /// What is written down of it.
+    /// The record that is persisted.
     pub fn record(&self) -> ContainerState {
         let state = ContainerState {
             v: VERSION,
@@ -190,7 +193,7 @@ impl Container {
             ..ContainerState::default()
         };
         match &self.phase {
-            // A start that nobody saw the end of is a container that was never started.
+            // A start whose result was not recorded counts as never started.
             Phase::Created | Phase::Starting => state,
             Phase::Running(started) => ContainerState {
                 pid: started.pid,
@@ -210,7 +213,7 @@ impl Container {
         }
     }
 
-    /// The container that was written down; `None` where its configuration cannot be read.
+    /// Restores a container from its records; `None` if its configuration cannot be parsed.
     pub fn recall(meta: ContainerMeta, state: Option<ContainerState>, spec: Spec) -> Option<Self> {
         let config: cri::ContainerConfig = unpack(&meta.config)?;
         let state = state.unwrap_or_default();
@@ -238,7 +241,7 @@ impl Container {
             phase,
             resources: updated.or(requested),
             is_updated,
-            // Whether it was sent before the daemon ended nobody knows: better twice than never.
+            // Unknown after a restart. A second stop signal is better than none.
             is_asked: false,
             is_killed: false,
             is_removing: false,
@@ -251,7 +254,7 @@ impl Container {
 
 const OOM: &str = "OOMKilled";
 
-/// The word for how a process ended.
+/// CRI reason of an exit.
 fn reason(exit: &Exit, is_killed: bool, rule: OomRule) -> &'static str {
     let is_oom = match rule {
         OomRule::Strict => exit.is_oom && exit.code == KILLED && !is_killed,
@@ -264,20 +267,20 @@ fn reason(exit: &Exit, is_killed: bool, rule: OomRule) -> &'static str {
     }
 }
 
-/// What a stop does now.
+/// Action of a stop request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// Nothing: it does not run.
+    /// Nothing: the container does not run.
     Nothing,
-    /// Sends its stop signal, waits, then kills.
+    /// Sends the stop signal, waits, then kills.
     Ask,
-    /// Has been asked: waits, then kills.
+    /// The stop signal was sent before: waits, then kills.
     Wait,
-    /// Kills at once.
+    /// Kills immediately.
     Kill,
 }
 
-/// What a stop with so many seconds does to the container; notes that it is asked.
+/// Decides what a stop request with this grace period (seconds) does; records that the stop signal is sent.
 pub fn stop(container: &mut Container, seconds: i64) -> Stop {
     match container.phase {
         Phase::Created | Phase::Exited(_) => Stop::Nothing,
@@ -290,8 +293,7 @@ pub fn stop(container: &mut Container, seconds: i64) -> Stop {
     }
 }
 
-/// The resources in force after a change: whatever the change says replaces what was said before; zero and empty say
-/// nothing.
+/// Merges an update into the resources in force: values of the update win; zero and empty mean unchanged.
 pub fn merge(old: &cri::LinuxContainerResources, new: &cri::LinuxContainerResources) -> cri::LinuxContainerResources {
     let mut all = old.clone();
     let number = |to: &mut i64, from: i64| {
@@ -340,7 +342,7 @@ mod tests {
 
     #[test]
     fn how_it_ended_has_a_word() {
-        // spec 09a §12, and k8s #104454: a killed child is no reason of the parent
+        // spec 09a §12, and k8s #104454: an OOM-killed child does not make the parent's exit an OOM kill.
         let (strict, any) = (OomRule::Strict, OomRule::Any);
         for (exit, killed, rule, code, reason) in [
             (exit(0, false, false), false, strict, 0, "Completed"),
@@ -400,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_stop_asks_once() {
-        // AC-09a-X5: one TERM only
+        // AC-09a-X5: only one SIGTERM
         let mut c = container("c");
         assert_eq!(stop(&mut c, 10), Stop::Nothing);
         c.begin_start().expect("created");

@@ -1,78 +1,78 @@
-//! Why the runtime refuses or fails, and the gRPC code of each. Texts are those of spec 09a §1.
+//! Runtime errors and their gRPC codes. Texts are those of spec 09a §1.
 
 use tonic::{Code, Status};
 
 use berth_metrics::Outcome;
 
-/// What callers tell apart.
+/// Kind of an error, as far as callers distinguish it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorKind {
-    /// There is no such object.
+    /// The object does not exist.
     NotFound,
-    /// The request itself is wrong.
+    /// The request is invalid.
     Invalid,
-    /// The object is in another state.
+    /// The object is in the wrong state.
     State,
-    /// The name belongs to something else.
+    /// The name is reserved for another object.
     Taken,
-    /// It took too long.
+    /// The operation timed out.
     Deadline,
-    /// There is no room left, or too much at once.
+    /// A disk is full, or a limit is reached.
     Exhausted,
-    /// Not built, or not possible here.
+    /// Not implemented, or not supported by this host.
     Unimplemented,
-    /// Not now.
+    /// Temporarily unavailable.
     Unavailable,
-    /// Everything else.
+    /// Any other failure.
     Other,
 }
 
-/// Why something was not done.
+/// An error of the runtime.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct RuntimeError {
-    /// What kind of failure it is.
+    /// Kind of the error.
     pub kind: ErrorKind,
-    /// For people, and for the kubelet, which reads some of them.
+    /// Message for people; the kubelet parses some of them.
     pub text: String,
 }
 
-/// The result of whatever the runtime does.
+/// Result of a runtime operation.
 pub type RuntimeResult<T> = Result<T, RuntimeError>;
 
 impl RuntimeError {
-    /// A failure of that kind.
+    /// An error of that kind.
     pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
 
-    /// The request is wrong.
+    /// The request is invalid.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, text)
     }
 
-    /// The object is in another state.
+    /// The object is in the wrong state.
     pub fn state(text: impl Into<String>) -> Self {
         Self::new(ErrorKind::State, text)
     }
 
-    /// Something failed that has no kind of its own.
+    /// A failure without a kind of its own.
     pub fn other(text: impl Into<String>) -> Self {
         Self::new(ErrorKind::Other, text)
     }
 
-    /// It took too long; names the step.
+    /// The operation timed out; the text names the step.
     pub fn deadline(text: impl Into<String>) -> Self {
         Self::new(ErrorKind::Deadline, text)
     }
 
-    /// There is no such container.
+    /// The container does not exist.
     pub fn no_container(id: &str) -> Self {
         let text = format!("an error occurred when try to find container \"{id}\": not found");
         Self::new(ErrorKind::NotFound, text)
     }
 
-    /// There is no such sandbox.
+    /// The sandbox does not exist.
     pub fn no_sandbox(id: &str) -> Self {
         let text = format!("an error occurred when try to find sandbox \"{id}\": not found");
         Self::new(ErrorKind::NotFound, text)
@@ -83,13 +83,13 @@ impl RuntimeError {
         Self::state(format!("sandbox container \"{id}\" is not running"))
     }
 
-    /// The same failure, saying first during what.
+    /// Prefixes the text with the operation that failed.
     #[must_use]
     pub fn during(self, what: &str) -> Self {
         Self { text: format!("{what}: {}", self.text), ..self }
     }
 
-    /// A failed file operation: what was tried, on which path, and what the kernel said. A full disk is told apart.
+    /// A failed file operation, with path and I/O error; a full disk or quota is [`ErrorKind::Exhausted`].
     pub fn file(what: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         let kind = match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::Exhausted,
@@ -99,7 +99,7 @@ impl RuntimeError {
     }
 }
 
-/// How something ended, as it is counted.
+/// Outcome label of a result for metrics.
 pub fn outcome<T>(result: &RuntimeResult<T>) -> Outcome {
     match result {
         Ok(_) => Outcome::Succeeded,

@@ -1,7 +1,7 @@
-//! Tells subscribers what happened. Nobody is waited for.
+//! Container event stream of CRI (`GetContainerEvents`): bounded queue per subscriber.
 //!
-//! Each has a bounded queue; whoever falls behind is cut off with an error, because a closed stream makes a client list
-//! again, and an event that was left out does not. Behaviour: spec 09a §5.
+//! Publishing never waits. A subscriber that falls behind is disconnected with an error: a closed stream makes a client
+//! list again, a dropped event would not. Implements spec 09a §5.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -15,10 +15,10 @@ use tonic::Status;
 use super::{sandbox, sandbox::Sandbox, view};
 use berth_proto::cri::ContainerEventResponse;
 
-/// Events a subscriber may be behind.
+/// Capacity of a subscriber's queue, events.
 const QUEUE: usize = 1000;
 
-/// All who want to hear.
+/// The subscribers.
 #[derive(Debug, Default)]
 pub struct Hub(Mutex<Vec<Subscriber>>);
 
@@ -28,11 +28,11 @@ struct Subscriber {
     is_behind: Arc<AtomicBool>,
 }
 
-/// What a subscriber is told.
+/// Event stream of one subscriber.
 pub type Events = BoxStream<'static, Result<ContainerEventResponse, Status>>;
 
 impl Hub {
-    /// What happens from now on.
+    /// Subscribes to future events.
     pub fn subscribe(&self) -> Events {
         let (queue, events) = mpsc::channel(QUEUE);
         let is_behind = Arc::new(AtomicBool::new(false));
@@ -52,7 +52,7 @@ impl Hub {
         .boxed()
     }
 
-    /// Tells what changed from `old` to `new`.
+    /// Publishes the events for the change from `old` to `new`.
     pub fn tell(&self, old: &Sandbox, new: &Sandbox, now_ns: i64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|one| !one.queue.is_closed());

@@ -1,5 +1,6 @@
-//! Control groups of sandboxes and containers, on this machine's hierarchies; `scopes.rs` has systemd make them. Behaviour:
-//! spec 09a §9.
+//! Cgroups of sandboxes and containers by direct writes to the kernel's hierarchies (cgroupfs driver).
+//!
+//! With the systemd driver, `scopes.rs` has systemd create them. Implements spec 09a §9.
 
 use std::{
     os::fd::AsFd,
@@ -26,24 +27,24 @@ use berth_sys::{
     device_filter, mount_table,
 };
 
-/// Missing where the kernel does not count swap.
+/// Missing where the kernel does not account swap.
 const SWAP: &str = "memory.swap.max";
-/// How deep groups of ours lie at most; those of containers' own are deeper.
+/// Maximum depth of the search for cgroups of the runtime; cgroups made by containers are deeper.
 const DEEPEST: u32 = 8;
-/// The smallest share of the processor there is.
+/// Minimum CPU shares.
 const SMALLEST_SHARES: i64 = 2;
 
-/// Groups made by us, without a service manager.
+/// Cgroups created without a service manager.
 #[derive(Debug)]
 pub struct KernelGroups {
     hierarchy: Hierarchy,
     controllers: Controllers,
-    /// Where the old `devices` hierarchy is mounted.
+    /// Mount point of the cgroup v1 `devices` hierarchy.
     devices: Option<PathBuf>,
 }
 
 impl KernelGroups {
-    /// Groups on these hierarchies.
+    /// Cgroups on these hierarchies.
     pub fn new(hierarchy: Hierarchy, kind: facts::Groups, tolerates_missing_hugetlb: bool) -> Self {
         let has_swap = has_swap(&hierarchy);
         let has_hugetlb = hierarchy.has(Controller::Hugetlb);
@@ -52,37 +53,37 @@ impl KernelGroups {
         Self { hierarchy, controllers, devices }
     }
 
-    /// The group's directory in the old `devices` hierarchy.
+    /// The cgroup's directory in the v1 `devices` hierarchy.
     fn devices_of(&self, group: &GroupPath) -> Option<PathBuf> {
         let root = self.devices.as_ref()?;
         Some(root.join(group.to_string().trim_start_matches('/')))
     }
 
-    /// Where the groups lie.
+    /// The mounted hierarchies.
     pub fn hierarchy(&self) -> &Hierarchy {
         &self.hierarchy
     }
 
-    /// What limits say, file by file.
+    /// The files and values that these limits are written as.
     ///
     /// # Errors
-    /// They do not fit this machine.
+    /// The limits are not supported by this machine.
     pub fn said(&self, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
         let files = self.files(limits)?.into_iter();
         Ok(files.filter(|file| self.is_ours(file)).map(|file| (file.file, file.value)).collect())
     }
 
-    /// What stands now in the files that these limits would be written to.
+    /// The current values of the files that these limits would be written to.
     ///
     /// # Errors
-    /// They do not fit this machine.
+    /// The limits are not supported by this machine.
     pub fn standing(&self, group: &GroupPath, limits: &Limits) -> RuntimeResult<Vec<(String, String)>> {
         let files = self.files(limits)?;
         let files = files.iter().filter(|file| self.is_ours(file)).filter_map(|file| self.old(group, file));
         Ok(files.map(|file| (file.file, file.value)).collect())
     }
 
-    /// Whether there is a controller for it.
+    /// Whether the file's controller is available.
     fn is_ours(&self, file: &Write) -> bool {
         file.controller.is_none_or(|controller| self.hierarchy.has(controller))
     }
@@ -104,7 +105,7 @@ impl KernelGroups {
         if !self.is_ours(file) {
             return Ok(());
         }
-        // On the unified hierarchy all files of a group lie in one directory.
+        // On cgroup v2 all files of a group are in one directory.
         let controller = file.controller.unwrap_or(Controller::Cpu);
         match self.hierarchy.write(group, controller, &file.file, &file.value) {
             Err(error) if (file.is_optional || file.file == SWAP) && error.is_missing() => Ok(()),
@@ -127,13 +128,14 @@ fn devices_hierarchy() -> Option<PathBuf> {
 }
 
 fn has_swap(hierarchy: &Hierarchy) -> bool {
-    // The root of the unified hierarchy has no such file, and there may be no other group yet: it is tried.
+    // The root of cgroup v2 has no such file, and there may be no other group yet: assume it, writes tolerate its
+    // absence.
     let root = GroupPath::parse("/");
     let is_there = |root| hierarchy.read(&root, Controller::Memory, "memory.memsw.limit_in_bytes").is_ok();
     hierarchy.version() == 2 || root.is_some_and(is_there)
 }
 
-/// A group by its path.
+/// Parses a cgroup path.
 pub(super) fn parse(group: &str) -> RuntimeResult<GroupPath> {
     GroupPath::parse(group).ok_or_else(|| RuntimeError::invalid(format!("{group:?} is no control group")))
 }
@@ -196,7 +198,7 @@ impl Groups for KernelGroups {
             let opened = std::fs::File::open(directory);
             let replaced = opened.and_then(|group| device_filter::replace(group.as_fd(), &device_program(rules)));
             match replaced {
-                // Inside a container that may not: its own limits hold for what runs in it.
+                // In a nested container this is not permitted; the outer container's device rules apply.
                 Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
                     warn!(cgroup = group, err = %error, "Access to devices cannot be limited here");
                     Ok(())
@@ -209,14 +211,14 @@ impl Groups for KernelGroups {
     fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()> {
         let (path, files) = (parse(group)?, self.files(limits)?);
         let old: Vec<_> = files.iter().filter_map(|file| self.old(&path, file)).collect();
-        // Old hierarchies want memory raised from without and lowered from within: the other way round is tried too.
+        // On cgroup v1 the memory+swap limit is raised before and lowered after the memory limit: try both orders.
         let forwards = files.iter().try_for_each(|file| self.write(&path, file));
         let Err(first) = forwards else { return Ok(()) };
         if files.iter().rev().try_for_each(|file| self.write(&path, file)).is_ok() {
             return Ok(());
         }
         for file in old.iter().chain(old.iter().rev()) {
-            // In one of the two orders each fits.
+            // Each value fits in one of the two orders.
             let _ = self.write(&path, file);
         }
         Err(failed(&first))

@@ -1,24 +1,24 @@
-//! Identities of sandboxes, containers and executed processes, and finding one by the beginning of its name.
+//! IDs of sandboxes, containers, and executed processes; lookup by unique prefix.
 //!
-//! Behaviour: spec 09a §1.
+//! Implements spec 09a §1.
 
 use std::collections::BTreeMap;
 
 use super::errors::RuntimeError;
 
-/// Digits of an identity.
+/// Length of an ID, hexadecimal digits.
 const DIGITS: usize = 64;
 
-/// A new identity: 64 lower-case hexadecimal digits of 32 random bytes.
+/// Generates an ID: 32 random bytes as 64 lowercase hexadecimal digits.
 pub fn new_id() -> String {
     let bytes: [u8; DIGITS / 2] = rand::random();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a name or its beginning stands for; `None` where nothing has it.
+/// The item with this ID or unique ID prefix; `None` if there is none.
 ///
 /// # Errors
-/// For an empty name, and one that several begin with.
+/// The prefix is empty or ambiguous.
 pub fn find<'a, T>(all: &'a BTreeMap<String, T>, prefix: &str) -> Result<Option<&'a T>, RuntimeError> {
     if prefix.is_empty() {
         return Err(RuntimeError::invalid("an ID must not be empty"));
@@ -34,7 +34,7 @@ pub fn find<'a, T>(all: &'a BTreeMap<String, T>, prefix: &str) -> Result<Option<
     }
 }
 
-/// Whether it is an identity of ours; whatever else lies in a directory of objects is not.
+/// Whether the text is an ID of the runtime; other files in a directory of objects are not.
 pub fn is_id(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }

@@ -1,7 +1,7 @@
-//! Our own container runtime: pods on a Linux machine that has nothing but this program.
+//! Embedded container runtime: CRI v1 for pods on a Linux host without any other runtime.
 //!
-//! It speaks CRI v1, to the agent over memory and to others over a socket. Metadata is a directory per object; what runs
-//! is held by one small process per pod, the shim, which survives the agent. Behaviour: spec 09, 09a, 09b.
+//! It serves CRI to the agent in memory and to other clients over a socket. Metadata is a directory per object. One
+//! small process per pod, the shim, owns the running containers and survives the agent. Implements spec 09, 09a, 09b.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

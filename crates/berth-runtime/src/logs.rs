@@ -1,5 +1,5 @@
-//! How much containers have written to their logs since we know of them, whatever has become of their pods.
-//! Behaviour: spec 09 §13.
+//! Cumulative container log counters of all pods, including deleted ones.
+//! Implements spec 09 §13.
 
 use std::{
     collections::BTreeSet,
@@ -9,7 +9,7 @@ use std::{
 use super::store::Layout;
 use berth_shim::log_tally::LogTally;
 
-/// Sums over all pods. A pod that goes leaves its part behind.
+/// Sums over all pods. A deleted pod leaves its share in the sum.
 #[derive(Debug, Default)]
 pub struct Logs {
     gone: Mutex<Gone>,
@@ -18,7 +18,7 @@ pub struct Logs {
 #[derive(Debug, Default)]
 struct Gone {
     sum: LogTally,
-    /// Pods that are in the sum, and may still have their folders.
+    /// Pods that are already in the sum while their directories may still exist.
     pods: BTreeSet<String>,
 }
 
@@ -27,7 +27,8 @@ impl Logs {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pod is about to be deleted: its shim has ended. Once for each. Blocking: reads a file in memory.
+    /// Adds a pod that is about to be deleted to the sum; its shim has ended. Idempotent per pod. Blocking: reads a
+    /// file on a tmpfs.
     pub fn leave(&self, layout: &Layout, pod: &str) {
         let mut gone = self.gone();
         if gone.pods.insert(pod.to_owned()) {
@@ -35,13 +36,13 @@ impl Logs {
         }
     }
 
-    /// Of all pods there were; `pods` are there. Blocking: reads a file in memory for each.
+    /// The sum over deleted pods and `pods`, the existing ones. Blocking: reads a file on a tmpfs per pod.
     pub fn sum<'a>(&self, layout: &Layout, pods: impl Iterator<Item = &'a str>) -> LogTally {
         let mut gone = self.gone();
         let pods: BTreeSet<&str> = pods.collect();
         let here = pods.iter().filter(|pod| !gone.pods.contains(**pod)).map(|pod| LogTally::read(&layout.shim(pod)));
         let sum = here.fold(gone.sum, LogTally::plus);
-        // Identities are never used again: those that are no longer there need not be remembered.
+        // Pod ids are never reused: ids that no longer exist need not be kept.
         gone.pods.retain(|pod| pods.contains(pod.as_str()));
         sum
     }

@@ -1,5 +1,7 @@
-//! Pods whose network went: somebody removed their link, or the file that names their namespace. Nothing can be reached in
-//! them any more, so they are not ready, and the kubelet makes others. Behaviour: spec 09b §14.
+//! Marks sandboxes whose network is lost as not ready.
+//!
+//! A network is lost when somebody removes the pod's link or the file of its network namespace. Such a pod is
+//! unreachable, so the sandbox becomes not ready and the kubelet recreates it. Implements spec 09b §14.
 
 use std::sync::Arc;
 
@@ -8,14 +10,14 @@ use tracing::{error, warn};
 
 use super::{errors::ErrorKind, ports::NetworkPod, runtime::Runtime, store::objects::SandboxPhase};
 
-/// The pods that have a network of their own.
+/// The ready pods that have their own network namespace.
 pub fn connected(runtime: &Runtime) -> Vec<NetworkPod> {
     let pods = runtime.pods().into_iter().map(|pod| pod.now());
     let connected = pods.filter(|sandbox| sandbox.is_ready() && sandbox.meta.netns.is_some());
     connected.map(|sandbox| sandbox.network()).collect()
 }
 
-/// Looks whenever some network may be gone, until we end.
+/// Checks for lost networks after each network disturbance, until the runtime stops.
 pub async fn keep(runtime: &Arc<Runtime>) {
     let mut news = runtime.ports.network.disturbances();
     loop {
@@ -26,12 +28,13 @@ pub async fn keep(runtime: &Arc<Runtime>) {
             },
         }
         let looking = runtime.clone();
-        // A pod that is being stopped is waited for, and must not keep others from being told.
+        // The check waits for the lock of a pod that is being stopped: a task of its own keeps that from delaying
+        // others.
         runtime.shell.spawn(async move { look(&looking).await });
     }
 }
 
-/// Finds the pods whose network is gone.
+/// Finds the pods whose network is lost, and marks them as not ready.
 pub async fn look(runtime: &Runtime) {
     let connected = connected(runtime);
     if connected.is_empty() {
@@ -43,14 +46,14 @@ pub async fn look(runtime: &Runtime) {
     }
 }
 
-/// These pods have lost their network.
+/// Marks these pods as not ready.
 pub async fn tell(runtime: &Runtime, lost: &[String]) {
     join_all(lost.iter().map(|id| tell_one(runtime, id))).await;
 }
 
 async fn tell_one(runtime: &Runtime, id: &str) {
     let Ok(pod) = runtime.pod(id) else { return };
-    // One that is being stopped loses its network as it should.
+    // A pod that is being stopped loses its network as intended.
     let _lane = pod.lane.lock().await;
     let told = pod.turn(|sandbox| {
         let was_ready = sandbox.is_ready();
@@ -62,9 +65,9 @@ async fn tell_one(runtime: &Runtime, id: &str) {
     match told.await {
         Ok(true) => error!(podSandboxID = id, "The network of a sandbox is gone; it is not ready any more"),
         Ok(false) => {}
-        // A sandbox that was removed meanwhile has no network to lose.
+        // A sandbox that was removed in the meantime has no network to lose.
         Err(cause) if cause.kind == ErrorKind::NotFound => {}
-        // Written or not, it holds.
+        // The sandbox is not ready whether or not the record could be written.
         Err(cause) => {
             warn!(podSandboxID = id, err = %cause, "That the network of a sandbox is gone is not written down")
         }

@@ -1,7 +1,8 @@
-//! Names are reserved for as long as what has them lives; who asks for the same again is given the same.
+//! Reservation of sandbox and container names; makes create requests idempotent.
 //!
-//! A request that is under way is *joined* by an identical one: both are told the same. What was made for an identical
-//! request is returned again where it is still fit. Everything else is refused. Behaviour: spec 09 §9 (AC-09-E6).
+//! A name stays reserved until its object is removed. An identical request *joins* one that is in progress: both get
+//! the same result. The object of an earlier identical request is returned again if it is still usable. Any other
+//! request for the name is rejected. Implements spec 09 §9 (AC-09-E6).
 
 use std::{
     collections::HashMap,
@@ -12,19 +13,19 @@ use tokio::sync::watch;
 
 use super::errors::{ErrorKind, RuntimeError, RuntimeResult};
 
-/// What a request ends with: an identity.
+/// Result of a create request: the object's id.
 pub type Outcome = RuntimeResult<String>;
-/// Tells what a request ends with once it has.
+/// Receives the result of a request in progress; `None` until then.
 pub type Flight = watch::Receiver<Option<Outcome>>;
 
-/// All names there are.
+/// All reserved names.
 #[derive(Debug)]
 pub struct Names<R>(Mutex<HashMap<String, Held<R>>>);
 
 #[derive(Debug)]
 struct Held<R> {
     id: String,
-    /// What was asked for.
+    /// The request that reserved the name.
     request: R,
     flight: Option<Flight>,
 }
@@ -35,14 +36,14 @@ impl<R> Default for Names<R> {
     }
 }
 
-/// What a name is answered with.
+/// Result of a claim.
 #[derive(Debug)]
 pub enum Claim {
-    /// It is yours: make the object, and tell what came of it.
+    /// The caller owns the name: it creates the object and publishes the result.
     Mine(watch::Sender<Option<Outcome>>),
-    /// Somebody is at it: wait for what comes of it.
+    /// An identical request is in progress: the caller waits for its result.
     Join(Flight),
-    /// There is one, made for the same request; to be returned where it is fit.
+    /// Id of an existing object from an identical request; the caller returns it if it is still usable.
     Again(String),
 }
 
@@ -51,10 +52,10 @@ impl<R: PartialEq> Names<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for the name, for an object that would be `id`, made for that request.
+    /// Claims the name for an object `id` of this request.
     ///
     /// # Errors
-    /// It belongs to something else.
+    /// The name is reserved for a different request.
     pub fn claim(&self, name: &str, id: &str, request: R) -> RuntimeResult<Claim> {
         let mut all = self.all();
         match all.get(name) {
@@ -72,19 +73,19 @@ impl<R: PartialEq> Names<R> {
         }
     }
 
-    /// The object is there.
+    /// Marks the creation as complete.
     pub fn settle(&self, name: &str) {
         if let Some(held) = self.all().get_mut(name) {
             held.flight = None;
         }
     }
 
-    /// The name of something that was there before.
+    /// Reserves the name of an object that existed before the start.
     pub fn recall(&self, name: &str, id: &str, request: R) {
         self.all().insert(name.to_owned(), Held { id: id.to_owned(), request, flight: None });
     }
 
-    /// The object is gone, or never came to be.
+    /// Releases the name after the object was removed or its creation failed; no-op if another id owns the name.
     pub fn release(&self, name: &str, id: &str) {
         let mut all = self.all();
         if all.get(name).is_some_and(|held| held.id == id) {
@@ -93,15 +94,15 @@ impl<R: PartialEq> Names<R> {
     }
 }
 
-/// The refusal of a name.
+/// The error for a reserved name.
 pub fn taken(name: &str, id: &str) -> RuntimeError {
     RuntimeError::new(ErrorKind::Taken, format!("name \"{name}\" is reserved for \"{id}\""))
 }
 
-/// Waits for what comes of a request.
+/// Waits for the result of a request in progress.
 ///
 /// # Errors
-/// What it failed with.
+/// The error of that request, or that it was abandoned.
 pub async fn join(mut flight: Flight) -> Outcome {
     match flight.wait_for(Option::is_some).await {
         Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(RuntimeError::other("the request was given up"))),

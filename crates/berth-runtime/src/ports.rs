@@ -1,4 +1,4 @@
-//! What the services ask of the parts that touch the machine; each has a fake that keeps the contract.
+//! Ports: traits through which the CRI services reach the host. Each has a fake with the same contract.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,73 +22,73 @@ use super::{
 use berth_proto::cri;
 use berth_shim::plan::{Event, ExecPlan, Exit, Hello, LaunchPlan, NamespacePlan, Reply, Request};
 
-/// A pod's shim, connected.
+/// Connection to a pod's shim.
 #[async_trait]
 pub trait Shim: Send + Sync {
-    /// Asks, with descriptors beside the question, and waits for the answer at most so long.
+    /// Sends a request with file descriptors, and waits for the reply until the timeout `limit`.
     ///
     /// # Errors
-    /// A failure the shim tells, no answer in time, or no shim any more.
+    /// The shim reports a failure, no reply arrives in time, or the connection is lost.
     async fn ask(&self, request: Request, files: Vec<OwnedFd>, limit: Duration)
     -> RuntimeResult<(Reply, Vec<OwnedFd>)>;
 }
 
-/// A shim and what it tells. The channel closes when the shim is gone.
+/// A connected shim and its events.
 pub struct Connected {
-    /// To ask.
+    /// Sends requests.
     pub shim: Arc<dyn Shim>,
-    /// Ends of processes; told again until acknowledged.
+    /// Process exits; the shim repeats them until they are acknowledged. Closes when the connection is lost.
     pub events: mpsc::Receiver<Event>,
 }
 
-/// Starts shims, and finds those that run.
+/// Starts shims and connects to running ones.
 #[async_trait]
 pub trait Shims: Send + Sync {
-    /// Starts the shim of a sandbox, in these control groups.
+    /// Starts the shim of a sandbox in these cgroups.
     ///
     /// # Errors
-    /// It does not come up.
+    /// The shim does not start or does not accept a connection.
     async fn spawn(&self, sandbox: &str, groups: &[PathBuf]) -> RuntimeResult<Connected>;
 
-    /// Connects to the shim of a sandbox.
+    /// Connects to the running shim of a sandbox.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The shim does not respond.
     async fn find(&self, sandbox: &str) -> RuntimeResult<(Connected, Hello)>;
 
-    /// How a container ended, as its shim noted it in its folder before it went. Blocks, on one small file.
+    /// The exit that a shim recorded for a container in its directory. Blocking: reads one small file.
     fn noted(&self, folder: &Path, container: &str) -> Option<Exit>;
 }
 
-/// An image as containers need it.
+/// An image, as containers need it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Image {
-    /// `sha256:…`
+    /// Image id, `sha256:…`.
     pub id: String,
-    /// Whole names with tags, sorted.
+    /// Full names with tags, sorted.
     pub tags: Vec<String>,
-    /// Whole names with digests, sorted.
+    /// Full names with digests, sorted.
     pub digests: Vec<String>,
-    /// The signal its containers are asked to stop with, as the image says it; empty: it does not.
+    /// `StopSignal` of the image; empty: not specified.
     pub stop_signal: String,
 }
 
-/// Images: what the CRI asks of them, and what containers need.
+/// Image service: CRI requests, and layers for containers.
 #[async_trait]
 pub trait Images: Send + Sync {
-    /// The image that a name or identity stands for; `None` where it is not here.
+    /// Finds an image by name or id; `None` where it is not present.
     ///
     /// # Errors
-    /// Several identities begin with that.
+    /// Several image ids begin with the text.
     async fn resolve(&self, name: &str) -> RuntimeResult<Option<Arc<Image>>>;
 
-    /// Keeps an image's layers for a container, until [`Images::release`].
+    /// Pins an image's layers for a container until [`Images::release`].
     async fn hold(&self, image: &str, container: &str) -> RuntimeResult<()>;
 
-    /// A container does not need its image any more.
+    /// Releases the image and the writable layer of a container.
     async fn release(&self, image: &str, container: &str);
 
-    /// Only these containers need images.
+    /// Releases the images of all containers except these.
     async fn release_others(&self, containers: &BTreeSet<String>);
 
     /// `ListImages`.
@@ -97,227 +97,227 @@ pub trait Images: Send + Sync {
     /// `ImageStatus`.
     async fn status(&self, request: cri::ImageStatusRequest) -> RuntimeResult<cri::ImageStatusResponse>;
 
-    /// `PullImage`: the image's identity.
+    /// `PullImage`: returns the image id.
     async fn pull(&self, request: cri::PullImageRequest) -> RuntimeResult<String>;
 
     /// `RemoveImage`.
     async fn remove(&self, name: &str) -> RuntimeResult<()>;
 
-    /// Bytes and inodes a container wrote, counted now; takes as long as there is much.
+    /// Bytes and inodes of a container's writable layer. Counts them on each call, so the duration grows with the size.
     async fn written(&self, container: &str) -> RuntimeResult<(u64, u64)>;
 
     /// `ImageFsInfo`.
     async fn file_systems(&self) -> RuntimeResult<cri::ImageFsInfoResponse>;
 }
 
-/// What a container is planned from.
+/// Inputs for planning a container.
 #[derive(Clone, Debug)]
 pub struct ContainerAsk {
-    /// Its identity.
+    /// Container id.
     pub id: String,
-    /// Its sandbox's.
+    /// Sandbox id.
     pub sandbox: String,
-    /// The sandbox's configuration.
+    /// CRI configuration of the sandbox.
     pub pod: Arc<cri::PodSandboxConfig>,
-    /// The request's configuration.
+    /// CRI configuration of the container.
     pub config: Arc<cri::ContainerConfig>,
-    /// The image's identity.
+    /// Image id.
     pub image: String,
-    /// The container whose processes it wants to see, where it names one.
+    /// Container whose PID namespace is shared, if the request names one.
     pub target: Option<TargetContainer>,
 }
 
-/// A container whose processes another wants to see.
+/// Container whose PID namespace another container shares.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetContainer {
-    /// Its identity.
+    /// Container id.
     pub id: String,
-    /// Its sandbox's.
+    /// Sandbox id.
     pub sandbox: String,
-    /// Its state, as the CRI spells it.
+    /// State as CRI spells it.
     pub state: String,
-    /// Its first process, while it runs.
+    /// Process id of its first process, while it runs.
     pub pid: Option<u32>,
 }
 
-/// A container that was planned.
+/// A planned container.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Planned {
-    /// What the shim carries out; its control groups are filled in when it is started.
+    /// Plan that the shim executes; the start fills in its cgroups.
     pub plan: LaunchPlan,
-    /// User, primary group, all groups.
+    /// User, primary group, and all groups.
     pub user: (u32, u32, Vec<u32>),
-    /// What it may do with devices.
+    /// Device cgroup rules.
     pub devices: Vec<Rule>,
-    /// Identities of the images that are mounted into it, by path.
+    /// Ids of the image volumes' images, by path in the container.
     pub mounted: BTreeMap<String, String>,
 }
 
-/// Decides what shims carry out.
+/// Builds the plans that shims execute.
 #[async_trait]
 pub trait Planner: Send + Sync {
-    /// A sandbox's namespaces; refuses what cannot be.
+    /// Plans the namespaces of a sandbox, and validates the request.
     ///
     /// # Errors
-    /// The refusal.
+    /// The request is invalid or unsupported.
     fn namespaces(&self, pod: &cri::PodSandboxConfig) -> RuntimeResult<NamespacePlan>;
 
-    /// A container; refuses what cannot be.
+    /// Plans a container, and validates the request.
     ///
     /// # Errors
-    /// The refusal.
+    /// The request is invalid or unsupported, or a resource it names cannot be resolved.
     async fn container(&self, ask: ContainerAsk) -> RuntimeResult<Planned>;
 
-    /// Another process of a container.
+    /// Plans an exec process of a container.
     ///
     /// # Errors
-    /// The refusal.
+    /// The request is invalid.
     fn exec(&self, container: &LaunchPlan, exec: &str, args: &[String], terminal: bool) -> RuntimeResult<ExecPlan>;
 }
 
-/// A pod, as its network is told of it.
+/// A pod, as the network needs it.
 #[derive(Clone, Debug)]
 pub struct NetworkPod {
-    /// The sandbox.
+    /// Sandbox id.
     pub id: String,
-    /// Its configuration.
+    /// CRI configuration of the sandbox.
     pub config: Arc<cri::PodSandboxConfig>,
-    /// What [`Attached::kept`] said when it was attached.
+    /// [`Attached::kept`] of the pod's setup; null before it.
     pub kept: serde_json::Value,
 }
 
-/// A pod's network, set up.
+/// Network of a pod after its setup.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Attached {
-    /// The namespace's file.
+    /// Path of the network namespace file.
     pub netns: PathBuf,
-    /// Addresses, the main one first.
+    /// Pod addresses, the primary one first.
     pub ips: Vec<String>,
-    /// What taking it down needs to know; kept with the sandbox.
+    /// Data for the teardown, stored with the sandbox.
     pub kept: serde_json::Value,
 }
 
-/// Networks of pods.
+/// Pod networks.
 #[async_trait]
 pub trait Network: Send + Sync {
-    /// Connects a pod whose network namespace this is.
+    /// Sets up the network of a pod in its network namespace.
     ///
     /// # Errors
-    /// Nothing is left of the attempt.
+    /// The setup fails; it is rolled back.
     async fn attach(&self, pod: NetworkPod, namespace: Option<OwnedFd>) -> RuntimeResult<Attached>;
 
-    /// Takes a pod off; nothing there is success.
+    /// Tears down a pod's network; a missing network is success.
     ///
     /// # Errors
-    /// What is left can be attempted again.
+    /// The teardown fails; a retry continues with what remains.
     async fn detach(&self, pod: NetworkPod) -> RuntimeResult<()>;
 
-    /// Takes over after a start: told all pods of this boot that have a network, removes what belongs to none of them. Tells
-    /// the sandboxes whose network is gone.
+    /// Recovers the networks after a start. `pods` are all pods of this boot that have a network: removes everything
+    /// that belongs to none of them. Returns the ids of sandboxes whose network is lost.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A kernel request fails.
     async fn recover(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>>;
 
-    /// The sandboxes among these whose network is gone.
+    /// The ids of sandboxes whose network is lost.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A kernel request fails.
     async fn lost(&self, pods: Vec<NetworkPod>) -> RuntimeResult<Vec<String>>;
 
-    /// Changes whenever some network may be gone.
+    /// Changes whenever a pod may have lost its network.
     fn disturbances(&self) -> watch::Receiver<u64>;
 
-    /// Why pods cannot be connected; `None` where they can.
+    /// The reason why the network is not ready; `None` if it is.
     async fn trouble(&self) -> Option<String>;
 
-    /// What limits pods' networks although they work.
+    /// A limitation of an otherwise working network, for the node condition.
     async fn warning(&self) -> Option<String>;
 
-    /// Why the configuration of plugins cannot be used; `OK` where it can.
+    /// Error of the last CNI configuration load; `OK` if it is usable.
     fn last_cni_load(&self) -> String;
 
-    /// The node's range of addresses for pods.
+    /// Sets the node's pod CIDRs.
     ///
     /// # Errors
-    /// The ranges cannot be read.
+    /// A CIDR is malformed, or the network cannot be set up for it.
     async fn set_ranges(&self, ranges: &str) -> RuntimeResult<()>;
 
-    /// Connects to a port inside a pod, by the file that names its namespace; on the machine itself where it has none.
+    /// Connects to a port on a pod's loopback, by its network namespace file; on the host if the pod has none.
     ///
     /// # Errors
-    /// What the pod's loopback said.
+    /// The connection fails.
     async fn dial(&self, netns: Option<&Path>, sandbox: &str, port: u16) -> RuntimeResult<TcpStream>;
 }
 
-/// Control groups. Every call blocks.
+/// Cgroups of sandboxes and containers. Every call blocks.
 pub trait Groups: Send + Sync {
-    /// Where such a group lies below its pod's (spec 09a §9.1).
+    /// Path of the cgroup for this id below its pod's cgroup (spec 09a §9.1).
     ///
     /// # Errors
-    /// The pod's group cannot be one.
+    /// The parent is not a valid cgroup.
     fn name(&self, parent: &str, id: &str) -> RuntimeResult<String>;
 
-    /// Groups of that name, wherever they lie.
+    /// Finds cgroups by id, anywhere in the hierarchy.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// The cgroups cannot be listed.
     fn find(&self, id: &str) -> RuntimeResult<Vec<String>>;
 
-    /// Makes a group with limits; its directories, one for each hierarchy.
+    /// Creates a cgroup with limits. Returns its directories, one per hierarchy.
     ///
     /// # Errors
-    /// It cannot be made, or a limit cannot be set; nothing is left then.
+    /// The creation fails or a limit cannot be set; it is rolled back.
     fn create(&self, group: &str, limits: &Limits) -> RuntimeResult<Vec<PathBuf>>;
 
-    /// What the group was made for runs in it, or never will: nothing is needed any more to keep it.
+    /// Releases what keeps an empty cgroup alive: its process runs in it now, or never will.
     fn settle(&self, _group: &str) {}
 
-    /// Decides what processes of the group may do with devices.
+    /// Sets the device rules of a cgroup.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel rejects them.
     fn allow_devices(&self, group: &str, rules: &[Rule]) -> RuntimeResult<()>;
 
-    /// Sets limits; all of them or none.
+    /// Sets limits, all or none.
     ///
     /// # Errors
-    /// One cannot be set; the old ones are in force.
+    /// A limit cannot be set; the previous ones remain in force.
     fn limit(&self, group: &str, limits: &Limits) -> RuntimeResult<()>;
 
-    /// Kills what is in the group and removes it; nothing there is success.
+    /// Kills all processes in the cgroup and removes it; a missing cgroup is success.
     ///
     /// # Errors
-    /// Something survives.
+    /// A process survives, or the removal fails.
     fn remove(&self, group: &str) -> RuntimeResult<()>;
 
-    /// What the group uses; what cannot be read is absent.
+    /// Resource usage of a cgroup; unreadable values are absent.
     fn read(&self, group: &str, depth: Depth) -> Reading;
 
-    /// Whether the kernel tells how long groups waited.
+    /// Whether the kernel reports pressure stall information (PSI) per cgroup.
     fn tells_pressure(&self) -> bool;
 }
 
-/// What a group is given.
+/// Resource limits of a cgroup.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Limits {
-    /// A pod's own processes: the smallest share.
+    /// The minimum share, for a pod's infrastructure processes.
     Smallest,
-    /// What a container's configuration says.
+    /// Resources of a container's configuration.
     Container(Option<cri::LinuxContainerResources>),
 }
 
-/// The parts the services stand on.
+/// All ports of the runtime.
 #[derive(Clone)]
 pub struct Ports {
-    /// Starts shims.
+    /// Starts shims and connects to them.
     pub shims: Arc<dyn Shims>,
-    /// Images.
+    /// Image service.
     pub images: Arc<dyn Images>,
-    /// Decides.
+    /// Builds launch plans.
     pub planner: Arc<dyn Planner>,
-    /// Networks.
+    /// Pod networks.
     pub network: Arc<dyn Network>,
-    /// Control groups.
+    /// Cgroups.
     pub groups: Arc<dyn Groups>,
 }

@@ -1,4 +1,5 @@
-//! What was written down of a sandbox, against what its shim says. Pure. Behaviour: spec 09 §8.
+//! Reconciles a sandbox record with its shim's report after a restart. Pure.
+//! Implements spec 09 §8.
 
 use super::{
     config::OomRule,
@@ -7,7 +8,7 @@ use super::{
 };
 use berth_shim::plan::Hello;
 
-/// Brings a sandbox up to what its shim knows. Returns containers the shim has and nobody knows of: to be killed.
+/// Updates a sandbox from its shim's `Hello`. Returns the ids of containers without a record, which the caller kills.
 pub fn with_shim(sandbox: &mut Sandbox, hello: &Hello, rule: OomRule, now_ns: i64) -> Vec<String> {
     let mut unknown = Vec::new();
     for held in &hello.containers {
@@ -28,7 +29,8 @@ pub fn with_shim(sandbox: &mut Sandbox, hello: &Hello, rule: OomRule, now_ns: i6
     unknown
 }
 
-/// What is left of a container whose processes a reboot has ended; `written_ns` is when it was last heard of.
+/// Marks a container as lost after a reboot ended its processes. `written_ns` is the time of its last record; 0:
+/// unknown.
 pub fn after_reboot(container: &mut Container, written_ns: i64, now_ns: i64) {
     let at = if written_ns == 0 { now_ns } else { written_ns };
     if container.phase != Phase::Created {
@@ -52,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_shim_knows_better() {
-        // AC-09-E2: exits while nobody looked have their exact codes
+        // AC-09-E2: exits while no daemon ran have their exact codes
         let mut s = sandbox("s");
         for id in ["created", "ran-on", "ended", "lost", "started"] {
             let mut c = container(id);

@@ -1,10 +1,10 @@
-//! Start-up: what an earlier daemon left, found again, continued or cleaned up.
+//! Recovery at start: restores sandboxes and containers of an earlier daemon, removes orphans.
 //!
 //! ```text
 //!  records ─► sandboxes ─► their shims ─► reconciled ─► owners ─► network ─► orphans ─► ready
 //! ```
 //!
-//! Until it is done every call but `Version` and `Status` waits. Behaviour: spec 09 §7, §8.
+//! Until it is complete, every call but `Version` and `Status` waits. Implements spec 09 §7, §8.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,28 +32,28 @@ use berth_metrics::NetworkOperation;
 use berth_shim::plan::{Hello, Reply, Request, Scope, Target};
 use berth_sys::atomic_file;
 
-/// Sandboxes that are looked at at once.
+/// Maximum number of sandboxes that are recovered in parallel.
 const AT_ONCE: usize = 16;
-/// How long a shim has to answer.
+/// Timeout of a shim's connection and reply.
 const SHIM_LIMIT: Duration = Duration::from_secs(2);
-/// How long a container that is being started may take to run; then it is killed.
+/// Time for a container start in progress to complete; after it the container is killed.
 const START_LIMIT: Duration = Duration::from_millis(500);
-/// Pause before a shim is asked whether it does.
+/// Poll interval for starts in progress.
 const START_PAUSE: Duration = Duration::from_millis(10);
 /// `SIGKILL`.
 const KILL: i32 = 9;
 
-/// What lies on disk.
+/// Records read from disk.
 #[derive(Default)]
 struct Left {
     sandboxes: BTreeMap<String, Sandbox>,
-    /// When each container was last written, nanoseconds since the epoch.
+    /// Last write of each container's record, nanoseconds since the epoch.
     written: BTreeMap<String, i64>,
     broken_sandboxes: Vec<String>,
     broken_containers: Vec<String>,
 }
 
-/// Finds again what an earlier daemon left; afterwards calls are answered.
+/// Recovers everything from an earlier daemon, then marks the runtime as ready.
 ///
 /// # Errors
 /// The records cannot be read at all.
@@ -89,7 +89,7 @@ pub async fn recover(runtime: &Arc<Runtime>) -> RuntimeResult<()> {
 
 fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
     let mark = layout.state.join("boot_id");
-    // For people: each record has its own. A disk that is full keeps nobody from removing what fills it.
+    // Informational: each record has its own boot id. A full disk must not prevent the removal of what fills it.
     if let Err(error) = atomic_file::replace_unsynced(&mark, boot_id.as_bytes(), 0o600) {
         warn!(path = %mark.display(), err = %error, "The id of this boot cannot be written down");
     }
@@ -128,7 +128,7 @@ fn read(layout: &Layout, boot_id: &str) -> RuntimeResult<Left> {
     Ok(left)
 }
 
-/// One sandbox: its shim is found again, or what is left of it is ended.
+/// Recovers one sandbox: reconnects to its shim, or ends what remains of it.
 async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<String, i64>) {
     for container in sandbox.containers.values() {
         let request = (container.config.clone(), sandbox.id().to_owned());
@@ -142,7 +142,7 @@ async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<St
     let is_of_this_boot = sandbox.boot_id == runtime.host.boot_id;
     let connected = match sandbox.phase {
         SandboxPhase::Ready if is_of_this_boot => find(runtime, &mut sandbox).await,
-        // It may be anywhere but in its group: it is to be told to go.
+        // Its shim may be outside the sandbox's cgroup, so it needs an explicit shutdown.
         SandboxPhase::Creating if is_of_this_boot => half_made(runtime, &sandbox).await,
         _ => {
             if sandbox.phase == SandboxPhase::Ready {
@@ -161,7 +161,7 @@ async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<St
     {
         warn!(err = %cause, "A sandbox went while it was found again");
     }
-    // Written whole: what the shim told is not on disk yet.
+    // Writes the whole record: the shim's report is not on disk yet.
     if let Err(cause) = pod.turn(|_| ()).await {
         warn!(err = %cause, "What was found again cannot be written down");
     }
@@ -172,13 +172,13 @@ async fn one(runtime: &Arc<Runtime>, mut sandbox: Sandbox, written: &BTreeMap<St
     }
 }
 
-/// The shim of a sandbox that was never finished, where it was started.
+/// Connects to the shim of an incomplete sandbox, if it was started.
 async fn half_made(runtime: &Arc<Runtime>, sandbox: &Sandbox) -> Option<Connected> {
     let found = timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await;
     found.ok()?.ok().map(|(connected, _)| connected)
 }
 
-/// Connects to a sandbox's shim and believes it; without one everything it held is lost.
+/// Connects to a sandbox's shim and adopts its report; without a shim all its containers are lost.
 async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected> {
     let found = match timeout(SHIM_LIMIT, runtime.ports.shims.find(sandbox.id())).await {
         Ok(found) => found,
@@ -203,7 +203,8 @@ async fn find(runtime: &Arc<Runtime>, sandbox: &mut Sandbox) -> Option<Connected
     }
 }
 
-/// What a shim says once it starts nothing any more: who waited for that has gone. What takes long is killed.
+/// The shim's report once no start is in progress: the caller of such a start no longer exists. Kills containers whose
+/// start takes too long.
 async fn settled(connected: &Connected, mut hello: Hello) -> Hello {
     let begun = Instant::now();
     while !hello.starting.is_empty() && begun.elapsed() < 2 * START_LIMIT {
@@ -215,14 +216,14 @@ async fn settled(connected: &Connected, mut hello: Hello) -> Hello {
         sleep(START_PAUSE).await;
         match connected.shim.ask(Request::Hello, Vec::new(), SHIM_ANSWER).await {
             Ok((Reply::Hello(now), _)) => hello = now,
-            // That is told by the end of its events.
+            // The end of the event channel reports the lost connection.
             _ => break,
         }
     }
     hello
 }
 
-/// Kills a container that runs or is being started.
+/// Kills a container that is running or starting.
 async fn kill(connected: &Connected, id: &str) {
     let to = Target::Container(id.to_owned());
     let kill = Request::Signal { to, signal: KILL, scope: Scope::ControlGroup };
@@ -231,7 +232,7 @@ async fn kill(connected: &Connected, id: &str) {
     }
 }
 
-/// A container that only the shim knows of.
+/// Kills and forgets a container without a record.
 async fn drop_unknown(connected: &Connected, id: &str) {
     kill(connected, id).await;
     let forget = Request::Forget(id.to_owned());
@@ -240,7 +241,7 @@ async fn drop_unknown(connected: &Connected, id: &str) {
     }
 }
 
-/// Deletes what belongs to no object.
+/// Deletes everything that belongs to no object.
 async fn clean(runtime: &Arc<Runtime>) {
     let mut known = BTreeSet::new();
     for pod in runtime.pods() {
@@ -270,18 +271,18 @@ async fn clean(runtime: &Arc<Runtime>) {
     }
 }
 
-/// Removes the control groups of what has no record to tell where they are.
+/// Removes the cgroups of an object without a record; without one they are found by id.
 fn remove_groups(groups: &dyn Groups, id: &str) -> RuntimeResult<()> {
     groups.find(id)?.iter().try_for_each(|group| groups.remove(group))
 }
 
-/// What is left of a sandbox without a record: its shim, its group, its memory, its directories.
+/// Removes the remains of a sandbox without a record: shim, cgroups, shared memory, directories.
 async fn bury_orphan(runtime: &Arc<Runtime>, id: &str) {
     if let Ok(Ok((connected, hello))) = timeout(SHIM_LIMIT, runtime.ports.shims.find(id)).await {
         for held in &hello.containers {
             drop_unknown(&connected, &held.id).await;
         }
-        // Its group is killed in any case.
+        // The cgroup is killed in any case.
         let _ = connected.shim.ask(Request::Shutdown, Vec::new(), SHIM_ANSWER).await;
     }
     let (shell, id) = (runtime.shell.clone(), id.to_owned());

@@ -1,6 +1,6 @@
-//! All sandboxes, and finding one; what the services stand on.
+//! The embedded runtime: index of sandboxes and containers, and state shared by the CRI services.
 //!
-//! What a caller began goes on when the caller leaves: whoever asks the same again joins it. Behaviour: spec 09 §9.
+//! Work continues after its caller disconnects; an identical request joins it. Implements spec 09 §9.
 
 use std::{
     collections::BTreeMap,
@@ -35,50 +35,50 @@ use berth_metrics::{EmbeddedMetrics, EmbeddedObjects, Registry};
 use berth_proto::cri;
 use berth_shim::log_tally::LogTally;
 
-/// Sandboxes that are made at once.
+/// Maximum number of sandboxes that are created in parallel.
 const SANDBOXES_AT_ONCE: usize = 8;
-/// Containers that are started at once.
+/// Maximum number of containers that are started in parallel.
 const STARTS_AT_ONCE: usize = 16;
-/// How long file work may take.
+/// Timeout of file operations.
 pub const FILES_LIMIT: Duration = Duration::from_secs(30);
 
 /// The embedded runtime.
 pub struct Runtime {
-    /// What all sandboxes share.
+    /// Context that all sandboxes share.
     pub shell: Arc<Shell>,
-    /// The parts that touch the machine.
+    /// Ports to the host.
     pub ports: Ports,
-    /// Facts about the machine.
+    /// Facts about the host.
     pub host: HostFacts,
     index: RwLock<Index>,
-    /// Names of sandboxes.
+    /// Reserved sandbox names, with configuration and runtime handler of the request.
     pub sandbox_names: Names<(Arc<cri::PodSandboxConfig>, String)>,
-    /// Names of containers.
+    /// Reserved container names, with configuration and sandbox id of the request.
     pub container_names: Names<(Arc<cri::ContainerConfig>, String)>,
-    /// What was used when somebody last looked.
+    /// Last CPU usage samples, for usage rates.
     pub meter: Meter,
-    /// What containers wrote.
+    /// Cached usage of writable layers.
     pub layers: Arc<Layers>,
-    /// Sandboxes that are being made.
+    /// Semaphore that limits parallel sandbox creations.
     pub creations: Semaphore,
-    /// Containers that are being started.
+    /// Semaphore that limits parallel container starts.
     pub starts: Semaphore,
-    /// Streams that wait to be met.
+    /// Prepared streams that wait for their client.
     pub streams: Places,
     ready: watch::Sender<bool>,
     _lock: store::Lock,
 }
 
-/// What is known of the machine.
+/// Facts about the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostFacts {
-    /// Tells this boot from others.
+    /// Unique id of the current boot.
     pub boot_id: Arc<str>,
-    /// The node's name.
+    /// Host name of the node.
     pub hostname: String,
-    /// What `RuntimeConfig` tells.
+    /// Cgroup driver that `RuntimeConfig` reports.
     pub driver: cri::CgroupDriver,
-    /// Whether mounts can be read-only with all below them.
+    /// Whether recursive read-only mounts are supported.
     pub has_recursive_read_only: bool,
     /// Whether pods can have a user namespace.
     pub has_user_namespaces: bool,
@@ -87,15 +87,15 @@ pub struct HostFacts {
 #[derive(Default)]
 struct Index {
     pods: BTreeMap<String, Pod>,
-    /// The sandbox of each container.
+    /// Sandbox id of each container.
     containers: BTreeMap<String, String>,
 }
 
 impl Runtime {
-    /// Takes the lock and makes the directories; nothing runs yet.
+    /// Takes the lock and creates the directories; starts nothing.
     ///
     /// # Errors
-    /// Another daemon is here, or the disk is not fit.
+    /// Another daemon owns the lock, or the directories are unusable.
     pub fn open(
         config: EmbeddedConfig,
         ports: Ports,
@@ -103,12 +103,12 @@ impl Runtime {
         (tasks, stop): (TaskTracker, CancellationToken),
     ) -> RuntimeResult<Arc<Self>> {
         let lock = store::open(&Layout { root: config.root.clone(), state: config.state.clone() })?;
-        // Counted for nobody.
+        // Metrics that nobody collects.
         let metrics = EmbeddedMetrics::new(&Registry::new());
         Ok(Self::with_lock(config, ports, host, (tasks, stop), lock, metrics))
     }
 
-    /// Likewise, with the lock taken already; what happens is counted.
+    /// Like [`Self::open`], with an acquired lock and metrics.
     pub fn with_lock(
         config: EmbeddedConfig,
         ports: Ports,
@@ -146,23 +146,23 @@ impl Runtime {
         })
     }
 
-    /// What was there is known again: calls are answered from now on.
+    /// Marks the recovery as complete: calls no longer wait.
     pub fn set_ready(&self) {
         self.ready.send_replace(true);
     }
 
-    /// Whether what was there is known again.
+    /// Whether the recovery is complete.
     pub fn is_ready(&self) -> bool {
         *self.ready.borrow()
     }
 
-    /// Waits until what was there is known again.
+    /// Waits until the recovery is complete.
     pub async fn until_ready(&self) {
-        // The sender lives as long as we.
+        // The sender lives as long as `self`.
         let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
     }
 
-    /// Starts the owner of a sandbox.
+    /// Starts the actor of a sandbox, and indexes it with its containers.
     pub fn adopt(&self, sandbox: Sandbox) -> Pod {
         let id = sandbox.id().to_owned();
         let containers: Vec<_> = sandbox.containers.keys().cloned().collect();
@@ -173,20 +173,20 @@ impl Runtime {
         pod
     }
 
-    /// A container is there.
+    /// Adds a container to the index.
     pub fn note_container(&self, container: &str, sandbox: &str) {
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
         index.containers.insert(container.to_owned(), sandbox.to_owned());
     }
 
-    /// A container is gone.
+    /// Removes a container from the index and the caches.
     pub fn forget_container(&self, container: &str) {
         self.meter.forget(container);
         self.layers.forget(container);
         self.index.write().unwrap_or_else(PoisonError::into_inner).containers.remove(container);
     }
 
-    /// A sandbox is gone.
+    /// Removes a sandbox and its containers from the index.
     pub fn forget_pod(&self, id: &str) {
         self.meter.forget(id);
         let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
@@ -194,20 +194,20 @@ impl Runtime {
         index.containers.retain(|_, sandbox| sandbox != id);
     }
 
-    /// The sandbox with that identity, or the only one that begins with it.
+    /// The sandbox with this id or unique id prefix.
     ///
     /// # Errors
-    /// There is none, or several.
+    /// There is none, or the prefix is ambiguous.
     pub fn pod(&self, id: &str) -> RuntimeResult<Pod> {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
         let found = ids::find(&index.pods, id)?.filter(|pod| view::is_listed(&pod.now()));
         found.cloned().ok_or_else(|| RuntimeError::no_sandbox(id))
     }
 
-    /// The container with that identity, or the only one that begins with it: its sandbox and its whole identity.
+    /// The sandbox and the full id of the container with this id or unique id prefix.
     ///
     /// # Errors
-    /// There is none, or several.
+    /// There is none, or the prefix is ambiguous.
     pub fn container(&self, id: &str) -> RuntimeResult<(Pod, String)> {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
         let none = || RuntimeError::no_container(id);
@@ -223,13 +223,13 @@ impl Runtime {
         self.index.read().unwrap_or_else(PoisonError::into_inner).pods.values().cloned().collect()
     }
 
-    /// What containers have written to their logs. Blocking: reads a file in memory for each pod.
+    /// Log counters of all containers. Blocking: reads a file on a tmpfs per pod.
     pub fn written(&self) -> LogTally {
         let pods: Vec<_> = self.pods().iter().map(Pod::now).collect();
         self.shell.logs.sum(&self.shell.layout, pods.iter().map(|sandbox| sandbox.id()))
     }
 
-    /// Pods and containers by state.
+    /// Number of listed sandboxes and their containers, by state.
     pub fn held(&self) -> EmbeddedObjects {
         let mut pods = [("ready", 0), ("notready", 0)];
         let mut containers = [("created", 0), ("running", 0), ("exited", 0)];
@@ -247,10 +247,10 @@ impl Runtime {
         EmbeddedObjects { pods: pods.to_vec(), containers: containers.to_vec(), ..EmbeddedObjects::default() }
     }
 
-    /// Does what was asked also where whoever asked has left.
+    /// Runs work in its own task, so that it completes even if the caller disconnects.
     ///
     /// # Errors
-    /// What it fails with.
+    /// The error of the work, or that its task panicked.
     pub async fn detached<R: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = RuntimeResult<R>> + Send + 'static,
@@ -259,10 +259,10 @@ impl Runtime {
     }
 }
 
-/// Does file work on the blocking pool, within a limit; `what` says which.
+/// Runs file operations on the blocking pool with the timeout [`FILES_LIMIT`]; `what` describes them in errors.
 ///
 /// # Errors
-/// What it fails with, and that it takes too long.
+/// The error of the work, or a timeout.
 pub async fn blocking<R: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> RuntimeResult<R> + Send + 'static,
@@ -273,7 +273,7 @@ pub async fn blocking<R: Send + 'static>(
     }
 }
 
-/// Wall time, nanoseconds since the epoch.
+/// Wall-clock time, nanoseconds since the epoch.
 pub fn now_ns() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)

@@ -1,4 +1,5 @@
-//! What a sandbox is, what changed in it, and who is to hear of that. Pure. Behaviour: spec 09a §2, §5.
+//! In-memory state of a sandbox, its record, and the CRI events of a state change. Pure.
+//! Implements spec 09a §2, §5.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,26 +14,26 @@ use berth_proto::cri;
 /// A sandbox and its containers.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
-    /// What never changes once it is ready.
+    /// Metadata; immutable once the sandbox is ready.
     pub meta: Arc<SandboxMeta>,
-    /// The request's configuration.
+    /// CRI configuration of the request.
     pub config: Arc<cri::PodSandboxConfig>,
-    /// What it is.
+    /// Lifecycle phase.
     pub phase: SandboxPhase,
-    /// The boot it was made in.
+    /// Id of the boot in which the sandbox was created.
     pub boot_id: Arc<str>,
-    /// Resources that were told later.
+    /// Resources from the last `UpdatePodSandboxResources`.
     pub resources: Option<cri::LinuxContainerResources>,
-    /// Overhead that was told later.
+    /// Overhead from the last `UpdatePodSandboxResources`.
     pub overhead: Option<cri::LinuxContainerResources>,
-    /// Its containers.
+    /// Containers by id.
     pub containers: BTreeMap<String, Container>,
-    /// Whether it is gone.
+    /// Whether the sandbox was removed.
     pub is_removed: bool,
 }
 
 impl Sandbox {
-    /// Its identity.
+    /// Sandbox id.
     pub fn id(&self) -> &str {
         &self.meta.id
     }
@@ -42,36 +43,36 @@ impl Sandbox {
         self.phase == SandboxPhase::Ready
     }
 
-    /// That it is ready.
+    /// Checks that the sandbox is ready.
     ///
     /// # Errors
-    /// It is not.
+    /// The sandbox is not ready.
     pub fn ready(&self) -> Result<(), RuntimeError> {
         if self.is_ready() { Ok(()) } else { Err(RuntimeError::not_ready(self.id())) }
     }
 
-    /// A container.
+    /// A container by its full id.
     ///
     /// # Errors
-    /// There is none of that identity.
+    /// There is none with this id.
     pub fn container(&self, id: &str) -> Result<&Container, RuntimeError> {
         self.containers.get(id).ok_or_else(|| RuntimeError::no_container(id))
     }
 
-    /// A container, to change it.
+    /// Mutable access to a container by its full id.
     ///
     /// # Errors
-    /// There is none of that identity.
+    /// There is none with this id.
     pub fn container_mut(&mut self, id: &str) -> Result<&mut Container, RuntimeError> {
         self.containers.get_mut(id).ok_or_else(|| RuntimeError::no_container(id))
     }
 
-    /// It, as its network is told of it.
+    /// The sandbox, as its network needs it.
     pub fn network(&self) -> NetworkPod {
         NetworkPod { id: self.id().to_owned(), config: self.config.clone(), kept: self.meta.network.clone() }
     }
 
-    /// What is written down of it.
+    /// The persistent record of the sandbox.
     pub fn record(&self) -> SandboxState {
         SandboxState {
             v: VERSION,
@@ -82,7 +83,7 @@ impl Sandbox {
         }
     }
 
-    /// The sandbox that was written down; `None` where its configuration cannot be read.
+    /// Restores a sandbox from its record; `None` where its configuration is malformed.
     pub fn recall(meta: SandboxMeta, state: Option<SandboxState>) -> Option<Self> {
         let config: cri::PodSandboxConfig = unpack(&meta.config)?;
         let message = |text: Option<String>| text.as_deref().and_then(unpack);
@@ -99,10 +100,10 @@ impl Sandbox {
     }
 }
 
-/// Whom an event is about, and what happened.
+/// Object id and type of a CRI container event.
 pub type News = (String, cri::ContainerEventType);
 
-/// What happened between two looks at a sandbox, in the order it is told.
+/// The events between two snapshots of a sandbox, in publication order.
 pub fn news(old: &Sandbox, new: &Sandbox) -> Vec<News> {
     use cri::ContainerEventType as Kind;
     let mut told: Vec<News> = Vec::new();
@@ -137,7 +138,7 @@ pub fn news(old: &Sandbox, new: &Sandbox) -> Vec<News> {
     told
 }
 
-/// The name a sandbox is reserved under.
+/// The name to reserve for a sandbox.
 ///
 /// # Errors
 /// The configuration has no metadata.
@@ -147,7 +148,7 @@ pub fn sandbox_name(config: &cri::PodSandboxConfig) -> Result<String, RuntimeErr
     Ok(format!("{}_{}_{}_{}", meta.name, meta.namespace, meta.uid, meta.attempt))
 }
 
-/// The name a container is reserved under.
+/// The name to reserve for a container.
 ///
 /// # Errors
 /// A configuration has no metadata.

@@ -1,10 +1,10 @@
-//! Control groups of sandboxes and containers as systemd's scopes. Behaviour: spec 09a §9, 06a §7.
+//! Systemd cgroup driver: sandboxes and containers as systemd scopes. Implements spec 09a §9, 06a §7.
 //!
 //! ```text
-//!  keeper ─► scope (systemd) ─► files, devices (ourselves) ─► process of the shim's ─► the keeper goes
+//!  placeholder process ─► scope (systemd) ─► files, devices (runtime) ─► shim's process ─► placeholder exits
 //! ```
 //!
-//! Groups that are no scopes, of a life before with the other driver, are handled as they were made.
+//! Cgroups that are not scopes, created earlier with the other driver, are handled as plain cgroups.
 
 use std::{
     collections::HashMap,
@@ -26,24 +26,24 @@ use berth_sys::cgroup::{
     systemd::{Driver, names, rounded_quota},
 };
 
-/// What a scope's name ends with.
+/// Suffix of scope units.
 const SCOPE: &str = ".scope";
-/// The kernel's own period of processor quotas, microseconds.
+/// The kernel's default CPU quota period, microseconds.
 const PERIOD_US: u64 = 100_000;
 
-/// Groups that systemd makes.
+/// The `Groups` port over systemd scopes.
 #[derive(Debug)]
 pub struct Scopes {
     kernel: KernelGroups,
     driver: Driver,
-    /// The shim's program.
+    /// Shim binary, which also runs as placeholder.
     program: PathBuf,
-    /// Of scopes in which nothing else runs yet.
+    /// Placeholder processes of scopes in which nothing else runs yet.
     keepers: Mutex<HashMap<String, Keeper>>,
 }
 
 impl Scopes {
-    /// Scopes by way of this driver, with keepers of the shim's program.
+    /// Creates scopes through this driver, with placeholders of the shim binary.
     pub fn new(kernel: KernelGroups, driver: Driver, program: PathBuf) -> Self {
         Self { kernel, driver, program, keepers: Mutex::default() }
     }
@@ -67,7 +67,7 @@ fn is_scope(group: &str) -> bool {
     group.ends_with(SCOPE)
 }
 
-/// What is told to systemd and what is written are the same, and systemd keeps quotas in steps.
+/// Rounds the CPU quota as systemd does, so that systemd and the cgroup files agree.
 fn rounded(limits: &Limits) -> Limits {
     let Limits::Container(Some(resources)) = limits else { return limits.clone() };
     let mut resources = resources.clone();
@@ -121,7 +121,7 @@ impl Groups for Scopes {
         let before = self.kernel.standing(&path, &limits)?;
         self.driver.set(&path, &self.kernel.said(&limits)?).map_err(|error| failed(&error))?;
         self.kernel.limit(group, &limits).inspect_err(|_| {
-            // The files are as before; systemd is to know the same.
+            // The files were restored; systemd must have the same values.
             if let Err(error) = self.driver.set(&path, &before) {
                 tracing::warn!(cgroup = group, err = %error, "systemd cannot be told what limits a scope has");
             }

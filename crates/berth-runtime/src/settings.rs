@@ -1,25 +1,25 @@
-//! Where the runtime's settings are: section `embeddedRuntime` of our own configuration file. Blocking: reads a small file.
+//! Loads the runtime's settings from section `embeddedRuntime` of the configuration file. Blocking.
 //!
-//! Behaviour: spec 09 §5.
+//! Implements spec 09 §5.
 
 use std::path::PathBuf;
 
 use super::config::EmbeddedConfig;
 
-/// Names another file with the runtime's settings.
+/// Environment variable with the path of the configuration file.
 const FILE_VARIABLE: &str = "BERTH_CONFIG";
-/// Where they are else; a file that is missing says nothing.
+/// Default path; a missing file means default settings.
 const FILE: &str = "/etc/berth/config.yaml";
-/// The section.
+/// Section of the runtime.
 const SECTION: &str = "embeddedRuntime";
 
-/// Sections of others.
+/// Sections of other components, ignored here.
 const OTHERS: [&str; 4] = ["node", "offlinePods", "shutdown", "standaloneObjects"];
 
-/// The runtime's settings.
+/// Reads the runtime's settings.
 ///
 /// # Errors
-/// Names the file and the field.
+/// The file and the invalid field.
 pub fn read() -> Result<EmbeddedConfig, String> {
     let path = path();
     let told = |cause: String| format!("{}: {cause}", path.display());
@@ -34,15 +34,15 @@ pub fn read() -> Result<EmbeddedConfig, String> {
     Ok(config)
 }
 
-/// One section of the file, if it is there.
+/// Reads one section of the file; `None` if it is absent.
 ///
 /// # Errors
-/// Names the file.
+/// The file is unreadable or malformed; the text names it.
 pub fn section(name: &str) -> Result<Option<serde_json::Value>, String> {
     Ok(sections()?.remove(name))
 }
 
-/// Where the settings are.
+/// Path of the configuration file.
 pub fn path() -> PathBuf {
     std::env::var_os(FILE_VARIABLE).map_or_else(|| PathBuf::from(FILE), PathBuf::from)
 }

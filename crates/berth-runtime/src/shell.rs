@@ -1,4 +1,4 @@
-//! What all sandboxes share: settings, places, who is told, what is counted, and the tasks.
+//! Context that all sandboxes share: settings, layout, event hub, metrics, and tasks.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -15,30 +15,30 @@ use super::{
 };
 use berth_metrics::EmbeddedMetrics;
 
-/// What all sandboxes share.
+/// Context that all sandboxes share.
 pub struct Shell {
     /// Settings.
     pub config: EmbeddedConfig,
-    /// Places.
+    /// Directory layout.
     pub layout: Layout,
-    /// Who wants to hear.
+    /// Distributes CRI events to subscribers.
     pub hub: Hub,
-    /// What is counted.
+    /// Metrics.
     pub metrics: EmbeddedMetrics,
-    /// What containers have written.
+    /// Log counters of deleted and existing pods.
     pub logs: Logs,
-    /// Control groups.
+    /// Cgroups.
     pub groups: Arc<dyn Groups>,
-    /// Finds shims again.
+    /// Connects to running shims.
     pub shims: Arc<dyn Shims>,
-    /// Every task there is.
+    /// Tracker of all tasks.
     pub tasks: TaskTracker,
-    /// Cancelled when we are to end; pods go on.
+    /// Cancelled on shutdown; pods keep running.
     pub stop: CancellationToken,
 }
 
 impl Shell {
-    /// Starts a task that ends by itself.
+    /// Spawns a task that must end by itself.
     pub fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -46,7 +46,7 @@ impl Shell {
         self.tasks.spawn(work)
     }
 
-    /// Where a shim notes how a container ended.
+    /// Path of a container's exit record, which its shim writes.
     pub fn exit_record(&self, sandbox: &Sandbox, container: &str) -> PathBuf {
         self.layout.shim(sandbox.id()).join("exits").join(container)
     }

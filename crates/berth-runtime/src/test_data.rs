@@ -1,4 +1,4 @@
-//! Values that tests of several files use.
+//! Test fixtures shared by several modules.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{
 use berth_proto::cri;
 use berth_shim::plan::{LaunchPlan, Process, Processes, Root, RootKind};
 
-/// A plan that starts nothing in particular.
+/// A minimal launch plan.
 pub fn plan(id: &str) -> LaunchPlan {
     LaunchPlan {
         container: id.to_owned(),
@@ -37,7 +37,7 @@ pub fn plan(id: &str) -> LaunchPlan {
     }
 }
 
-/// A container that was just made.
+/// A newly created container.
 pub fn container(id: &str) -> Container {
     let config = cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: id.to_owned(), attempt: 0 }),
@@ -74,7 +74,7 @@ pub fn container(id: &str) -> Container {
     }
 }
 
-/// A sandbox that is ready and empty.
+/// A ready sandbox without containers.
 pub fn sandbox(id: &str) -> Sandbox {
     let config = cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata {

@@ -1,4 +1,5 @@
-//! What the CRI is told of sandboxes and containers. Pure. Behaviour: spec 09a §1, §2.1, §3.2.
+//! Converts sandboxes and containers to CRI status and list messages. Pure.
+//! Implements spec 09a §1, §2.1, §3.2.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,7 +14,7 @@ use berth_proto::cri;
 pub fn sandbox_status(sandbox: &Sandbox) -> cri::PodSandboxStatus {
     let config = &sandbox.config;
     let options = config.linux.as_ref().and_then(|l| l.security_context.as_ref());
-    // Without a security context the pod has namespaces of its own (POD), and containerd says so.
+    // Without a security context the pod has its own namespaces (POD), and containerd reports that.
     let options = Some(options.and_then(|context| context.namespace_options.clone()).unwrap_or_default());
     let mut ips = if sandbox.is_ready() { sandbox.meta.ips.iter() } else { [].iter() };
     let ip = ips.next().cloned().unwrap_or_default();
@@ -33,17 +34,17 @@ pub fn sandbox_status(sandbox: &Sandbox) -> cri::PodSandboxStatus {
     }
 }
 
-/// What a sandbox is to the CRI.
+/// CRI state of a sandbox.
 pub fn sandbox_state(sandbox: &Sandbox) -> cri::PodSandboxState {
     if sandbox.is_ready() { cri::PodSandboxState::SandboxReady } else { cri::PodSandboxState::SandboxNotready }
 }
 
-/// Whether a sandbox is shown to anybody.
+/// Whether a sandbox is visible to clients.
 pub fn is_listed(sandbox: &Sandbox) -> bool {
     sandbox.phase != SandboxPhase::Creating && !sandbox.is_removed
 }
 
-/// The sandbox in a list.
+/// Entry of `ListPodSandbox`.
 pub fn sandbox_item(sandbox: &Sandbox) -> cri::PodSandbox {
     cri::PodSandbox {
         id: sandbox.id().to_owned(),
@@ -56,7 +57,7 @@ pub fn sandbox_item(sandbox: &Sandbox) -> cri::PodSandbox {
     }
 }
 
-/// The container in a list.
+/// Entry of `ListContainers`.
 pub fn container_item(container: &Container) -> cri::Container {
     cri::Container {
         id: container.id().to_owned(),
@@ -115,7 +116,7 @@ pub fn container_status(container: &Container) -> cri::ContainerStatus {
     }
 }
 
-/// A mount as it was asked for; one of an image says which image that is.
+/// A requested mount; for an image volume with the image's id.
 fn mounted(mount: &cri::Mount, images: &BTreeMap<String, String>) -> cri::Mount {
     let mut told = mount.clone();
     if let (Some(image), Some(id)) = (&mut told.image, images.get(&mount.container_path)) {
@@ -131,7 +132,7 @@ pub fn container_statuses(sandbox: &Sandbox) -> Vec<cri::ContainerStatus> {
     all
 }
 
-/// Whether a sandbox is asked for; its id has been looked at already.
+/// Whether a sandbox matches the filter's state and labels; the caller checks the id.
 pub fn sandbox_fits(item: &cri::PodSandbox, filter: Option<&cri::PodSandboxFilter>) -> bool {
     filter.is_none_or(|filter| {
         filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
@@ -139,7 +140,7 @@ pub fn sandbox_fits(item: &cri::PodSandbox, filter: Option<&cri::PodSandboxFilte
     })
 }
 
-/// Whether a container is asked for; ids have been looked at already.
+/// Whether a container matches the filter's state and labels; the caller checks the ids.
 pub fn container_fits(item: &cri::Container, filter: Option<&cri::ContainerFilter>) -> bool {
     filter.is_none_or(|filter| {
         filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
@@ -147,12 +148,12 @@ pub fn container_fits(item: &cri::Container, filter: Option<&cri::ContainerFilte
     })
 }
 
-/// Whether all wanted labels are there with their values.
+/// Whether all wanted labels are present with their values.
 pub fn has_labels(all: &HashMap<String, String>, wanted: &HashMap<String, String>) -> bool {
     wanted.iter().all(|(key, value)| all.get(key) == Some(value))
 }
 
-/// Signals by name, with their numbers on Linux.
+/// Signal names with their numbers on Linux.
 const SIGNALS: [(&str, i32); 36] = [
     ("SIGHUP", 1),
     ("SIGINT", 2),
@@ -192,7 +193,7 @@ const SIGNALS: [(&str, i32); 36] = [
     ("SIGRTMAX", 64),
 ];
 
-/// The number of the signal with that name or number: `SIGTERM`, `TERM`, `15`, `SIGRTMIN+3`; `None` for no signal.
+/// Parses a signal name or number: `SIGTERM`, `TERM`, `15`, `SIGRTMIN+3`; `None` if invalid.
 pub fn signal_number(name: &str) -> Option<i32> {
     let name = name.trim().to_ascii_uppercase();
     if let Ok(number) = name.parse::<i32>() {
@@ -213,7 +214,7 @@ pub fn signal_number(name: &str) -> Option<i32> {
     if plain.contains('+') { from("SIGRTMIN", 1, &plus) } else { from("SIGRTMAX", -1, &minus) }
 }
 
-/// The CRI's name of a signal.
+/// The CRI name of a signal.
 fn signal_name(number: i32) -> cri::Signal {
     let name = SIGNALS.iter().find(|(_, known)| *known == number).map(|(name, _)| (*name).to_owned());
     let name = name.unwrap_or_else(|| match number {
@@ -223,17 +224,17 @@ fn signal_name(number: i32) -> cri::Signal {
     cri::Signal::from_str_name(&name).unwrap_or(cri::Signal::Sigterm)
 }
 
-/// The signal that asks a container to stop: the request's, the image's, or `SIGTERM`.
+/// The stop signal of a container: the request's, else the image's, else `SIGTERM`.
 ///
 /// # Errors
-/// The request's number is no signal of the CRI.
+/// The requested number is not a CRI signal.
 pub fn stop_signal(requested: i32, image: &str) -> Result<i32, String> {
     const TERM: i32 = 15;
     let signal = cri::Signal::try_from(requested).map_err(|_| format!("unknown stop signal {requested}"))?;
     if signal != cri::Signal::RuntimeDefault {
         return signal_number(signal.as_str_name()).ok_or_else(|| format!("unknown stop signal {requested}"));
     }
-    // An image that names no signal we know is like one that names none.
+    // An unknown signal of the image counts as unspecified.
     Ok(signal_number(image).unwrap_or(TERM))
 }
 

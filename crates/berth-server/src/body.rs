@@ -1,9 +1,9 @@
-//! The bodies of requests: nobody waits for one for ever, and one that nobody reads does not cost its client the
-//! connection.
+//! Request bodies: read timeout, and draining of unread bodies before the response.
 //!
-//! Over HTTP/1.1 the next request comes behind the body. What the handler left of it is read and thrown away before
-//! the answer begins, as Go's server does; where there is too much of it or it does not come, the answer says that the
-//! connection ends. A connection that just ended would fail the request that the client has sent on it by then.
+//! Over HTTP/1.1 the next request follows the body. The part that the handler did not read is drained before the
+//! response starts, as Go's server does; where it is too long or does not arrive in time, the response announces the
+//! end of the connection. Closing the connection without that would fail a request that the client has already sent on
+//! it.
 
 use std::{
     io,
@@ -18,19 +18,19 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep, timeout};
 
-/// How long the body of a request may take: forms and numbers, all of them short.
+/// Timeout of a request body; bodies here are forms and numbers, all of them short.
 const LIMIT: Duration = Duration::from_secs(90);
-/// How much of what nobody reads is thrown away, in bytes (the reference's number).
+/// Maximum number of drained bytes (kubelet's value).
 const MOST: usize = 256 << 10;
-/// How long that may take.
+/// Timeout of draining.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a handler did not read.
+/// Part of a body that a handler did not read.
 #[derive(Clone, Debug, Default)]
 pub struct Unread(Arc<Mutex<Option<Incoming>>>);
 
 impl Unread {
-    /// Reads the rest, if there is one; whether the next request may follow.
+    /// Drains the rest, if any; returns whether the connection can be reused.
     pub async fn is_taken(&self) -> bool {
         let rest = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(rest) = rest else { return true };
@@ -46,22 +46,22 @@ impl Unread {
         timeout(PATIENCE, all).await.unwrap_or(false)
     }
 
-    /// It is not to be read: the client waits to be asked for it.
+    /// Whether an unread rest exists; it is not drained where the client still waits for `100 Continue`.
     pub fn is_there(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 }
 
-/// The body of a request. A wait for it has an end, whoever waits.
+/// Request body with a read timeout.
 pub struct Awaited {
     body: Option<Incoming>,
-    /// The end of the wait, once there is one.
+    /// Deadline of the read; starts with the first pending poll.
     until: Option<Pin<Box<Sleep>>>,
     unread: Unread,
 }
 
 impl Awaited {
-    /// A body; what is not read of it is to be found in the other.
+    /// Wraps a body; the rest that is not read is moved to the [`Unread`] when the body is dropped.
     pub fn new(body: Incoming) -> (Self, Unread) {
         let unread = Unread::default();
         (Self { body: Some(body), until: None, unread: unread.clone() }, unread)

@@ -1,11 +1,10 @@
-//! One HTTP connection: how much a client may make of it, and when it ends though the client would go on.
+//! HTTP connection: per-client limits, idle and stall timeouts, and graceful shutdown.
 //!
-//! hyper bounds heads and header lists and counts streams. Here ends what it lets live: a
-//! connection on which nothing is asked (a client of HTTP/2 may say nothing at all, or answer pings
-//! for ever), one whose client takes nothing of its answers, and one whose requests are given up
-//! faster than anybody changes his mind (CVE-2023-44487). What a request carries has to come in
-//! time, too. hyper is done with an answer when it is in a buffer; a client that still takes of it
-//! is not idle. Spec 04 §2, §10, §11.
+//! hyper bounds request heads and header lists, and limits the number of streams. This module closes the connections
+//! that hyper would keep open: one without requests (an HTTP/2 client may stay silent, or only answer pings), one whose
+//! client reads nothing of its responses, and one that cancels requests too fast (rapid reset, CVE-2023-44487). The
+//! body of a request has a deadline, too. hyper considers a response finished when it is in a buffer; a client that
+//! still reads from it is not idle. Implements spec 04 §2, §10, §11.
 
 use std::{
     collections::HashMap,
@@ -39,30 +38,31 @@ use tracing::debug;
 
 use super::{Serves, body::Awaited, pipeline::Peer};
 
-/// Longest wait for the head of a request, silence included (spec 04 §2).
+/// Longest wait for the head of a request, including idle time (spec 04 §2).
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
-/// How long a client may take nothing of all it has asked for. The reference cuts every answer
-/// after four hours instead (spec 04 §11).
+/// Stall timeout of a client that reads nothing of all its open responses. kubelet ends every response after four hours
+/// instead (spec 04 §11).
 const STALL_LIMIT: Duration = Duration::from_secs(300);
-/// How long it may take nothing of one answer while others go on: an API server asks over one
-/// connection for many people, and none shall lose a log because another has paused a pager.
+/// Stall timeout of one response while others on the connection make progress: an API server multiplexes many users
+/// over one connection, and nobody should lose a log because another user paused a pager.
 const LONG_STALL_LIMIT: Duration = Duration::from_secs(4 * 3600);
-/// Largest request head, HTTP/1.
+/// Largest request head of HTTP/1, in bytes.
 const HEAD_BYTES: usize = 1 << 20;
-/// Largest list of headers, HTTP/2.
+/// Largest header list of HTTP/2, in bytes.
 const HEADER_LIST: u32 = 64 << 10;
-/// Streams of one HTTP/2 connection at a time.
+/// Concurrent streams of one HTTP/2 connection.
 const STREAMS: u32 = 100;
-/// Most that is handed to HTTP/2 at once, which takes it all and forgets for whom it waits.
+/// Largest frame handed to HTTP/2 at once, in bytes: hyper accepts any size and does not report for which stream it
+/// waits.
 const PIECE: usize = 64 << 10;
-/// How often a silent HTTP/2 client is asked whether it is there, and how long it may take to say so.
+/// Interval of HTTP/2 keep-alive pings, and the timeout of a reply.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(30));
-/// Requests that may be given up at once after a pause, and the time after which one more may.
+/// Token bucket for requests that the client cancels: burst, and refill interval per request.
 const GIVEN_UP: (u32, Duration) = (100, Duration::from_millis(100));
-/// How long open requests and streams may take once the connection is to end.
+/// Grace period for open requests and streams during a graceful shutdown.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is spoken.
+/// HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1.
@@ -71,7 +71,7 @@ pub enum Protocol {
     Two,
 }
 
-/// Serves a connection to its end, or until stopped.
+/// Serves a connection until it ends or `stop` is canceled.
 pub async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     protocol: Protocol,
@@ -94,11 +94,11 @@ pub async fn connection(
             let mut response = match serves {
                 Serves::Site(site) => site.answer(request).await,
                 Serves::Router(router) => {
-                    place.authenticated(); // nobody has to
+                    place.authenticated(); // no authentication on this listener
                     router.oneshot(request).await?
                 }
             };
-            // A body that waits for a word of ours is never sent.
+            // A client that expects `100 Continue` never sends a body that was not requested.
             let ends =
                 protocol == Protocol::One && if awaits_word { unread.is_there() } else { !unread.is_taken().await };
             if ends && response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -129,7 +129,7 @@ pub async fn connection(
     }
 }
 
-/// Drives a connection to its end; `None` where it was cut off.
+/// Drives a connection to its end; `None` where it was closed forcibly.
 async fn drive<C: Graceful>(connection: C, account: &Account, stop: &CancellationToken) -> Option<hyper::Result<()>> {
     let mut connection = pin!(connection);
     tokio::select! {
@@ -137,7 +137,7 @@ async fn drive<C: Graceful>(connection: C, account: &Account, stop: &Cancellatio
         () = account.excess.cancelled() => return None,
         () = first_of(stop.cancelled(), account.outstayed()) => connection.as_mut().end_soon(),
     }
-    timeout(SHUTDOWN_LIMIT, connection).await.ok() // who is slower is cut off
+    timeout(SHUTDOWN_LIMIT, connection).await.ok() // a slower connection is closed forcibly
 }
 
 async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
@@ -147,7 +147,7 @@ async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>
     }
 }
 
-/// A connection that can be asked to finish what it has begun.
+/// Connection that supports a graceful shutdown.
 trait Graceful: Future<Output = hyper::Result<()>> {
     fn end_soon(self: Pin<&mut Self>);
 }
@@ -177,7 +177,7 @@ where
     }
 }
 
-/// Without a timeout of its own: that one would begin before the answer is with the client.
+/// Disables hyper's head timeout: it would start before the client has read the previous response.
 fn http1() -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder.header_read_timeout(None).max_buf_size(HEAD_BYTES);
@@ -195,7 +195,7 @@ fn http2() -> http2::Builder<TokioExecutor> {
     builder
 }
 
-/// What a HEAD is answered with: over HTTP/2 hyper would send the body, which ends the stream with an error.
+/// Response to a HEAD request without a body: over HTTP/2 hyper would send the body, which fails the stream.
 fn head_only(response: Response<Body>) -> Response<Body> {
     let length = response.body().size_hint().exact();
     let (mut parts, _) = response.into_parts();
@@ -205,10 +205,10 @@ fn head_only(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, Body::empty())
 }
 
-/// What a client has going on one connection.
+/// Open requests and progress of one connection.
 struct Account {
     state: Mutex<State>,
-    /// Cancelled once too many requests were given up.
+    /// Canceled once the client has canceled too many requests.
     excess: CancellationToken,
 }
 
@@ -216,11 +216,11 @@ struct State {
     next: u64,
     open: usize,
     quiet_since: Instant,
-    /// Since when what is written waits for the client to take of it.
+    /// Start of the current write stall: written data waits for the client to read.
     stuck: Option<Instant>,
-    /// Answers of which the client has to take something, since when.
+    /// Responses that wait for the client to read, with the start of the wait.
     waiting: HashMap<u64, Instant>,
-    /// When as many requests may be given up at once as ever.
+    /// Time at which the token bucket for canceled requests is full again.
     forgiven: Instant,
 }
 
@@ -248,14 +248,14 @@ impl Account {
         state.forgiven = base + GIVEN_UP.1;
     }
 
-    /// Returns once the client has asked nothing, or taken nothing, for too long.
+    /// Returns once the idle timeout or a stall timeout has expired.
     async fn outstayed(&self) {
         loop {
             let (now, due) = (Instant::now(), self.due());
             if due <= now {
                 return;
             }
-            // Looked at again in time for what may end meanwhile.
+            // Re-evaluated at least once per idle timeout: when requests end meanwhile, an earlier deadline applies.
             sleep_until(due.min(now + IDLE_LIMIT)).await;
         }
     }
@@ -286,11 +286,11 @@ impl Account {
     }
 }
 
-/// A request, from its head to the last byte of its answer.
+/// An open request, from its head to the last byte of its response.
 struct Asked {
     account: Arc<Account>,
     id: u64,
-    /// Whether the answer was told to its end.
+    /// Whether the response was handed to hyper completely.
     is_over: bool,
 }
 
@@ -317,18 +317,18 @@ impl Drop for Asked {
     }
 }
 
-/// The body of an answer.
+/// Response body that accounts for stalls and cancellation.
 struct Held {
     body: Body,
     asked: Asked,
-    /// Most bytes of a frame.
+    /// Largest frame, in bytes.
     most: usize,
-    /// What is left of a frame that was larger.
+    /// Rest of a frame that exceeded the limit.
     rest: Bytes,
 }
 
 impl Held {
-    /// As much of a frame as may be handed out; the rest is kept.
+    /// Returns the allowed part of a frame and keeps the rest.
     fn cut(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
         match frame.into_data() {
             Ok(mut data) => {
@@ -358,7 +358,7 @@ impl HttpBody for Held {
         };
         let frame = frame.map(|frame| frame.map(|frame| self.cut(frame)));
         if matches!(frame, Some(Ok(_))) {
-            self.asked.waits_for_client(); // the last piece too: it is kept until there is a window for it
+            self.asked.waits_for_client(); // the last frame too: hyper keeps it until the flow-control window opens
         }
         self.asked.is_over = !matches!(frame, Some(Ok(_))) || self.is_end_stream();
         Poll::Ready(frame)
@@ -385,7 +385,7 @@ impl Drop for Held {
     }
 }
 
-/// A stream that tells when the client takes nothing of what is written.
+/// Transport wrapper that detects write stalls.
 struct Watched<S> {
     stream: S,
     account: Arc<Account>,

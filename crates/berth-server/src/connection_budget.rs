@@ -1,7 +1,7 @@
-//! Connection budget of a listener: all connections, those of one address, and those that have not authenticated.
+//! Connection budget of a listener: limits in total, per address, and for unauthenticated connections.
 //!
-//! Whoever has not proved who he is has a smaller budget, and gives way to who comes later: two addresses that open
-//! connections and say nothing must not keep the API server out. Pure but for the token that ends a connection.
+//! Unauthenticated connections have a smaller budget and are evicted by newer ones: a few addresses that open idle
+//! connections must not lock out the API server. Pure but for the token that ends a connection.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,26 +13,26 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use super::auth::network;
 
-/// Connections at a time that have authenticated: all, and those of one address (of IPv6: of one network, which is what
-/// one machine has to itself).
+/// Maximum of authenticated connections: in total, and per address (of IPv6: per /64 network, which is what one machine
+/// has to itself).
 const AUTHENTICATED: (usize, usize) = (4096, 2048);
-/// The same for those that have not.
+/// Maximum of unauthenticated connections: in total, and per address.
 const UNAUTHENTICATED: (usize, usize) = (1024, 64);
 
-/// Counts connections of a listener.
+/// Counts the connections of a listener.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionBudget(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Connections that have authenticated, by address.
+    /// Number of authenticated connections by address.
     authenticated: HashMap<IpAddr, usize>,
-    /// The others, oldest first.
+    /// Unauthenticated connections, oldest first.
     unauthenticated: BTreeMap<u64, (IpAddr, CancellationToken)>,
     last: u64,
 }
 
-/// One connection's share of the budget; given back when dropped.
+/// Slot of one connection in the budget; released when dropped.
 #[derive(Debug)]
 pub struct ConnectionPlace {
     budget: ConnectionBudget,
@@ -47,8 +47,8 @@ impl ConnectionBudget {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection that was accepted. Where the budget is used up, the oldest unauthenticated connection
-    /// of the address, or of all, ends.
+    /// Takes a slot for an accepted connection. Where the budget is exhausted, evicts the oldest unauthenticated
+    /// connection of the address, or of all.
     pub fn accept(&self, address: IpAddr) -> ConnectionPlace {
         let (address, evicted) = (network(address), CancellationToken::new());
         let mut table = self.table();
@@ -71,13 +71,12 @@ impl ConnectionBudget {
 }
 
 impl ConnectionPlace {
-    /// Waits until the connection has to end.
+    /// Waits until the connection is evicted.
     pub fn evicted(&self) -> WaitForCancellationFuture<'_> {
         self.evicted.cancelled()
     }
 
-    /// The client has proved who it is. Where as many of its address or of all have done so as may be, the connection
-    /// ends.
+    /// Marks the connection as authenticated; evicts it where the limit in total or of its address is reached.
     pub fn authenticated(&self) {
         let mut is_authenticated = self.is_authenticated.lock().unwrap_or_else(PoisonError::into_inner);
         if *is_authenticated {
@@ -85,7 +84,7 @@ impl ConnectionPlace {
         }
         let mut table = self.budget.table();
         if table.unauthenticated.remove(&self.number).is_none() {
-            return; // it was evicted
+            return; // already evicted
         }
         let all: usize = table.authenticated.values().sum();
         let own = table.authenticated.entry(self.address).or_default();

@@ -1,4 +1,4 @@
-//! The door of the main listener: authentication and authorization as the pipeline asks for them.
+//! Authentication and authorization of the main listener's requests.
 
 use async_trait::async_trait;
 use axum::{
@@ -15,14 +15,14 @@ use super::{
     streaming::bare,
 };
 
-/// Asks everybody who he is, and whether he may.
+/// Authenticates and authorizes each request.
 pub struct Door {
     authenticator: Authenticator,
     authorizer: Authorizer,
 }
 
 impl Door {
-    /// With these two.
+    /// Combines an authenticator and an authorizer.
     pub fn new(authenticator: Authenticator, authorizer: Authorizer) -> Self {
         Self { authenticator, authorizer }
     }

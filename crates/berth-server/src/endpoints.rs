@@ -1,4 +1,4 @@
-//! What answers, once it is clear who asks and what: a line per endpoint.
+//! Dispatch of routed requests to their handlers: one match arm per endpoint.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,39 +28,39 @@ use super::{
 };
 use berth_metrics::SliMetrics;
 
-/// The parts of the agent behind the endpoints. Listeners share them.
+/// Parts of the agent behind the endpoints; shared by all listeners.
 #[derive(Clone)]
 pub struct Endpoints {
     /// Health checks.
     pub health: Arc<dyn Health>,
-    /// `/pods` and `/metrics`.
+    /// Pages of `/pods` and `/metrics`.
     pub pages: Arc<dyn Pages>,
-    /// What runs.
+    /// Pods of `/runningpods/`.
     pub running: Arc<dyn RunningPods>,
-    /// Logs.
+    /// Container logs.
     pub logs: Arc<dyn ContainerLogs>,
-    /// How many logs callers follow.
+    /// Limit of followed logs per caller.
     pub follows: Arc<Caps>,
-    /// What the node, its pods and their containers use.
+    /// Resource usage of the node, its pods, and their containers.
     pub statistics: Arc<dyn Statistics>,
-    /// Gate `PodLogsQuerySplitStreams`.
+    /// Feature gate `PodLogsQuerySplitStreams`.
     pub split_streams: bool,
-    /// The effective configuration as `/configz` shows it.
+    /// Body of `/configz`: the effective configuration.
     pub configz: Bytes,
-    /// For people with a problem.
+    /// Debug endpoints.
     pub tools: Tools,
-    /// Streams into containers.
+    /// Exec, attach, run, and port-forward.
     pub streams: Streaming,
 }
 
-/// The parts behind the endpoints for people with a problem.
+/// Parts behind the debug endpoints.
 #[derive(Clone)]
 pub struct Tools {
     /// `/metrics/slis`
     pub slis: SliMetrics,
     /// `/statusz`
     pub statusz: Arc<Statusz>,
-    /// Every flag and its value, secrets masked.
+    /// Every flag and its value, with secrets masked.
     pub flags: Arc<BTreeMap<String, String>>,
     /// `/debug/flags/v`
     pub verbosity: Arc<dyn Verbosity>,
@@ -70,7 +70,7 @@ pub struct Tools {
     pub log_queries: bool,
     /// `/debug/pprof/`
     pub profiles: Arc<dyn Profiles>,
-    /// Which pods there are.
+    /// Pods assigned to this agent.
     pub pods: Arc<dyn PodDirectory>,
     /// `/checkpoint/`
     pub checkpoints: Arc<dyn Checkpoints>,
@@ -79,13 +79,13 @@ pub struct Tools {
 }
 
 impl Endpoints {
-    /// A plain handler. Boxed, as is [`Self::service`]: what an endpoint awaits is nobody else's
-    /// business, least of all that of the compiler when it looks at a connection.
+    /// Calls a plain handler. Boxed, as is [`Self::service`], so that the futures of the handlers do not become part of
+    /// the connection's future type.
     pub(super) fn plain(self: Arc<Self>, plain: Plain, request: Request<Body>) -> BoxFuture<'static, Response> {
         async move { self.answer_plain(plain, request).await }.boxed()
     }
 
-    /// An endpoint of the service router.
+    /// Calls a handler of the service router.
     pub(super) fn service(self: Arc<Self>, endpoint: Endpoint, request: Request<Body>) -> BoxFuture<'static, Response> {
         async move { self.answer_service(endpoint, request).await }.boxed()
     }

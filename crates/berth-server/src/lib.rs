@@ -1,11 +1,11 @@
-//! Who may ask us: the listeners, the pipeline behind them, and the endpoints.
+//! Kubelet HTTP API server: listeners, request pipeline, authentication, and endpoints.
 //!
 //! ```text
 //!  listeners ─► pipeline: routing (outer) ─► auth ─► routing (service) ─► endpoints ─► routes/*
 //! ```
 //!
-//! The server holds no state; it reads snapshots through its own [`ports`] and never talks to a
-//! worker. Behaviour: spec 04, 04b, spec 01 §7.1.
+//! The server owns no pod state; it reads snapshots through its own [`ports`] and never calls a pod worker. Implements
+//! spec 04, 04b, spec 01 §7.1.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

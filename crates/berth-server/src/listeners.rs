@@ -1,8 +1,8 @@
-//! Listeners: TCP, TLS where asked for, HTTP/1.1 and 2, each with limits, and their orderly end.
+//! HTTP listeners: accept loop, TLS handshake, HTTP/1.1 and HTTP/2, limits, and graceful shutdown.
 //!
-//! One task accepts, one task owns a connection. Nobody can hold more than a share: connections
-//! are counted (`connection_budget`); handshakes have an end, and what follows has limits of its
-//! own (`connection`). Spec 04 §2, §10.
+//! One task accepts, and one task owns each connection. No client can use more than its share: `connection_budget`
+//! counts connections, handshakes have a timeout, and `connection` enforces the limits after that. Implements spec 04
+//! §2, §10.
 
 use std::{
     io,
@@ -27,36 +27,35 @@ use super::{
     pipeline::{Peer, Site},
 };
 
-/// Longest TLS handshake.
+/// Timeout of the TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a peer may be silent before the kernel asks whether it is there and between such
-/// questions, and how many may stay without an answer, as in Go: who lost power in the middle of
-/// a silent stream would hold it for ever.
+/// TCP keep-alive, as in Go: idle time before the first probe and interval between probes, and the number of unanswered
+/// probes. Without it, a peer that loses power during a silent stream would occupy the connection forever.
 const KEEPALIVE: (Duration, u32) = (Duration::from_secs(15), 9);
-/// Pause between tries to open the healthz port.
+/// Retry interval for binding the healthz port.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Gives the acceptor that holds now; certificates change while the agent runs.
+/// Returns the current TLS acceptor; certificates change while the agent runs.
 pub type TlsSource = Arc<dyn Fn() -> tokio_rustls::TlsAcceptor + Send + Sync>;
 
-/// What a listener serves.
+/// Service behind a listener.
 #[derive(Clone)]
 pub enum Serves {
-    /// The pipeline.
+    /// The request pipeline.
     Site(Arc<Site>),
-    /// A router, for the healthz port.
+    /// A plain router without authentication, for the healthz port.
     Router(axum::Router),
 }
 
-/// A bound listener.
+/// Bound TCP listener.
 #[derive(Debug)]
 pub struct Listening(TcpListener);
 
 impl Listening {
-    /// The address it listens on, with the port the kernel chose where 0 was asked for.
+    /// The local address, with the port that the kernel chose where 0 was requested.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
@@ -70,7 +69,7 @@ pub async fn bind(address: IpAddr, port: u16) -> io::Result<Listening> {
     TcpListener::bind((address, port)).await.map(Listening)
 }
 
-/// Serves until cancelled, then lets open requests finish up to a limit.
+/// Serves connections until `cancel`, then waits for the open ones, which end within their grace period.
 pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>, cancel: CancellationToken) {
     let budget = ConnectionBudget::default();
     let tasks = TaskTracker::new();
@@ -83,7 +82,7 @@ pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>,
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, or a connection that died in the queue: neither ends the listener.
+                // Out of file descriptors, or a connection aborted in the backlog: neither ends the listener.
                 debug!(err = %error, "Cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
@@ -106,12 +105,12 @@ pub async fn serve(listening: Listening, serves: Serves, tls: Option<TlsSource>,
             }
         });
     }
-    drop(listening); // nobody waits in a queue that is not served any more
+    drop(listening); // closes the socket, so that the backlog takes no connections that nobody serves
     tasks.close();
     tasks.wait().await;
 }
 
-/// Best effort: without it answers are slower, and who went without a word is missed later.
+/// Sets socket options, best effort: without them responses are slower, and a dead peer is detected later.
 fn prepare(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE.0)
@@ -127,7 +126,7 @@ async fn plain(
     stop: &CancellationToken,
 ) {
     let peer = Peer { address, certificates: Arc::from([]), place };
-    // One protocol, known beforehand: finding out which would have no deadline.
+    // Fixed protocol: protocol detection would have no deadline.
     connection(stream, Protocol::One, peer, serves, stop).await;
 }
 
@@ -154,10 +153,10 @@ async fn secured(
     connection(stream, protocol, Peer { address, certificates, place }, serves, stop).await;
 }
 
-/// What a client is told that has forgotten the `s` of `https`, as the reference says it.
+/// Response to plain HTTP on the TLS port, with kubelet's text.
 const NOT_TLS: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
-/// `None` where the client speaks HTTP without TLS; it has been told.
+/// Completes the TLS handshake; `None` where the client sent plain HTTP, which is answered with [`NOT_TLS`].
 async fn shake_hands(
     mut stream: TcpStream,
     acceptor: &tokio_rustls::TlsAcceptor,
@@ -166,7 +165,7 @@ async fn shake_hands(
     let seen = stream.peek(&mut head).await?;
     if seen == head.len() && matches!(&head, b"GET /" | b"HEAD " | b"POST " | b"PUT /" | b"OPTIO" | b"DELET" | b"PATCH")
     {
-        // What is read is not answered with a reset, which would take the words with it.
+        // Reads the request first: closing with unread data resets the connection, and the response would be lost.
         let mut asked = [0; 4096];
         let _ = stream.try_read(&mut asked);
         stream.write_all(NOT_TLS).await?;
@@ -176,10 +175,10 @@ async fn shake_hands(
     acceptor.accept(stream).await.map(Some)
 }
 
-/// Like [`serve`], binding again every 5 s where the port cannot be had: the healthz port is
-/// never fatal (spec 01 §7.1).
+/// Like [`serve`], but retries every 5 s to bind the port: a failure of the healthz port is never fatal (spec 01 §7.1).
 ///
-/// The first try is over when this returns: whoever is told then that the agent has started may ask.
+/// The first attempt completes before this function returns, so that clients that are notified of the agent's start can
+/// connect.
 pub async fn serve_persistently(
     address: IpAddr,
     port: u16,

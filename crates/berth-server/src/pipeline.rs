@@ -1,5 +1,6 @@
-//! What happens to every request, in this order: redirects and unknown paths, who is it, may he,
-//! which endpoint, the endpoint (spec 04 §3, §6, §8).
+//! Request pipeline: redirects and 404, authentication, authorization, routing, handler.
+//!
+//! Also request metrics and the HTTP access log (spec 04 §3, §6, §8).
 
 use std::{
     net::SocketAddr,
@@ -30,52 +31,52 @@ use super::{
 };
 use berth_metrics::ServerMetrics;
 
-/// Who is at the other end of a connection.
+/// Peer of a connection.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Address and port.
+    /// Remote address and port.
     pub address: SocketAddr,
-    /// The certificates the client sent, leaf first; nobody has checked them yet.
+    /// Certificates sent by the client, leaf first; not verified yet.
     pub certificates: Arc<[CertificateDer<'static>]>,
-    /// The connection's share of the listener's budget.
+    /// Slot of the connection in the listener's connection budget.
     pub place: Arc<ConnectionPlace>,
 }
 
-/// Stands at the door of a listener that lets not everybody in.
+/// Authenticates and authorizes requests of a protected listener.
 #[async_trait]
 pub trait Gatekeeper: Send + Sync + 'static {
-    /// Tells who is asking; credentials that nobody else shall see are removed from the request.
+    /// Authenticates the request; removes credentials from its headers that handlers must not see.
     ///
     /// # Errors
-    /// The answer to somebody who cannot prove who he is.
+    /// The response to a request that is not authenticated.
     async fn identify(
         &self,
         parts: &mut request::Parts,
         certificates: &[CertificateDer<'static>],
     ) -> Result<Identity, Response>;
 
-    /// Tells whether he may: any of the subresources is enough.
+    /// Authorizes the request: access to any of the subresources is sufficient.
     ///
     /// # Errors
-    /// The answer to somebody who may not.
+    /// The response to a request that is not authorized.
     async fn allow(&self, who: &Identity, verb: &str, subresources: &[&str]) -> Result<(), Response>;
 }
 
-/// Who may ask, on a listener that lets not everybody in.
+/// Access control of a protected listener.
 pub struct Guard {
-    /// At the door.
+    /// Authenticator and authorizer.
     pub keeper: Arc<dyn Gatekeeper>,
-    /// Whether opening a stream with a GET needs `create` too (spec 04 §10; a deviation).
+    /// Whether a GET that opens a stream also needs the verb `create` (spec 04 §10; differs from kubelet).
     pub streaming_requires_create: bool,
 }
 
-/// What a listener serves, and to whom.
+/// Configuration of a listener: endpoints and access control.
 pub struct Site {
-    /// What is switched on.
+    /// Enabled endpoints.
     pub switches: Switches,
-    /// `None` where everybody may ask.
+    /// Access control; `None` on a listener without authentication.
     pub guard: Option<Guard>,
-    /// What answers.
+    /// Handlers of the endpoints.
     pub endpoints: Arc<Endpoints>,
     /// Request metrics.
     pub metrics: ServerMetrics,
@@ -86,7 +87,7 @@ impl Site {
         if self.guard.is_some() { "readwrite" } else { "readonly" }
     }
 
-    /// Answers a request; never panics.
+    /// Handles a request; a panic in a handler becomes a 500.
     pub fn answer(self: Arc<Self>, request: Request<Body>) -> BoxFuture<'static, Response> {
         self.answer_metered(request).boxed()
     }
@@ -131,11 +132,11 @@ impl Site {
         }
     }
 
-    /// Lets the caller in, or says why not; who he is stands in the request's extensions.
+    /// Authenticates and authorizes the request, and stores the identity in its extensions.
     async fn admit(&self, request: Request<Body>) -> Result<Request<Body>, Response> {
         let peer = request.extensions().get::<Peer>().cloned();
         let Some(guard) = &self.guard else {
-            peer.iter().for_each(|peer| peer.place.authenticated()); // nobody has to
+            peer.iter().for_each(|peer| peer.place.authenticated()); // no authentication on this listener
             return Ok(request);
         };
         let (mut parts, body) = request.into_parts();
@@ -185,7 +186,7 @@ impl Site {
     }
 }
 
-/// Why a request is none of HTTP/1.1 (RFC 9112 §3.2; the texts are those of Go's server).
+/// Reason why the Host header violates HTTP/1.1 (RFC 9112 §3.2), with the texts of Go's server.
 fn host_refusal(request: &Request<Body>) -> Option<&'static str> {
     if request.version() != Version::HTTP_11 {
         return None;
@@ -197,7 +198,7 @@ fn host_refusal(request: &Request<Body>) -> Option<&'static str> {
     }
 }
 
-/// 307, with the little page Go's `http.Redirect` writes for a GET.
+/// 307, with the HTML page that Go's `http.Redirect` writes for a GET.
 fn redirect(location: &str, method: &str) -> Response {
     let page = format!("<a href=\"{}\">Temporary Redirect</a>.\n\n", text::escaped(location));
     let html = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
@@ -215,7 +216,7 @@ fn redirect(location: &str, method: &str) -> Response {
     }
 }
 
-/// Counts a request until it is answered; for a stream, until whoever holds a copy has let go.
+/// Request metrics guard: counts the request as in flight until the last clone is dropped.
 #[derive(Clone)]
 pub struct Metered {
     begun: Instant,
@@ -248,7 +249,7 @@ impl Metered {
     }
 }
 
-/// A body that ends a request's account when it is sent or dropped.
+/// Response body that keeps the metrics guard until it is sent or dropped.
 struct MeteredBody {
     body: Body,
     _metered: Metered,
@@ -274,9 +275,8 @@ impl axum::body::HttpBody for MeteredBody {
     }
 }
 
-/// What the log says of a request. Arguments and tokens do not belong there: the query of
-/// streams is left out (spec 04 §10), and that of paths that are none of ours, because `//exec/`
-/// may have been meant for one.
+/// Access log entry of a request. Command arguments and tokens must not be logged: the query is omitted for streams
+/// (spec 04 §10), and for unknown paths, because `//exec/` may have been meant for one.
 struct Told {
     verb: String,
     uri: String,
@@ -286,7 +286,7 @@ struct Told {
 }
 
 impl Told {
-    /// `None` where nobody would read it: most agents are asked often and log little.
+    /// `None` where the log level is off: kubelets get many requests, and most log few of them.
     fn of(request: &Request<Body>, bucket: &str) -> Option<Self> {
         if !tracing::enabled!(tracing::Level::DEBUG, v) {
             return None;

@@ -1,4 +1,4 @@
-//! What the server asks of the rest of the agent, as snapshots.
+//! Interfaces (ports) through which the server reads pods, logs, metrics, and reviews from the agent.
 
 mod exclusive;
 mod node_logs;
@@ -24,48 +24,48 @@ pub use pod_directory::{PodDirectory, PodFeed};
 pub use reviews::{AccessRequest, AccessReviewer, AccessVerdict, ReviewError, TokenReviewer, TokenVerdict};
 pub use tools::{CheckpointError, Checkpoints, Explains, MemoryView, ProfileError, Profiles, Verbosity};
 
-/// Pages made from snapshots.
+/// Pages rendered from snapshots.
 pub trait Pages: Send + Sync + 'static {
     /// The `PodList` document of `/pods`, newline included.
     fn pods(&self) -> Bytes;
-    /// The exposition of `/metrics` in a format, gzipped or not; at most a second old.
+    /// The body of `/metrics` in the given exposition format, optionally gzipped; at most 1 s old.
     ///
     /// # Errors
-    /// The gatherer's text; answered with 500.
+    /// The gatherer's error text; the handler returns 500.
     fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String>;
-    /// Unix seconds of the process start, for `Process-Start-Time-Unix`.
+    /// Start time of the process in Unix seconds, for `Process-Start-Time-Unix`.
     fn process_start(&self) -> u64;
 }
 
-/// Health checks by name, in the order they are reported.
+/// Health checks by name, in the order of the report.
 pub trait Health: Send + Sync + 'static {
-    /// Names of all checks; `ping` is not among them, it always passes.
+    /// Names of all checks, without `ping`, which always passes.
     fn names(&self) -> &[&'static str];
-    /// `None` where the check passes, else why it does not. Unknown names pass.
+    /// `None` where the check passes, else the reason of the failure. Unknown names pass.
     fn check(&self, name: &str) -> Option<String>;
-    /// Told of every check that was asked as one of all, and whether it passed.
+    /// Callback after each check of a request for all checks, with its result.
     fn checked(&self, _name: &str, _passed: bool) {}
 }
 
-/// What is asked of a container's log (spec 04 §5.3).
+/// Parameters of a container log request (spec 04 §5.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "the query's flags")]
 pub struct LogQuery {
-    /// Whether lines that come later are wanted too.
+    /// Whether to follow the log output.
     pub follow: bool,
-    /// Whether the instance before the last one is meant.
+    /// Whether to read the log of the previous instance of the container.
     pub previous: bool,
-    /// Whether each line is to begin with its time.
+    /// Whether to prefix each line with its timestamp.
     pub timestamps: bool,
-    /// So many lines from the end.
+    /// Number of lines from the end; `None` for all.
     pub tail: Option<u64>,
-    /// Not older than so many seconds.
+    /// Maximum age of a line, in seconds.
     pub since_seconds: Option<i64>,
-    /// Not older than that.
+    /// Earliest timestamp of a line.
     pub since_time: Option<Timestamp>,
-    /// At most so many bytes.
+    /// Maximum number of bytes.
     pub limit_bytes: Option<u64>,
-    /// Of which stream.
+    /// Stream to read; `None` where the request does not select one.
     pub stream: Option<LogStream>,
 }
 
@@ -81,7 +81,7 @@ pub enum LogStream {
 }
 
 impl LogStream {
-    /// As a query spells it.
+    /// Value of the query parameter `stream`.
     pub fn name(self) -> &'static str {
         match self {
             Self::All => "All",
@@ -91,71 +91,71 @@ impl LogStream {
     }
 }
 
-/// Why a log cannot be had, in the reference's words.
+/// Reason why a log is unavailable, with kubelet's error text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogRefusal {
     /// No such pod or container; 404.
     NotFound(String),
-    /// Anything else; 400.
+    /// Any other reason; 400.
     Other(String),
 }
 
-/// A pod whose logs are wanted, and after [`ContainerLogs::instance`] the instance.
+/// Pod whose log is requested and, after [`ContainerLogs::instance`], the container instance.
 #[derive(Clone, Debug)]
 pub struct LogSource {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// Its status as we know it.
+    /// Last known status of the pod.
     pub status: Option<Arc<api::PodStatus>>,
-    /// The instance; `None` until it was chosen.
+    /// ID of the selected container instance; `None` until it is resolved.
     pub instance: Option<ContainerId>,
 }
 
-/// Logs of containers.
+/// Access to container logs.
 #[async_trait]
 pub trait ContainerLogs: Send + Sync + 'static {
-    /// The pod, if it has a container of that name.
+    /// Finds the pod, if it has a container of this name.
     ///
     /// # Errors
-    /// The text of the answer.
+    /// The error text and its status code.
     async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogRefusal>;
 
-    /// The instance that is meant.
+    /// Resolves the current or previous instance of the container.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is no such instance.
     fn instance(&self, source: &LogSource, container: &str, is_previous: bool) -> Result<LogSource, String>;
 
-    /// Writes what is asked for.
+    /// Writes the requested part of the log to `out`.
     ///
     /// # Errors
-    /// What to tell the reader at the end of what he got.
+    /// The text to append to the response.
     async fn read(&self, source: &LogSource, query: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String>;
 }
 
-/// Takes a log, piece by piece.
+/// Sink for the chunks of a log.
 pub type LogPieces<'a> = dyn Sink<Vec<u8>, Error = std::io::Error> + Unpin + Send + 'a;
 
-/// What runs, according to the runtime.
+/// Pods that run according to the container runtime.
 #[async_trait]
 pub trait RunningPods: Send + Sync + 'static {
     /// The `PodList` document of `/runningpods/`, newline included.
     ///
     /// # Errors
-    /// The runtime's text; answered with 500.
+    /// The runtime's error text; the handler returns 500.
     async fn list(&self) -> Result<Bytes, String>;
 }
 
-/// How much of the summary is asked for.
+/// Detail level of the stats summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SummaryForm {
-    /// Everything.
+    /// All statistics.
     Full,
-    /// Processor, memory and swap.
+    /// Only CPU, memory, and swap.
     Short,
 }
 
-/// Pages of metrics beside `/metrics`.
+/// Metrics pages below `/metrics/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsPage {
     /// `/metrics/resource`
@@ -166,19 +166,19 @@ pub enum MetricsPage {
     Probes,
 }
 
-/// What the node, its pods and their containers use.
+/// Resource usage of the node, its pods, and their containers.
 #[async_trait]
 pub trait Statistics: Send + Sync + 'static {
-    /// The document of `/stats/summary`, at most a second old.
+    /// The document of `/stats/summary`, at most 1 s old.
     ///
     /// # Errors
-    /// The text behind `Internal Error: `; answered with 500.
+    /// The text after `Internal Error: `; the handler returns 500.
     async fn summary(&self, form: SummaryForm) -> Result<Bytes, String>;
-    /// A page of metrics in a format, gzipped or not; at most a second old.
+    /// The body of a metrics page in the given exposition format, optionally gzipped; at most 1 s old.
     ///
     /// # Errors
-    /// The gatherer's text; answered with 500.
+    /// The gatherer's error text; the handler returns 500.
     async fn metrics(&self, page: MetricsPage, format: Format, is_zipped: bool) -> Result<Bytes, String>;
-    /// Unix seconds of the process start, for `Process-Start-Time-Unix`.
+    /// Start time of the process in Unix seconds, for `Process-Start-Time-Unix`.
     fn process_start(&self) -> u64;
 }

@@ -1,18 +1,16 @@
-//! Which endpoint a request means, in the reference's order of checks. Pure. Behaviour: spec 04
-//! §3, §4.
+//! Request routing: path, method, and `Accept` header to endpoint. Pure. Implements spec 04 §3, §4.
 //!
-//! Two layers, with authentication between them: the *outer* one looks at the raw path only
-//! (redirects, unknown paths, plain handlers, roots of services); the *service router* knows
-//! methods, parameters and media types. Which of the two says 404 decides whether a stranger
-//! hears it.
+//! Checks run in kubelet's order, in two layers with authentication between them. The *outer* layer reads the raw path
+//! only (redirects, unknown paths, plain handlers, roots of services); the *service router* checks methods, parameters,
+//! and media types. The layer that returns the 404 decides whether an unauthenticated client can see it.
 
 use super::routes::text::cleaned;
 
-/// What is switched on (spec 04 §4 "Switches").
+/// Enabled optional endpoints (spec 04 §4 "Switches").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of the configuration")]
 pub struct Switches {
-    /// `enableDebuggingHandlers`; never on the read-only port.
+    /// `enableDebuggingHandlers`; always false on the read-only port.
     pub debugging: bool,
     /// `enableSystemLogHandler`
     pub system_log: bool,
@@ -20,16 +18,16 @@ pub struct Switches {
     pub profiling: bool,
     /// `enableDebugFlagsHandler`
     pub debug_flags: bool,
-    /// Gate `ContainerCheckpoint`.
+    /// Feature gate `ContainerCheckpoint`.
     pub checkpoint: bool,
-    /// Gate `ComponentFlagz`.
+    /// Feature gate `ComponentFlagz`.
     pub flagz: bool,
-    /// Gate `ComponentStatusz`.
+    /// Feature gate `ComponentStatusz`.
     pub statusz: bool,
 }
 
 impl Switches {
-    /// What the read-only port has: the open set, and stubs.
+    /// Switches of the read-only port: only the endpoints without a switch, and stubs for the debug endpoints.
     pub const READ_ONLY: Self = Self {
         debugging: false,
         system_log: false,
@@ -41,18 +39,18 @@ impl Switches {
     };
 }
 
-/// What the outer layer says about a path.
+/// Result of the outer layer for a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outer {
-    /// 307 to there, before anybody is asked who he is.
+    /// 307 to this location, before authentication.
     Redirect(String),
-    /// 404, likewise.
+    /// 404, before authentication.
     Unknown,
-    /// 400: what the path's percent signs stand for is not text.
+    /// 400: the percent-decoded path is malformed or not UTF-8.
     Malformed,
     /// A plain handler; takes any method.
     Plain(Plain),
-    /// The service router knows more; the path, decoded.
+    /// Percent-decoded path for the service router.
     Service(String),
 }
 
@@ -81,27 +79,27 @@ pub enum Plain {
     Flagz,
     /// `/debug/flags/v`
     Verbosity,
-    /// A 405 with this text.
+    /// 405 with this text: the endpoint is disabled.
     Disabled(&'static str),
 }
 
-/// A pod, by what a path says of it.
+/// Pod identified by a request path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodPath {
     /// Namespace.
     pub namespace: String,
     /// Name.
     pub pod: String,
-    /// UID, where given.
+    /// UID, if the path contains one.
     pub uid: Option<String>,
 }
 
-/// A container, by what a path says of it.
+/// Container identified by a request path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerPath {
-    /// Its pod.
+    /// Pod of the container.
     pub pod: PodPath,
-    /// Its name.
+    /// Container name.
     pub container: String,
 }
 
@@ -126,28 +124,28 @@ pub enum Endpoint {
     RunningPods,
     /// `/checkpoint/…`
     Checkpoint(ContainerPath),
-    /// `/logs/` and below; what follows, decoded, with a final slash where there was one.
+    /// `/logs/` and below, with the decoded rest of the path; a trailing slash is kept.
     Logs(String),
-    /// `/debug/pprof/` and below.
+    /// `/debug/pprof/` and below, with the rest of the path.
     Pprof(String),
-    /// `/debug/why/{namespace}/{pod}`; no endpoint of the reference.
+    /// `/debug/why/{namespace}/{pod}`; Berth's own endpoint, absent in kubelet.
     Why(PodPath),
 }
 
-/// What the service router says.
+/// Result of the service router.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// Go there.
+    /// The endpoint to call.
     Found(Endpoint),
-    /// 404, the router's own.
+    /// 404 of the service router, after authentication.
     NotFound,
-    /// 405 with this `Allow`.
+    /// 405 with this `Allow` header.
     MethodNotAllowed(&'static str),
-    /// 406, listing this.
+    /// 406 that lists this media type.
     NotAcceptable(&'static str),
 }
 
-/// Roots of services, the media type they declare, and whether the root is known without its slash too.
+/// Service roots: path, declared media type, and whether the root also matches without its trailing slash.
 const SERVICES: &[(&str, &str, bool)] = &[
     ("/pods/", JSON, true),
     ("/stats/", JSON, false),
@@ -163,7 +161,7 @@ const SERVICES: &[(&str, &str, bool)] = &[
     ("/debug/why/", JSON, false),
 ];
 const JSON: &str = "application/json";
-/// Services that exist only for debugging; switched off, they are stubs.
+/// Roots that only debugging handlers serve; a stub with a 405 replaces them when debugging is off.
 const DEBUG_ROOTS: &[&str] = &[
     "/run/",
     "/exec/",
@@ -180,7 +178,7 @@ const LOGS_OFF: &str = "logs endpoint is disabled.";
 const PROFILING_OFF: &str = "profiling endpoint is disabled.";
 const FLAGS_OFF: &str = "flags endpoint is disabled.";
 
-/// What the outer layer says about a raw (still encoded) path. `checks` are the names of the health checks.
+/// Routes a raw (percent-encoded) path before authentication. `checks` lists the names of the health checks.
 pub fn outer(path: &str, query: Option<&str>, switches: &Switches, checks: &[&str]) -> Outer {
     let redirect = |path: &str| match query {
         Some(query) => Outer::Redirect(format!("{path}?{query}")),
@@ -243,7 +241,7 @@ fn plain(path: &str, switches: &Switches, checks: &[&str]) -> Option<Plain> {
     }
 }
 
-/// What the service router says about a decoded path that [`outer`] handed to it.
+/// Routes a decoded path that [`outer`] returned as [`Outer::Service`].
 pub fn service(method: &str, path: &str, accept: Option<&str>) -> Service {
     let of_root = |(root, _, _): &&(&str, &str, bool)| path.starts_with(root) || path == root.trim_end_matches('/');
     let Some((root, produces, _)) = SERVICES.iter().find(of_root) else { return Service::NotFound };
@@ -296,8 +294,8 @@ fn container(parts: &[&str], may_have_uid: bool) -> Option<ContainerPath> {
     }
 }
 
-/// Whether one of the accepted types is what a route declares; a route that declares none is
-/// acceptable to nobody who asks for something.
+/// Whether `Accept` allows the media type of the route. A route that declares no media type matches only an absent or
+/// empty header, or `*/*`.
 fn is_acceptable(accept: Option<&str>, produces: &str) -> bool {
     let accept = accept.unwrap_or_default();
     if accept.is_empty() {
@@ -307,8 +305,8 @@ fn is_acceptable(accept: Option<&str>, produces: &str) -> bool {
     types.into_iter().any(|accepted| accepted == "*/*" || (accepted == produces && !produces.is_empty()))
 }
 
-/// A path without its percent signs; `None` where they are not followed by two hexadecimal
-/// digits, or stand for what is not UTF-8.
+/// Percent-decodes a path; `None` where a percent sign is not followed by two hexadecimal digits, or the result is not
+/// UTF-8.
 pub fn decode(path: &str) -> Option<String> {
     if !path.contains('%') {
         return Some(path.to_owned());
@@ -322,7 +320,8 @@ pub fn decode(path: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The value of the label `path` of the request metrics: from a fixed set, whatever is asked (spec 04 §8).
+/// Value of the label `path` of the request metrics: one of a fixed set, so that clients cannot create series (spec 04
+/// §8).
 pub fn bucket(path: &str) -> &'static str {
     const PAGES: &[&str] = &["metrics/cadvisor", "metrics/probes", "metrics/resource"];
     const ROOTS: &[&str] = &[
@@ -350,18 +349,18 @@ pub fn bucket(path: &str) -> &'static str {
     known.or_else(root).copied().unwrap_or("other")
 }
 
-/// The value of the label `method`: PATCH is `other` (spec 04 §8).
+/// Value of the label `method` of the request metrics; PATCH maps to `other` (spec 04 §8).
 pub fn method_label(method: &str) -> &'static str {
     const METHODS: &[&str] = &["OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"];
     METHODS.iter().find(|known| **known == method).copied().unwrap_or("other")
 }
 
-/// The value of the label `long_running`; the reference's table misspells the third one (spec 04 §8).
+/// Value of the label `long_running`; kubelet's table misspells the third one, which is kept (spec 04 §8).
 pub fn is_long_running(bucket: &str) -> bool {
     matches!(bucket, "exec" | "attach" | "debug")
 }
 
-/// Whether an upgrade turns a GET of this path into more than reading (spec 04 §10, first row).
+/// Whether an upgrade turns a GET of this endpoint into more than a read (spec 04 §10, first row).
 pub fn opens_a_stream(endpoint: &Endpoint) -> bool {
     matches!(endpoint, Endpoint::Exec(_) | Endpoint::Attach(_) | Endpoint::Run(_) | Endpoint::PortForward(_))
 }

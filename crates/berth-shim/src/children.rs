@@ -1,4 +1,4 @@
-//! What is between fork and exec, as the loop wants it: [`child`] behind the loop's seam.
+//! Production implementation of the event loop's `Launcher`, on top of [`child`].
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -8,7 +8,7 @@ use super::{
     worker::launcher::{Around, Inside, Launcher, Launching, Made, Progress, Stdio},
 };
 
-/// Starts containers.
+/// Creates namespaces and starts processes by [`child`].
 #[derive(Clone, Copy, Debug)]
 pub struct Children;
 

@@ -1,7 +1,7 @@
-//! How a container ended, on disk: what a daemon that was not there reads later.
+//! Exit record of a container on disk, read by an agent that was not running at the exit.
 //!
-//! `exits/<container>` in a shim's folder, replaced by renaming and not synced: after a loss of power none of the
-//! processes exists. The daemon deletes it once it has stored the state. Behaviour: spec 09a §12.
+//! `exits/<container>` in a shim's directory, replaced by rename and not synced: after a power loss none of the
+//! processes exists. The agent deletes it once it has stored the state. Implements spec 09a §12.
 
 use std::{
     fs::{self, File},
@@ -11,31 +11,31 @@ use std::{
 
 use super::plan::{Exit, Started};
 
-/// The folder of records in a shim's folder.
+/// Name of the directory of exit records in a shim's directory.
 pub const FOLDER: &str = "exits";
-/// The longest record that is read, bytes.
+/// Maximum size of a record that is read, bytes.
 const LONGEST: u64 = 4096;
 
-/// A record: which process ended, and how.
+/// An exit record: the process and its exit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExitRecord {
-    /// Its number on the host.
+    /// PID on the host.
     pub pid: u32,
-    /// Field 22 of its `stat`.
+    /// Start time (field 22 of `/proc/<pid>/stat`).
     pub start_ticks: u64,
-    /// When it was started, wall time, nanoseconds since the epoch.
+    /// Wall-clock start time, nanoseconds since the epoch.
     pub started_ns: i64,
-    /// How it ended.
+    /// Exit of the process.
     pub exit: Exit,
 }
 
 impl ExitRecord {
-    /// Of a process and its end.
+    /// Record of a started process and its exit.
     pub fn of(started: Started, exit: Exit) -> Self {
         Self { pid: started.pid, start_ticks: started.start_ticks, started_ns: started.at_ns, exit }
     }
 
-    /// As it is written.
+    /// JSON text of the record.
     pub fn text(&self) -> String {
         let Self { pid, start_ticks, started_ns, exit } = self;
         let Exit { code, is_signal, at_ns, is_oom, oom_kills, lost_lines } = exit;
@@ -46,7 +46,7 @@ impl ExitRecord {
         )
     }
 
-    /// Reads what [`text`](Self::text) wrote; none where it is something else.
+    /// Parses the output of [`text`](Self::text); `None` if malformed or of another version.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let value: serde_json::Value = serde_json::from_slice(text).ok()?;
         if value.get("v")?.as_u64()? != 1 {
@@ -68,10 +68,10 @@ impl ExitRecord {
         })
     }
 
-    /// Writes it for a container of the shim of that folder.
+    /// Writes the record of a container into the shim's directory.
     ///
     /// # Errors
-    /// What the file system says; an older record is in place then.
+    /// The file system's error; a previous record is unchanged then.
     pub fn write(&self, folder: &Path, container: &str) -> io::Result<()> {
         let exits = folder.join(FOLDER);
         let temporary = exits.join(format!(".{container}"));
@@ -79,10 +79,10 @@ impl ExitRecord {
         fs::rename(&temporary, exits.join(container))
     }
 
-    /// Reads that of a container of the shim of that folder; none where there is none or it cannot be understood.
+    /// Reads the record of a container from the shim's directory; `None` if it is missing or malformed.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn read(folder: &Path, container: &str) -> io::Result<Option<Self>> {
         let file = match File::open(folder.join(FOLDER).join(container)) {
             Ok(file) => file,
@@ -94,10 +94,10 @@ impl ExitRecord {
         Ok(Self::parse(&text))
     }
 
-    /// Deletes that of a container of the shim of that folder.
+    /// Deletes the record of a container from the shim's directory; a missing record is success.
     ///
     /// # Errors
-    /// What the file system says; that there is none is no error.
+    /// The file system's error.
     pub fn delete(folder: &Path, container: &str) -> io::Result<()> {
         match fs::remove_file(folder.join(FOLDER).join(container)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),

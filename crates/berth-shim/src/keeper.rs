@@ -1,7 +1,7 @@
-//! A process that does nothing but be there: systemd starts no scope without one, and ends it with the last.
+//! Placeholder process of a systemd scope, which systemd neither starts nor keeps without a process.
 //!
-//! It lives from the making of a group until what is to run there does, and ends with its daemon. Spec 09a §9.3 names the
-//! container's own process; that one is a child of the shim, born into the group that must be there before it.
+//! It lives from the creation of a cgroup until the container runs there, and exits with its agent. Spec 09a §9.3 names
+//! the container's own process; that one is a child of the shim, created in the cgroup that must exist before it.
 
 use std::{
     io::{self, Read},
@@ -9,18 +9,18 @@ use std::{
     process::{Child, Command, ExitCode, Stdio},
 };
 
-/// The shim's argument that makes it one.
+/// Argument of the shim's program that selects this mode.
 pub const KEEPER: &str = "keeper";
 
-/// A keeper of ours; gone when this is dropped.
+/// A placeholder process; killed when this is dropped.
 #[derive(Debug)]
 pub struct Keeper(Child);
 
 impl Keeper {
-    /// Starts one, by the shim's program. Blocks a little.
+    /// Starts a placeholder by the shim's program. Blocks briefly.
     ///
     /// # Errors
-    /// The program cannot be executed.
+    /// If the program cannot be executed.
     pub fn start(program: &Path) -> io::Result<Self> {
         let mut command = Command::new(program);
         command.arg(KEEPER).env_clear().current_dir("/").stdin(Stdio::piped());
@@ -28,7 +28,7 @@ impl Keeper {
         command.spawn().map(Self)
     }
 
-    /// Its process.
+    /// PID of the placeholder.
     pub fn process(&self) -> u32 {
         self.0.id()
     }
@@ -36,17 +36,17 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // It may have been killed with its group, and is gone at once.
+        // It may have been killed with its cgroup; the kill is immediate.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The keeper itself: waits until its daemon lets go.
+/// Main function of the placeholder: waits until the agent closes its stdin.
 pub fn run() -> ExitCode {
     let mut buffer = [0; 16];
     let mut from = io::stdin().lock();
-    // Nothing is ever said.
+    // Nothing is ever written.
     while from.read(&mut buffer).is_ok_and(|count| count > 0) {}
     ExitCode::SUCCESS
 }

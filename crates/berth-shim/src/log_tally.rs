@@ -1,7 +1,7 @@
-//! How much a shim has written to logs, on disk: what the daemon counts without asking every shim.
+//! Log statistics of a shim in a shared file, read by the agent without a request.
 //!
-//! `log.tally` in a shim's folder: three numbers of 64 bits, replaced in place at most once a second. It is in memory (the
-//! folder is), and made when something is written for the first time. Behaviour: spec 09 §13.
+//! `log.tally` in a shim's directory: three 64-bit integers, overwritten in place at most once a second. It is in
+//! memory (the directory is on tmpfs), and created on the first write to a log. Implements spec 09 §13.
 
 use std::{
     fs::{self, File},
@@ -10,24 +10,24 @@ use std::{
     path::Path,
 };
 
-/// Its name in a shim's folder.
+/// Name of the file in a shim's directory.
 const FILE: &str = "log.tally";
-/// Its length, bytes.
+/// Size of the file, bytes.
 const LENGTH: usize = 24;
 
-/// What happened to logs.
+/// Log write statistics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LogTally {
-    /// Bytes that were written.
+    /// Bytes written.
     pub bytes: u64,
-    /// Records that could not be.
+    /// Records dropped.
     pub dropped: u64,
-    /// Refusals: of writing, and of opening a log anew.
+    /// Errors of writing and of reopening a log.
     pub errors: u64,
 }
 
 impl LogTally {
-    /// Both.
+    /// Saturating sum.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -57,23 +57,23 @@ impl LogTally {
         }
     }
 
-    /// What the shim of that folder has told last; nothing where it has told nothing.
+    /// Last statistics published by the shim of that directory; zeros if there are none.
     pub fn read(folder: &Path) -> Self {
         fs::read(folder.join(FILE)).ok().and_then(|bytes| Self::decoded(&bytes)).unwrap_or_default()
     }
 }
 
-/// The shim's end of it.
+/// Publisher of the statistics in the shim.
 #[derive(Debug, Default)]
 pub struct Told {
     file: Option<File>,
 }
 
 impl Told {
-    /// Replaces what was told.
+    /// Replaces the published statistics.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn tell(&mut self, folder: &Path, tally: LogTally) -> io::Result<()> {
         let file = match &self.file {
             Some(file) => file,

@@ -1,8 +1,8 @@
-//! What the daemon asks of a pod's shim, and what the shim tells. Pure.
+//! Protocol messages between the agent and a pod's shim: requests, replies, events. Pure.
 //!
-//! Everything is decided by the daemon: the shim does what the plan says, in the order the plan says, and knows nothing
-//! of CRI, images or Kubernetes. Open files travel beside a message, in the order in which [`Request`] names them.
-//! Behaviour: spec 09a §10-§14.
+//! The agent makes every decision: the shim executes the plan in the order given and knows nothing of CRI, images, or
+//! Kubernetes. File descriptors travel beside a message (`SCM_RIGHTS`), in the order in which [`Request`] lists them.
+//! Implements spec 09a §10-§14.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -12,304 +12,304 @@ pub use hooks::{Hook, Hooks, Moment};
 
 mod hooks;
 
-/// The protocol both speak; a shim speaks exactly one version.
+/// Protocol version of both peers; a shim speaks exactly one version.
 pub const VERSION: u16 = 1;
 /// First field of every datagram.
 pub const MAGIC: u16 = 0x5348;
-/// The longest body of a datagram, bytes.
+/// Maximum size of a datagram's body, bytes.
 pub const MAX_BODY: usize = 1 << 20;
 
-/// What is asked.
+/// A request from the agent to the shim.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Who are you? Answered by [`Reply::Hello`], with the descriptors of the namespaces that are held.
+    /// Identifies the shim. Answered by [`Reply::Hello`] with the descriptors of the namespaces the shim keeps open.
     Hello,
-    /// Makes the pod's namespaces; once.
+    /// Creates the pod's namespaces; at most once per shim.
     MakeNamespaces(NamespacePlan),
     /// Starts a container.
     Launch(Box<LaunchPlan>),
-    /// Starts another process in a container. Without a terminal three descriptors come with it: stdin, stdout, stderr.
+    /// Starts another process in a container. Without a terminal, stdin, stdout, and stderr are passed as descriptors.
     Exec(Box<ExecPlan>),
     /// Sends a signal.
     Signal {
-        /// To whom.
+        /// Receiving process.
         to: Target,
-        /// Which.
+        /// Signal number.
         signal: i32,
-        /// To that process or to all of them.
+        /// Whether only that process, its process group, or its whole cgroup receives the signal.
         scope: Scope,
     },
-    /// Tells the size of a container's terminal, in columns and rows. (That of another process is the daemon's own.)
+    /// Sets the size of a container's terminal, in columns and rows. (The agent resizes exec terminals itself.)
     Resize {
-        /// Whose.
+        /// Container whose terminal is resized.
         of: Target,
         /// Columns.
         columns: u16,
         /// Rows.
         rows: u16,
     },
-    /// Closes a container's stdin for ever.
+    /// Closes a container's stdin permanently.
     CloseStdin(String),
-    /// Opens a container's log anew, after it was renamed.
+    /// Reopens a container's log file after log rotation renamed it.
     ReopenLog(String),
-    /// Sends what a container writes from now on also to a client. Descriptors: stdin (where `stdin`), stdout, stderr.
+    /// Copies a container's further output to a client. Descriptors: stdin (if `stdin` is set), stdout, stderr.
     Attach {
-        /// The container.
+        /// Container id.
         container: String,
-        /// Whether the client's input goes to it.
+        /// Whether the client's input is forwarded to the container.
         stdin: bool,
     },
-    /// Events up to this number need not be told again.
+    /// Acknowledges all events up to and including this number; the shim stops repeating them.
     Acknowledge(u64),
-    /// Forgets a container that has ended.
+    /// Removes the record of a container that has exited.
     Forget(String),
-    /// Ends, once no container runs; the pod's process 1 is killed.
+    /// Terminates the shim and kills the pod's process 1; refused while a container runs or starts.
     Shutdown,
 }
 
-/// Whose process.
+/// Process that a request or event refers to.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Target {
-    /// A container's first.
+    /// The first process of a container, by container id.
     Container(String),
-    /// One that was started later: its container and its own id.
+    /// An exec process: container id and exec id.
     Exec(String, String),
-    /// The pod's process 1, where it shares its processes.
+    /// The pod's process 1, if the pod shares its process namespace.
     Init,
 }
 
-/// How far a signal goes.
+/// Recipients of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Scope {
-    /// That process.
+    /// Only that process.
     Process,
     /// Its process group.
     Group,
-    /// Everything in the control group.
+    /// Every process in the container's cgroup.
     ControlGroup,
 }
 
-/// What is answered. The sequence number is that of the question.
+/// A reply from the shim; carries the sequence number of its request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// It is done.
+    /// The request succeeded and has no result.
     Done,
-    /// To [`Request::Hello`]; descriptors of [`Hello::namespaces`] come with it, in their order.
+    /// Reply to [`Request::Hello`]; carries the descriptors of [`Hello::namespaces`] in the same order.
     Hello(Hello),
-    /// The namespaces are there; their descriptors come with it in the order of [`Namespace`].
+    /// The namespaces exist; their descriptors are attached in the order of [`Namespace`].
     Namespaces {
-        /// Which were made.
+        /// Namespaces that were created.
         made: Vec<Namespace>,
-        /// The pod's process 1 where it shares its processes.
+        /// Process id of the pod's process 1, if the pod shares its process namespace.
         init: Option<u32>,
     },
-    /// A process runs. With a terminal of an [`Request::Exec`] its master's descriptor comes with it.
+    /// The process runs. For an [`Request::Exec`] with a terminal, the descriptor of the pty master is attached.
     Started(Started),
-    /// It could not be done.
+    /// The request failed.
     Failed(Failure),
 }
 
-/// What a shim is and has.
+/// State that a shim reports to a connecting agent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// The protocol it speaks.
+    /// Protocol version the shim speaks.
     pub version: u16,
-    /// Its process.
+    /// Process id of the shim.
     pub pid: u32,
-    /// Namespaces it holds.
+    /// Namespaces whose descriptors the shim keeps open.
     pub namespaces: Vec<Namespace>,
-    /// The pod's process 1.
+    /// Process id of the pod's process 1, if any.
     pub init: Option<u32>,
-    /// Containers it has started and not forgotten.
+    /// Containers that were started and not yet forgotten.
     pub containers: Vec<Held>,
-    /// Containers that are being started for a daemon that has gone: soon they are held, or nothing is left of them.
+    /// Containers being started for an agent that disconnected: each soon appears in `containers` or leaves no trace.
     #[serde(default)]
     pub starting: Vec<String>,
-    /// Events that were not acknowledged.
+    /// Events that were not acknowledged yet.
     pub events: Vec<Event>,
 }
 
-/// A container as its shim knows it.
+/// Record of a started container in its shim.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Held {
-    /// Its id.
+    /// Container id.
     pub id: String,
-    /// Its first process; also once it has ended.
+    /// The container's first process; kept after its exit.
     pub started: Started,
-    /// How it ended.
+    /// Exit of the first process; `None` while it runs.
     pub exit: Option<Exit>,
 }
 
-/// A process that was started.
+/// Identity and start time of a started process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Started {
-    /// In the host's numbering.
+    /// Process id in the host's PID namespace.
     pub pid: u32,
-    /// Field 22 of its `stat`: tells it from another process of that number.
+    /// Start time in clock ticks since boot (field 22 of `/proc/<pid>/stat`): detects PID reuse.
     pub start_ticks: u64,
-    /// Wall time, nanoseconds since the epoch.
+    /// Wall-clock start time, nanoseconds since the epoch.
     pub at_ns: i64,
-    /// How long steps of its start took.
+    /// Durations of the steps of its start.
     #[serde(default)]
     pub took: Took,
 }
 
-/// How long steps of a start took, microseconds.
+/// Durations of the steps of a container start, microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Took {
-    /// Mounts and root.
+    /// Preparing the mounts and the root file system.
     pub root: u32,
-    /// From then until the process was there.
+    /// From then until the process existed.
     pub clone: u32,
 }
 
-/// Why something could not be done.
+/// Error of a failed request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[error("{text}")]
 pub struct Failure {
-    /// What kind of failure it is.
+    /// Class of the failure.
     pub kind: FailureKind,
-    /// For people: what was attempted on which path, and what the kernel said.
+    /// Message for people: the attempted operation, its path, and the kernel's error.
     pub text: String,
 }
 
-/// Kinds of failures that callers tell apart.
+/// Failure classes that callers distinguish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FailureKind {
-    /// Nobody knows the container or process.
+    /// The container or process does not exist.
     Unknown,
-    /// It has that already, or is in another state.
+    /// The object exists already or is in a state that forbids the request.
     State,
     /// The program cannot be executed: `exec: "x": executable file not found in $PATH`.
     Program,
-    /// It took too long.
+    /// The deadline expired.
     Deadline,
-    /// Everything else.
+    /// Any other failure.
     Other,
 }
 
-/// What a shim tells without being asked. Told again until acknowledged.
+/// An unsolicited notification of a process exit, repeated until acknowledged.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts up from 1.
+    /// Sequence number, counting up from 1.
     pub number: u64,
-    /// Whose.
+    /// Process that exited.
     pub of: Target,
-    /// How it ended.
+    /// Its exit.
     pub exit: Exit,
 }
 
-/// How a process ended; also what `exits/<container>` holds.
+/// Exit of a process; also the content of `exits/<container>`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Exit {
-    /// 0 to 255; 128 and more for signals.
+    /// Exit code, 0 to 255; 128 plus the signal number for signals.
     pub code: i32,
-    /// Whether a signal ended it.
+    /// Whether a signal terminated the process.
     pub is_signal: bool,
-    /// Wall time, nanoseconds since the epoch.
+    /// Wall-clock exit time, nanoseconds since the epoch.
     pub at_ns: i64,
-    /// Whether it ended because the kernel killed something of it for want of memory: code 137, a kill within the last
-    /// ten seconds, and no kill of ours.
+    /// Whether the exit counts as OOM-killed: code 137, an OOM kill in its cgroup within the last ten seconds, and no
+    /// kill requested by the agent.
     pub is_oom: bool,
-    /// Processes the kernel killed in it for want of memory during its life.
+    /// OOM kills in the container's cgroup during its lifetime.
     pub oom_kills: u64,
-    /// Lines of its log that could not be written.
+    /// Number of log lines that could not be written.
     pub lost_lines: u64,
 }
 
-/// A kind of namespace. The order is that in which descriptors are sent.
+/// A kind of namespace. The declaration order is the order in which descriptors are sent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Namespace {
-    /// Users.
+    /// User ids and group ids.
     User,
     /// Network.
     Network,
-    /// System V and POSIX message queues, shared memory.
+    /// System V IPC and POSIX message queues.
     Ipc,
     /// Host name.
     Uts,
 }
 
-/// A range of ids of a user namespace.
+/// A range of an id mapping of a user namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct IdMap {
-    /// First id inside.
+    /// First id inside the namespace.
     pub inside: u32,
     /// First id on the host.
     pub outside: u32,
-    /// How many.
+    /// Number of ids.
     pub count: u32,
 }
 
-/// What namespaces a pod has (spec 09a §2.4, §2.5).
+/// Namespaces of a pod (spec 09a §2.4, §2.5).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NamespacePlan {
-    /// Those that are made.
+    /// Namespaces to create.
     pub made: Vec<Namespace>,
-    /// Ids of users and of groups, where there is a user namespace.
+    /// Mappings of user ids and of group ids, if the pod has a user namespace.
     pub users: Option<(IdMap, IdMap)>,
-    /// The host name, where that namespace is made.
+    /// Host name to set, if a UTS namespace is created.
     pub hostname: String,
-    /// Kernel settings, by file below `/proc/sys`.
+    /// Sysctls: file below `/proc/sys` to value.
     pub sysctls: BTreeMap<String, String>,
-    /// Whether containers share a process namespace whose process 1 is ours.
+    /// Whether the containers share a process namespace whose process 1 belongs to the shim.
     pub shares_processes: bool,
-    /// Groups the shim and the pod's process 1 belong to: directories, one for each hierarchy.
+    /// Cgroup directories of the shim and the pod's process 1, one per hierarchy.
     pub groups: Vec<PathBuf>,
 }
 
-/// A container to start.
+/// Complete description of a container to start.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LaunchPlan {
-    /// Its id.
+    /// Container id.
     pub container: String,
-    /// Its control group, made and limited: one directory for each hierarchy, one on the unified hierarchy.
+    /// The container's cgroup, created and limited by the agent: one directory per hierarchy (one on cgroup v2).
     pub groups: Vec<PathBuf>,
-    /// Whether a control group namespace is made (only on the unified hierarchy).
+    /// Whether a cgroup namespace is created (cgroup v2 only).
     pub has_group_namespace: bool,
-    /// Whose processes it sees.
+    /// Process namespace of the container.
     pub processes: Processes,
-    /// Its root.
+    /// Root file system.
     pub root: Root,
-    /// What is mounted below it, in this order.
+    /// Mounts below the root, in mount order.
     pub mounts: Vec<Mount>,
-    /// Device nodes that are made in `/dev`.
+    /// Device nodes to create.
     pub devices: Vec<Device>,
-    /// Paths nobody may see.
+    /// Masked paths: unreadable in the container.
     pub masked: Vec<String>,
-    /// Paths nobody may write.
+    /// Paths remounted read-only.
     pub read_only: Vec<String>,
-    /// Its first process.
+    /// First process of the container.
     pub process: Process,
-    /// Whether its stdin is open.
+    /// Whether stdin is kept open (CRI `stdin`).
     pub stdin: bool,
-    /// Whether the first client that attaches and ends its input closes its stdin.
+    /// Whether stdin closes when the first attached client ends its input (CRI `stdin_once`).
     pub stdin_once: bool,
-    /// Its log; none: what it writes is read and dropped.
+    /// Log file; with `None`, output is read and discarded.
     pub log: Option<PathBuf>,
-    /// Longest record of the log in bytes; 0: no limit.
+    /// Maximum length of a log record, bytes; 0 means no limit.
     pub longest_record: usize,
-    /// How long starting may take, milliseconds.
+    /// Deadline of the start, milliseconds.
     pub limit_ms: u64,
-    /// Programs of others on its way, where somebody wants any.
+    /// Third-party hooks (OCI, NRI) to run during the start, if any.
     #[serde(default)]
     pub hooks: Option<Box<Hooks>>,
 }
 
-/// Whose processes a container sees.
+/// Process namespace of a container.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Processes {
-    /// Its own.
+    /// A new one.
     Own,
-    /// The pod's.
+    /// The one shared by the pod.
     Pod,
     /// The host's.
     Host,
-    /// Those of another container of the pod, by its id. The shim finds its process: numbers may be others' by then.
+    /// That of another container of the pod, by its id. The shim looks up the process: a PID might have been reused.
     Of(#[serde(deserialize_with = "container_id")] String),
 }
 
-/// A container's id. Plans of earlier releases have a process's number there, which names no container.
+/// Container id. Plans of earlier releases carry a process id here, which matches no container.
 fn container_id<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -326,112 +326,112 @@ fn container_id<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> 
 /// A container's root file system.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Root {
-    /// Where a private tmpfs may be mounted while the root is put together.
+    /// Mount point for a private tmpfs during the assembly of the root.
     pub stage: PathBuf,
-    /// How it is made.
+    /// Overlay or plain directory.
     pub kind: RootKind,
-    /// Whether it is mounted read-only in the end.
+    /// Whether the finished root is mounted read-only.
     pub is_read_only: bool,
-    /// Whether mounts below it are seen outside: then `shared`, else `slave`.
+    /// Whether mounts below the root propagate to the host: `shared` if set, else `slave`.
     pub is_shared: bool,
 }
 
-/// How a root is made.
+/// Source of a root file system.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RootKind {
-    /// Layers over each other.
+    /// An overlayfs of image layers.
     Overlay {
-        /// Directory below which `lower` names lie.
+        /// Directory that contains the layers.
         layers: PathBuf,
-        /// From top to bottom, relative to `layers`: `12/d`.
+        /// Lower layers from top to bottom, relative to `layers`: `12/d`.
         lower: Vec<String>,
-        /// What is written.
+        /// Upper (writable) directory.
         upper: PathBuf,
-        /// For the kernel.
+        /// The work directory of overlayfs.
         work: PathBuf,
-        /// Whether attributes are the user's.
+        /// Whether the `userxattr` mount option is set.
         userxattr: bool,
     },
-    /// A directory that holds everything.
+    /// A directory with the complete root file system.
     Directory(PathBuf),
 }
 
-/// A mount below the root.
+/// A mount below the container's root.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Mount {
-    /// Where, absolute; resolved inside the root.
+    /// Mount point, absolute; resolved inside the root.
     pub target: String,
-    /// What.
+    /// Source of the mount.
     pub source: Source,
-    /// Whether it is read-only.
+    /// Read-write, read-only, or recursively read-only.
     pub access: Access,
-    /// Which way mounts below it travel.
+    /// Mount propagation.
     pub propagation: Propagation,
-    /// `nosuid`, `nodev`, `noexec`, in `MS_*` bits.
+    /// `nosuid`, `nodev`, and `noexec` as `MS_*` bits.
     pub flags: u64,
-    /// Ids of users and of groups the mount is shown with.
+    /// Mappings of user ids and of group ids for an idmapped mount.
     pub ids: Option<(IdMap, IdMap)>,
 }
 
-/// What is mounted.
+/// Source of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Source {
-    /// A path of the host, with everything mounted below it.
+    /// A recursive bind mount of a host path.
     Bind(PathBuf),
-    /// A new file system: its type and options (`mode=755,size=65536k`).
+    /// A new file system instance: type and options (`mode=755,size=65536k`).
     New {
-        /// `tmpfs`, `proc`, `sysfs`, `devpts`, `mqueue`, `cgroup`.
+        /// File system type: `tmpfs`, `proc`, `sysfs`, `devpts`, `mqueue`, `cgroup`.
         kind: String,
-        /// Options.
+        /// Mount options.
         data: String,
     },
-    /// Layers of an image, read-only; see [`RootKind::Overlay`].
+    /// Read-only layers of an image (image volume); see [`RootKind::Overlay`].
     Layers {
-        /// Directory of the layers.
+        /// Directory that contains the layers.
         layers: PathBuf,
-        /// From top to bottom.
+        /// Layers from top to bottom.
         lower: Vec<String>,
-        /// A directory inside.
+        /// Directory of the image to mount.
         sub_path: String,
     },
 }
 
-/// Who may write.
+/// Write access to a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Access {
-    /// Everybody.
+    /// Writable.
     ReadWrite,
-    /// Nobody to the mount itself.
+    /// The mount itself is read-only; submounts keep their own flags.
     ReadOnly,
-    /// Nobody to it and all below it.
+    /// The mount and all submounts are read-only.
     RecursivelyReadOnly,
 }
 
-/// Which way mounts travel.
+/// Mount propagation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Propagation {
-    /// Not at all.
+    /// None (`private`).
     Private,
-    /// From the host.
+    /// From the host to the container (`slave`).
     Slave,
-    /// Both ways.
+    /// In both directions (`shared`).
     Shared,
 }
 
 /// A device node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Device {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// `b` for a block device, `c` for a character device, `p` for a pipe.
+    /// Type: `b` block device, `c` character device, `p` FIFO.
     pub kind: char,
-    /// Numbers.
+    /// Major and minor number.
     pub numbers: (u32, u32),
-    /// Permissions.
+    /// Permission bits.
     pub mode: u32,
-    /// Owner.
+    /// Owner user id.
     pub uid: u32,
-    /// Owning group.
+    /// Owner group id.
     pub gid: u32,
 }
 
@@ -440,60 +440,60 @@ pub struct Device {
 pub struct Process {
     /// The program and its arguments.
     pub args: Vec<String>,
-    /// `KEY=value`.
+    /// Environment, entries of the form `KEY=value`.
     pub env: Vec<String>,
     /// Working directory, absolute.
     pub cwd: String,
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Primary group.
+    /// Primary group id.
     pub gid: u32,
-    /// All groups, sorted, the primary one among them.
+    /// All group ids, sorted, including the primary one.
     pub groups: Vec<u32>,
-    /// What it may do.
+    /// Linux capabilities.
     pub capabilities: Capabilities,
-    /// Whether it can never gain more.
+    /// Whether `no_new_privs` is set.
     pub no_new_privileges: bool,
-    /// A compiled filter: `sock_filter` records of 8 bytes in the machine's byte order.
+    /// Compiled seccomp filter: `sock_filter` records of 8 bytes in native byte order.
     pub seccomp: Option<Vec<u8>>,
-    /// Flags of `seccomp(2)` the filter is set with.
+    /// Flags of `seccomp(2)` for loading the filter.
     pub seccomp_flags: u32,
-    /// Profile it changes to when it is executed.
+    /// AppArmor profile that takes effect at `execve`.
     pub apparmor: Option<String>,
-    /// Resource, soft and hard limit; numbers of `setrlimit(2)`.
+    /// Resource limits: resource, soft limit, hard limit; numbers of `setrlimit(2)`.
     pub limits: Vec<(u32, u64, u64)>,
-    /// How readily it is killed for want of memory.
+    /// Value for `/proc/self/oom_score_adj`.
     pub oom_score_adj: Option<i32>,
-    /// Whether it has a terminal, and how large that is at first: columns, rows.
+    /// Initial terminal size (columns, rows); `None` for no terminal.
     pub terminal: Option<(u16, u16)>,
 }
 
-/// Sets of capabilities, a bit for each.
+/// Capability sets as bit masks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// What can ever be had.
+    /// Upper limit of what the process can ever acquire.
     pub bounding: u64,
-    /// What is in force.
+    /// Capabilities in effect.
     pub effective: u64,
-    /// What may be put in force.
+    /// Capabilities that may become effective.
     pub permitted: u64,
-    /// What survives `execve` into programs that inherit.
+    /// Capabilities preserved across `execve` for programs with file capabilities.
     pub inheritable: u64,
-    /// What survives `execve` without privilege.
+    /// Capabilities preserved across `execve` of unprivileged programs.
     pub ambient: u64,
 }
 
-/// Another process of a container.
+/// Description of an exec process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ExecPlan {
-    /// The container.
+    /// Container id.
     pub container: String,
-    /// The process's own id.
+    /// Exec id.
     pub exec: String,
-    /// What is executed.
+    /// Process to execute.
     pub process: Process,
-    /// Whether whoever loses its parent below it becomes its child, so that while it runs all that it started is found.
-    /// A shim that knows nothing of this keeps none.
+    /// Whether the process becomes the subreaper of its descendants, so that all of them are found while it runs.
+    /// A shim that does not know this field ignores it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_orphans: bool,
 }

@@ -1,14 +1,14 @@
-//! The program's `main`.
+//! Entry point of the `berth-shim` program and its modes.
 //!
-//! `berth-shim FOLDER` runs the loop of that folder's pod, with the control socket as its standard input. With another
-//! first argument it is the pod's process 1, which the loop itself starts, or one that keeps a new scope. Called by the name
-//! of an applet it is that one: the built-in images are made of it.
+//! `berth-shim FOLDER` runs the event loop of that directory's pod, with the control socket as its standard input. With
+//! another first argument it is the pod's process 1, which the loop itself starts, or the placeholder of a new scope.
+//! Invoked by the name of an applet it runs that applet: the built-in images consist of it.
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use crate::{applets, child, children::Children, keeper, worker};
 
-/// Runs what the name and the arguments of this process ask for.
+/// Runs the mode that the name and the arguments of this process select.
 pub fn main() -> ExitCode {
     let mut called = std::env::args_os();
     if let Some(applet) = applets::called(called.next().as_ref()) {

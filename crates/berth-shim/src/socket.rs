@@ -1,6 +1,6 @@
-//! Datagrams with descriptors over a local socket: what both sides of the protocol share.
+//! Unix seqpacket socket of the shim protocol: datagrams with file descriptors, for both peers.
 //!
-//! The socket's path may be longer than the kernel's 107 bytes allow: it is named through a descriptor of its folder.
+//! The socket's path may exceed the kernel's limit of 107 bytes: it is addressed through a descriptor of its directory.
 
 use std::{
     io,
@@ -21,28 +21,28 @@ use rustix::{
 
 use super::{plan::MAX_BODY, wire::HEADER};
 
-/// The control socket's name in a shim's folder.
+/// File name of the control socket in a shim's directory.
 pub const NAME: &str = "ctl.sock";
-/// Most descriptors beside one datagram.
+/// Maximum number of descriptors per datagram.
 pub const MAX_FDS: usize = 8;
-/// How many connections may wait to be accepted.
+/// Maximum number of connections waiting for accept.
 const BACKLOG: i32 = 8;
 
-/// What was received.
+/// Result of a receive.
 #[derive(Debug)]
 pub enum Received {
     /// A datagram and its descriptors.
     Datagram(Vec<u8>, Vec<OwnedFd>),
-    /// Nothing now.
+    /// No datagram is pending.
     Nothing,
-    /// The other side has gone.
+    /// The peer closed the connection.
     End,
 }
 
-/// Listens in a shim's folder, where only root may connect.
+/// Listens in a shim's directory; only root may connect.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn listen(folder: &Path) -> io::Result<OwnedFd> {
     let folder = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     match rustix::fs::unlinkat(&folder, NAME, rustix::fs::AtFlags::empty()) {
@@ -56,10 +56,10 @@ pub fn listen(folder: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to the shim of a folder. Does not block: the kernel queues the connection or refuses.
+/// Connects to the shim of a directory. Does not block: the kernel queues the connection or refuses.
 ///
 /// # Errors
-/// What the kernel says: nobody listens, or too many wait.
+/// The kernel's error: nobody listens, or the queue is full.
 pub fn connect(folder: &Path) -> io::Result<OwnedFd> {
     let folder = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let socket = new_socket()?;
@@ -78,19 +78,19 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A datagram must fit into the sender's buffer as a whole. Where the large one is refused long plans fail with a
-/// message that says so.
+/// Enlarges the send buffer: a datagram must fit into it as a whole. If the large size is refused, long plans fail with
+/// an error about their length.
 fn enlarge(socket: &OwnedFd) {
     let wanted = 2 * (MAX_BODY + HEADER);
     if sockopt::set_socket_send_buffer_size_force(socket, wanted).is_err() {
-        let _ = sockopt::set_socket_send_buffer_size(socket, wanted); // as much as there is
+        let _ = sockopt::set_socket_send_buffer_size(socket, wanted); // as large as permitted
     }
 }
 
-/// Accepts a connection; none: nobody waits any more. Those of other users are closed.
+/// Accepts a connection; `None` if none is pending. Closes connections of other users.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = match rustix::net::accept_with(listener, flags) {
@@ -103,10 +103,10 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     Ok((peer.uid == rustix::process::geteuid()).then_some(socket))
 }
 
-/// Sends a datagram with descriptors; false: there is no room now.
+/// Sends a datagram with descriptors; returns false if the queue is full.
 ///
 /// # Errors
-/// What the kernel says; [`io::ErrorKind::BrokenPipe`] where the other side has gone.
+/// The kernel's error; [`io::ErrorKind::BrokenPipe`] if the peer has closed.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -121,11 +121,11 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     }
 }
 
-/// Believes an end of the stream, which is `None`, only when it is told twice.
+/// Repeats a read that reports the end of the stream (`None`), and believes it only the second time.
 ///
-/// Of a socket that does not block the kernel (`unix_dgram_recvmsg`) looks at the queue first, and at whether the other
-/// side has gone afterwards. Who sends and goes between the two is told of as an end while what was sent is still
-/// there: once in some thousand times on machines whose processors are taken away for milliseconds.
+/// On a non-blocking socket the kernel (`unix_dgram_recvmsg`) checks the queue first, and then whether the peer has
+/// closed. A peer that sends and closes between the two checks appears as an end of the stream while its datagram is
+/// still queued: about once in a thousand times on machines whose CPUs are preempted for milliseconds.
 ///
 /// # Errors
 /// Those of `look`.
@@ -136,10 +136,10 @@ pub fn past_false_end<T, E>(mut look: impl FnMut() -> Result<Option<T>, E>) -> R
     }
 }
 
-/// Receives a datagram without waiting.
+/// Receives a datagram without blocking.
 ///
 /// # Errors
-/// What the kernel says, or that the datagram is too long.
+/// The kernel's error, or that the datagram is too long.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     let length = match past_false_end(|| next_length(socket)) {
         Ok(None) => return Ok(Received::End),
@@ -171,12 +171,12 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Received> {
     Ok(Received::Datagram(bytes, fds))
 }
 
-/// Bytes of the next datagram; none at the end of the stream, which looks like an empty one: nobody sends those.
+/// Length of the next datagram; `None` at the end of the stream, which resembles an empty one: nobody sends those.
 fn next_length(socket: BorrowedFd<'_>) -> Result<Option<usize>, Errno> {
     let peek = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
     match rustix::net::recv(socket, &mut [0_u8; 0][..], peek) {
         Ok((_, length)) => Ok(Some(length).filter(|length| *length > 0)),
-        // The other side went while something of ours was on its way to it.
+        // The peer exited with unread data from us in its queue.
         Err(Errno::CONNRESET) => Ok(None),
         Err(error) => Err(error),
     }
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(past_false_end::<(), _>(|| Err(3)), Err(3));
     }
 
-    /// Each time the sender may go at the very moment that is meant.
+    /// The sender may close in each turn at exactly the critical moment.
     #[test]
     fn what_is_said_before_going_is_heard() {
         let (hand, handed) = mpsc::channel::<OwnedFd>();

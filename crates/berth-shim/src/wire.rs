@@ -1,26 +1,26 @@
-//! How requests, replies and events are written into datagrams. Pure.
+//! Wire format of the shim protocol: encoder and decoder of datagrams. Pure.
 //!
 //! ```text
 //! magic u16 │ version u16 │ kind u16 │ flags u16 │ sequence u32 │ length u32 │ body (CBOR, at most 1 MiB)
 //! ```
-//! Numbers are little-endian. What cannot be read is an error, never a panic: the other side may be older, newer or
-//! broken. Behaviour: spec 09a §14.
+//! Numbers are little-endian. A malformed datagram is an error, never a panic: the peer may be older, newer, or broken.
+//! Implements spec 09a §14.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::plan::{MAGIC, MAX_BODY, VERSION};
 
-/// Bytes before the body.
+/// Size of the header, bytes.
 pub const HEADER: usize = 16;
 
-/// What a datagram carries.
+/// Kind of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A question of the daemon.
+    /// A request of the agent.
     Request,
-    /// Its answer, under the same sequence number.
+    /// The reply, with the sequence number of its request.
     Reply,
-    /// Something the shim tells unasked; its sequence number is 0.
+    /// An unsolicited event of the shim; its sequence number is 0.
     Event,
 }
 
@@ -34,38 +34,38 @@ impl Kind {
     }
 }
 
-/// A datagram whose header was understood.
+/// A datagram with a valid header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram<'a> {
-    /// What it carries.
+    /// Kind of its body.
     pub kind: Kind,
-    /// Which question it is or answers.
+    /// Sequence number of the request.
     pub sequence: u32,
     body: &'a [u8],
 }
 
-/// Why a datagram cannot be read or written.
+/// Why a datagram cannot be encoded or decoded.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
-    /// It is no datagram of ours.
+    /// Not a datagram of the shim protocol.
     #[error("not a message of the shim protocol: {0}")]
     Header(&'static str),
-    /// Another protocol.
+    /// Another protocol version.
     #[error("the other side speaks version {0} of the shim protocol, this one {VERSION}")]
     Version(u16),
-    /// It is longer than a message may be.
+    /// The body exceeds [`MAX_BODY`].
     #[error("a message of {0} bytes is longer than {MAX_BODY}")]
     Long(usize),
-    /// Its body is not what it should be.
+    /// The body cannot be decoded or encoded.
     #[error("the body of a message cannot be read: {0}")]
     Body(String),
 }
 
 impl<'a> Datagram<'a> {
-    /// Reads a header.
+    /// Decodes the header.
     ///
     /// # Errors
-    /// Where it is not one of ours.
+    /// If the header is invalid.
     pub fn read(bytes: &'a [u8]) -> Result<Self, WireError> {
         let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else {
             return Err(WireError::Header("too short"));
@@ -94,10 +94,10 @@ impl<'a> Datagram<'a> {
         Ok(Self { kind, sequence: u32::from_le_bytes([s0, s1, s2, s3]), body })
     }
 
-    /// Reads the body.
+    /// Decodes the body.
     ///
     /// # Errors
-    /// Where it is not a `T`, or something follows it.
+    /// If the body is not a `T`, or bytes follow it.
     pub fn body<T: DeserializeOwned>(&self) -> Result<T, WireError> {
         let mut rest = self.body;
         let value = ciborium::from_reader(&mut rest).map_err(|e| WireError::Body(e.to_string()))?;
@@ -105,10 +105,10 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// Writes a datagram.
+/// Encodes a datagram.
 ///
 /// # Errors
-/// Where it would be too long.
+/// If the body would be too long.
 pub fn write<T: Serialize>(kind: Kind, sequence: u32, body: &T) -> Result<Vec<u8>, WireError> {
     let mut out = vec![0; HEADER];
     ciborium::into_writer(body, &mut out).map_err(|e| WireError::Body(e.to_string()))?;

@@ -1,6 +1,7 @@
-//! The families of `/metrics/cadvisor`, by name. Pure. Names, labels and conditions: spec 04b §11.
+//! Metric families of `/metrics/cadvisor`: names, labels, and conditions. Pure.
+//! Implements spec 04b §11.
 //!
-//! Times of devices, which the reference divides by a million too many, are in seconds here.
+//! Device times are in seconds; the reference divides them by a million too many.
 
 use super::{
     cadvisor_page::{Behind, Entry, Extra, Family, Mounted, Series, Stamp, Value},
@@ -21,10 +22,10 @@ const fn fact(name: &'static str, help: &'static str, write: fn(&Entry<'_>, &mut
     Family { name, help, kind: "gauge", stamp: Stamp::None, write }
 }
 
-/// All of them.
+/// All families, sorted by name.
 pub const FAMILIES: &[Family] = &[
     counter("container_blkio_device_usage_total", "Blkio Device bytes usage", |e, s| {
-        // Of containers, every public configuration drops it (spec 08 §8.3).
+        // Every public scrape configuration drops this family for containers (spec 08 §8.3).
         for io in e.reading.devices.iter().filter(|_| !e.is_container) {
             let (device, major, minor) = (device(e, io), io.device.0.to_string(), io.device.1.to_string());
             for (operation, value) in [("Read", io.read_bytes), ("Write", io.written_bytes)] {
@@ -321,7 +322,7 @@ fn cpu(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Cpu) -> Value)
     }
 }
 
-/// Only of groups that have a quota.
+/// Writes a throttling value; only for cgroups with a CPU quota.
 fn held(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Cpu) -> Value) {
     if entry.reading.share.is_some_and(|share| share.quota.is_some()) {
         cpu(entry, series, value);
@@ -334,7 +335,7 @@ fn memory(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Memory) -> 
     }
 }
 
-/// No limit is shown as 0.
+/// Writes a memory limit; no limit is written as 0.
 fn limit(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&Memory) -> u64) {
     if let Some(memory) = &entry.reading.memory {
         series.put(Value::Count(Some(value(memory)).filter(|limit| *limit <= UNLIMITED).unwrap_or_default()));
@@ -367,7 +368,7 @@ fn devices(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&DeviceIo) 
     }
 }
 
-/// Those of which no mounted file system tells the same.
+/// Writes a value of each device that no mounted file system reports.
 fn other_devices(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&DeviceIo) -> u64) {
     for io in &entry.reading.devices {
         let device = device(entry, io);
@@ -386,7 +387,7 @@ fn cost(entry: &Entry<'_>, series: &mut Series<'_, '_>, value: fn(&IoCost) -> u6
     }
 }
 
-/// `/dev/sda`; a device that has gone keeps its numbers, so that two never look the same.
+/// Device path such as `/dev/sda`; a device that is gone keeps its numbers, so that two devices never share a label.
 fn device(entry: &Entry<'_>, io: &DeviceIo) -> String {
     match entry.devices.get(&io.device) {
         Some(known) => format!("/dev/{}", known.name),

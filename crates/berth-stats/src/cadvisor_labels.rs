@@ -1,14 +1,14 @@
-//! The labels of a group's series. Pure.
+//! Label sets of `/metrics/cadvisor` series. Pure.
 //!
-//! They are written once and copied into each of the group's lines; extra labels are put where they belong by name, because
-//! consumers read labels sorted. Behaviour: spec 04b §11.
+//! The labels of a cgroup are formatted once and copied into each of its lines; extra labels are inserted at their
+//! sorted position, because consumers read labels sorted. Implements spec 04b §11.
 
 use super::page::push_label_value;
 
-/// What stands between labels and a value.
+/// Separator of labels and value.
 const LABELS_END: &[u8] = b"} ";
 
-/// The labels of a group beside its id.
+/// Labels of a cgroup beside its ID.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Names<'a> {
     pub container: &'a str,
@@ -18,7 +18,7 @@ pub(super) struct Names<'a> {
     pub pod: &'a str,
 }
 
-/// `{container="…",id="…",image="…",name="…",namespace="…",pod="…"} `, and where others can be put in.
+/// `{container="…",id="…",image="…",name="…",namespace="…",pod="…"} `, with the positions of extra labels.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Labels {
     text: Vec<u8>,
@@ -26,7 +26,7 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    /// Writes them.
+    /// Formats the labels.
     pub(super) fn new(id: &str, names: Names<'_>) -> Self {
         let mut text = Vec::with_capacity(128 + id.len());
         let mut push = |key: &str, value: &str| {
@@ -45,7 +45,7 @@ impl Labels {
         Self { text, cuts: [behind_container, behind_image, behind_namespace, behind_pod] }
     }
 
-    /// Writes them once more, with others among them.
+    /// Writes the labels with the extra ones inserted.
     pub(super) fn write(&self, out: &mut Vec<u8>, extra: &[Extra<'_>]) {
         if extra.is_empty() {
             return out.extend_from_slice(&self.text);
@@ -75,7 +75,7 @@ impl Labels {
     }
 }
 
-/// Where an extra label stands among those that all have.
+/// Position of an extra label: directly after one of the common labels.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Behind {
     /// `container`
@@ -88,5 +88,5 @@ pub enum Behind {
     Pod,
 }
 
-/// An extra label.
+/// An extra label: position, name, and value.
 pub type Extra<'a> = (Behind, &'a str, &'a str);

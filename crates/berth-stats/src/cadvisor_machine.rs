@@ -1,4 +1,4 @@
-//! What `/metrics/cadvisor` tells of the machine and of itself. Pure. Behaviour: spec 04b §11, 08 §8.
+//! Machine and version families of `/metrics/cadvisor`. Pure. Implements spec 04b §11, 08 §8.
 
 use super::{
     host::Host,
@@ -6,7 +6,7 @@ use super::{
     reader::MachineMemory,
 };
 
-/// What reads, and on what.
+/// Writes `cadvisor_version_info`: kernel and operating system.
 pub(super) fn version(out: &mut Vec<u8>, host: &Host) {
     let help = "A metric with a constant '1' value labeled by kernel version, OS version, docker version, cadvisor \
                 version & cadvisor revision.";
@@ -20,10 +20,10 @@ pub(super) fn version(out: &mut Vec<u8>, host: &Host) {
     out.extend_from_slice(b"\"} 1\n");
 }
 
-/// Whether something that should be told could not be.
+/// Writes `container_scrape_error` or `machine_scrape_error`.
 pub(super) fn scrape_error(out: &mut Vec<u8>, what: &str, failed: bool) {
     let name = format!("{what}_scrape_error");
-    // The reference ends one of the two with a full stop.
+    // The reference ends one of the two help texts with a full stop.
     let end = if what == "machine" { "." } else { "" };
     let help = format!("1 if there was an error while getting {what} metrics, 0 otherwise{end}");
     push_family(out, &name, &help, "gauge");
@@ -31,7 +31,7 @@ pub(super) fn scrape_error(out: &mut Vec<u8>, what: &str, failed: bool) {
     out.extend_from_slice(if failed { b" 1\n" } else { b" 0\n" });
 }
 
-/// Facts of the machine; modules of memory are not told of.
+/// Writes the `machine_*` families; those of memory modules are omitted.
 pub(super) fn machine(out: &mut Vec<u8>, host: &Host, memory: MachineMemory) {
     let gauges: [(&str, &str, &[&str], u64); 9] = [
         ("machine_cpu_books", "Number of CPU books.", &[""], 0),

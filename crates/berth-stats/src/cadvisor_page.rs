@@ -1,8 +1,7 @@
-//! `/metrics/cadvisor`: every group as metrics, under the names public dashboards select. Pure.
+//! `/metrics/cadvisor`: cgroup metrics under the names that public dashboards select. Pure.
 //!
-//! Families of groups: [`families`]; how their labels are written: `cadvisor_labels`; what is told of the machine:
-//! `cadvisor_machine`.
-//! Behaviour: spec 04b §11, 08 §8.
+//! [`families`] defines the families of cgroups, `cadvisor_labels` their labels, `cadvisor_machine` the families of
+//! the machine. Implements spec 04b §11, 08 §8.
 //!
 //! [`families`]: super::cadvisor_families
 
@@ -23,86 +22,86 @@ use super::{
     snapshot::{PodSeen, Snapshot},
 };
 
-/// Series of one family, at most; a page that would have more says so (spec 08 §16).
+/// Maximum number of series of one family; a page that would exceed it reports a scrape error (spec 08 §16).
 const MAX_SERIES: usize = 20_000;
 
-/// Open files of a group, as of some time.
+/// Open files of a cgroup at a point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counted {
-    /// What was counted.
+    /// Counted descriptors, sockets, and limits.
     pub files: OpenFiles,
-    /// Processor time the group had used by then, in nanoseconds; `None` where that is not known.
+    /// CPU time the cgroup had used at the count, nanoseconds; `None` where unknown.
     pub used_ns: Option<u64>,
 }
 
-/// Open files by the path of the group.
+/// Open files by cgroup path.
 pub type Counts = HashMap<Arc<str>, Counted>;
 
 /// A mounted file system.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mounted {
-    /// `/dev/sda1`; of memory file systems where it is mounted.
+    /// Device such as `/dev/sda1`; of a memory file system its mount point.
     pub device: String,
-    /// How full it is.
+    /// Capacity and usage.
     pub fs: FileSystem,
-    /// What its device did; `None` where it has none.
+    /// Counters of its block device; `None` where it has none.
     pub disk: Option<DiskCounters>,
 }
 
-/// Everything a page is made from.
+/// Inputs of the page.
 pub struct Inputs<'a> {
-    /// A full reading.
+    /// A snapshot of full depth.
     pub snapshot: &'a Snapshot,
-    /// Now.
+    /// Current time.
     pub now: WallNs,
-    /// Facts of the machine.
+    /// Constant facts of the machine.
     pub host: &'a Host,
-    /// Its memory.
+    /// Memory of the machine.
     pub memory: MachineMemory,
-    /// Open files by the path of the group.
+    /// Open files by cgroup path.
     pub files: &'a Counts,
     /// Mounted file systems.
     pub mounted: &'a [Mounted],
-    /// Names of block devices by their numbers.
+    /// Block devices by major and minor number.
     pub devices: &'a HashMap<(u32, u32), DiskCounters>,
-    /// Images of sandboxes by the runtime's handler.
+    /// Image of the sandboxes by runtime handler.
     pub sandbox_images: &'a HashMap<String, String>,
-    /// Whether something could not be read that should be there.
+    /// Whether an expected input could not be read.
     pub is_partial: bool,
 }
 
-/// One group.
+/// One cgroup on the page.
 pub struct Entry<'a> {
-    /// What was read.
+    /// Values of the cgroup.
     pub reading: &'a Reading,
-    /// When it began, in seconds since the epoch.
+    /// Start time, seconds since the epoch.
     pub started_at: i64,
-    /// Whether it is an app container's.
+    /// Whether it is the cgroup of an app container.
     pub is_container: bool,
-    /// Its network: of sandboxes and of the root.
+    /// Network counters; of sandboxes and the root cgroup, and of a pod whose sandbox has no cgroup.
     pub network: Option<&'a Network>,
     /// Open files, where they were counted.
     pub files: Option<OpenFiles>,
-    /// Mounted file systems: of the root.
+    /// Mounted file systems; of the root cgroup only.
     pub mounted: &'a [Mounted],
-    /// Names of block devices by their numbers.
+    /// Block devices by major and minor number.
     pub devices: &'a HashMap<(u32, u32), DiskCounters>,
-    /// Whether the kernel tells of pressure in groups.
+    /// Whether the kernel provides pressure stall information for cgroups.
     pub has_pressure: bool,
-    /// Now, in whole seconds.
+    /// Current time, seconds since the epoch.
     pub now: u64,
     labels: Labels,
-    /// What ends a line that carries the time of the reading, and that of the page.
+    /// Line ends with the timestamp of the reading, and of the page.
     ends: [Vec<u8>; 2],
 }
 
-/// The page.
+/// Returns the page in text format.
 pub fn write(inputs: &Inputs<'_>) -> Vec<u8> {
     let entries = entries(inputs);
     let mut out = Vec::with_capacity((16 << 10) + entries.len() * 20_000);
     version(&mut out, inputs.host);
     let mut is_partial = inputs.is_partial || inputs.snapshot.root.is_none();
-    // What could not be written is known when the families before the account of it are.
+    // `container_scrape_error` depends on the families before it: they may exceed their limit of series.
     let account = FAMILIES.partition_point(|family| family.name < "container_scrape_error");
     for (place, family) in FAMILIES.iter().enumerate() {
         if place == account {
@@ -119,7 +118,7 @@ pub fn write(inputs: &Inputs<'_>) -> Vec<u8> {
     out
 }
 
-/// All groups, by container, id and the rest of their labels.
+/// Returns all cgroups, sorted by container, ID, and the other labels.
 fn entries<'a>(inputs: &Inputs<'a>) -> Vec<Entry<'a>> {
     let snapshot = inputs.snapshot;
     let mut entries = Vec::with_capacity(4 + snapshot.pods.len() * 4);
@@ -157,7 +156,7 @@ fn of_pod<'a>(inputs: &Inputs<'a>, seen: &'a PodSeen, entries: &mut Vec<Entry<'a
         entry.started_at = shown.started_at.as_second();
         entries.push(entry);
     }
-    // Somebody must tell of the network of a pod whose sandbox has no group.
+    // The pod's cgroup carries the network counters of a pod whose sandbox has no cgroup.
     if seen.sandbox.is_none()
         && seen.network.is_some()
         && let Some(group) =
@@ -190,47 +189,47 @@ fn entry<'a>(inputs: &Inputs<'a>, seen: &'a Seen, names: Names<'_>) -> Entry<'a>
     }
 }
 
-/// A value.
+/// A sample value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// A number.
+    /// An unsigned integer.
     Count(u64),
-    /// A number that may be negative.
+    /// A signed integer.
     Signed(i64),
-    /// Nanoseconds, shown in seconds.
+    /// Nanoseconds, written in seconds.
     Nanoseconds(u64),
-    /// Microseconds, shown in seconds.
+    /// Microseconds, written in seconds.
     Microseconds(u64),
-    /// Milliseconds, shown in seconds.
+    /// Milliseconds, written in seconds.
     Milliseconds(u64),
 }
 
-/// Whether series of a family carry the time of the reading.
+/// Timestamp of the series of a family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stamp {
-    /// They do.
+    /// Time of the reading.
     Reading,
-    /// The time of the page.
+    /// Time of the page.
     Page,
-    /// They do not.
+    /// No timestamp.
     None,
 }
 
-/// One family.
+/// A metric family.
 pub struct Family {
-    /// Its name.
+    /// Metric name.
     pub name: &'static str,
-    /// Its help.
+    /// Help text.
     pub help: &'static str,
     /// `counter` or `gauge`.
     pub kind: &'static str,
-    /// Whether series carry a time.
+    /// Timestamp of its series.
     pub stamp: Stamp,
-    /// Writes the series of one group.
+    /// Writes the series of one cgroup.
     pub write: fn(&Entry<'_>, &mut Series<'_, '_>),
 }
 
-/// Takes the series of one family.
+/// Sink for the series of one family.
 pub struct Series<'a, 'e> {
     out: &'a mut Vec<u8>,
     family: &'static Family,
@@ -239,12 +238,12 @@ pub struct Series<'a, 'e> {
 }
 
 impl Series<'_, '_> {
-    /// A series without labels of its own.
+    /// Writes a series without extra labels.
     pub fn put(&mut self, value: Value) {
         self.put_with(&[], value);
     }
 
-    /// A series with labels of its own, in their order.
+    /// Writes a series with extra labels, given in the order in which they are written.
     pub fn put_with(&mut self, extra: &[Extra<'_>], value: Value) {
         let Some(entry) = self.entry else { return };
         self.count += 1;
@@ -284,7 +283,7 @@ mod tests {
         *,
     };
 
-    /// A page of the sample, its sources changed.
+    /// Returns the page of the modified sample snapshot.
     pub fn page(change: impl Fn(&mut Snapshot)) -> String {
         let mut snapshot = sample::snapshot(Depth::Full);
         change(&mut snapshot);

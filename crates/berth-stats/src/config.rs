@@ -1,4 +1,4 @@
-//! What the room is told, and whom it asks.
+//! Configuration and dependencies of the statistics provider.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -8,57 +8,57 @@ use berth_metrics::{StatsMetrics, StatsSource};
 use berth_ports::{ClaimedVolumes, Clock, PodObserver};
 use berth_types::PodRef;
 
-/// Directories of a pod on the node's disk.
+/// Looks up the directories of a pod on the node's disk.
 pub trait PodDirectories: Send + Sync + 'static {
-    /// Where the directories of a pod are.
+    /// Returns the directories of a pod.
     fn of(&self, pod: &PodRef) -> PodPlaces;
 }
 
-/// What the provider is told.
+/// Configuration of the provider.
 #[derive(Clone, Debug, Default)]
 pub struct StatsConfig {
-    /// The node's name.
+    /// Node name.
     pub node_name: String,
-    /// `/`.
+    /// Root of the file system: `/`, or a test directory.
     pub root: PathBuf,
-    /// The agent's root directory: its file system is the node's.
+    /// Root directory of the agent; its file system is reported as the node's.
     pub root_directory: PathBuf,
     /// `volumeStatsAggPeriod`; `None` where volumes are not measured.
     pub volume_period: Option<Duration>,
-    /// `kubeletCgroups`; empty for the group this process is in.
+    /// `kubeletCgroups`; empty for the cgroup of this process.
     pub kubelet_group: String,
-    /// `--runtime-cgroups`; empty for the group of the runtime's process.
+    /// `--runtime-cgroups`; empty for the cgroup of the runtime's process.
     pub runtime_group: String,
-    /// `systemCgroups`.
+    /// `systemCgroups`; empty for none.
     pub system_group: String,
-    /// Name of the runtime's process.
+    /// Command name of the runtime's process.
     pub runtime_process: String,
-    /// Whether file systems are told of on the page of metrics (`localStorageCapacityIsolation`).
+    /// Whether the cAdvisor page includes file systems (`localStorageCapacityIsolation`).
     pub tells_filesystems: bool,
-    /// Control files that may stay open.
+    /// Maximum number of open cgroup files.
     pub max_open: usize,
-    /// Facts of the machine.
+    /// Constant facts of the machine.
     pub host: Host,
-    /// Where the statistics of pods come from (gate `PodAndContainerStatsFromCRI`).
+    /// Source of pod statistics (gate `PodAndContainerStatsFromCRI`).
     pub source: StatsSource,
 }
 
-/// Whom the provider asks.
+/// Dependencies of the provider.
 pub struct StatsDeps {
-    /// What runs.
+    /// Observer of running pods.
     pub observer: Arc<dyn PodObserver>,
-    /// Writable layers.
+    /// CRI runtime service: statistics of containers and pods, images of sandboxes.
     pub runtime: Arc<dyn RuntimeService>,
-    /// Images.
+    /// CRI image service: usage of the image file systems.
     pub images: Arc<dyn ImageService>,
-    /// Names of control groups.
+    /// Candidate paths of pod cgroups.
     pub groups: Arc<dyn PodGroups>,
     /// Directories of pods.
     pub directories: Arc<dyn PodDirectories>,
-    /// Volumes behind claims; `None` where there are none.
+    /// Usage of volumes behind claims; `None` where there are none.
     pub claimed: Option<Arc<dyn ClaimedVolumes>>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// What is counted.
+    /// Metrics of the provider itself.
     pub metrics: StatsMetrics,
 }

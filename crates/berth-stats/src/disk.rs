@@ -1,5 +1,5 @@
-//! How full file systems and directories are. Everything here blocks, and may hang with the disk.
-//! Behaviour: spec 04b §7.2.
+//! Usage of file systems (statfs) and directories (du). All functions block and may hang with the disk.
+//! Implements spec 04b §7.2.
 
 use std::{
     io,
@@ -14,30 +14,30 @@ use rustix::fs::statvfs;
 use berth_sys::disk_walk;
 pub use berth_sys::disk_walk::Usage;
 
-/// Entries looked at between two pauses.
+/// Directory entries between two pauses of a walk.
 const BATCH: u32 = 512;
-/// The pause: at most some 300,000 entries a second.
+/// Length of a pause; limits a walk to about 300,000 entries per second.
 const PAUSE: Duration = Duration::from_millis(1);
-/// A file system; bytes and inodes.
+/// Capacity and usage of a file system, in bytes and inodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FileSystem {
-    /// Size.
+    /// Total size, bytes.
     pub capacity: u64,
-    /// Free, also what only root may use.
+    /// Free bytes, including those reserved for root.
     pub free: u64,
-    /// What users may use.
+    /// Bytes available to unprivileged users.
     pub available: u64,
-    /// Inodes.
+    /// Total inodes.
     pub inodes: u64,
-    /// Those that are free.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
 impl FileSystem {
-    /// The file system that holds a path.
+    /// Reads the file system that contains a path.
     ///
     /// # Errors
-    /// The path cannot be looked at.
+    /// `statvfs` failed.
     pub fn of(path: &Path) -> io::Result<Self> {
         let stat = statvfs(path)?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
@@ -50,18 +50,18 @@ impl FileSystem {
         })
     }
 
-    /// Bytes in use.
+    /// Used bytes.
     pub fn used(&self) -> u64 {
         self.capacity.saturating_sub(self.free)
     }
 
-    /// Inodes in use.
+    /// Used inodes.
     pub fn inodes_used(&self) -> u64 {
         self.inodes.saturating_sub(self.inodes_free)
     }
 }
 
-/// A pause after each batch of entries, and the end where `stop` is set.
+/// Returns a per-entry callback that pauses after each batch and aborts the walk once `stop` is set.
 fn pace(stop: &AtomicBool) -> impl FnMut() -> io::Result<()> {
     let mut entries = 0;
     move || {
@@ -74,7 +74,8 @@ fn pace(stop: &AtomicBool) -> impl FnMut() -> io::Result<()> {
     }
 }
 
-/// What the files directly in a directory take, without directories; a file that goes meanwhile counts or does not.
+/// Disk usage of the files directly in a directory, without subdirectories. A file deleted during the walk may or may
+/// not be counted.
 ///
 /// # Errors
 /// The directory cannot be read, or `stop` was set.
@@ -82,15 +83,15 @@ pub fn files_in(directory: &Path, stop: &AtomicBool) -> io::Result<Usage> {
     disk_walk::count_files(directory, pace(stop))
 }
 
-/// What one file takes.
+/// Disk usage of one file.
 ///
 /// # Errors
-/// It cannot be looked at.
+/// The file's metadata cannot be read.
 pub fn file(path: &Path) -> io::Result<Usage> {
     disk_walk::count_file(path)
 }
 
-/// What a directory and all below it take, as `du` counts.
+/// Disk usage of a directory tree, counted as by `du`.
 ///
 /// # Errors
 /// As [`disk_walk::count`], or `stop` was set.

@@ -1,7 +1,7 @@
-//! Which directories of pods are measured, and what `/metrics` tells of them: volumes of claims, logs.
+//! Directories of pods to measure, and their usage on `/metrics`: volumes of claims, container logs.
 //!
-//! Only what is known is told: a scrape never waits for a disk. What is too old is measured
-//! meanwhile, for the next one. Behaviour: spec 04b §7.2, 08 §4.9.
+//! Reports known measurements only: a scrape never waits for a disk. Outdated ones are renewed in the background for
+//! the next scrape. Implements spec 04b §7.2 and spec 08 §4.9.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,23 +22,23 @@ use super::{
 use berth_metrics::{ClaimUsage, DiskUsages, LogUsage};
 use berth_types::{PodUid, hash::fnv1a_64};
 
-/// How old the sizes of logs may become.
+/// Maximum age of log sizes.
 pub const LOGS_AGE: Duration = Duration::from_secs(10);
-/// How old the sizes of hosts files may become.
+/// Maximum age of the sizes of hosts files and termination messages.
 const HOSTS_AGE: Duration = Duration::from_secs(60);
 
-/// What is to be measured of pods.
+/// Measurement targets of a set of pods.
 #[derive(Default)]
 pub struct Targets {
-    /// Files.
+    /// Files, and directories of files.
     pub files: Vec<Target>,
-    /// Trees of files.
+    /// Directory trees.
     pub trees: Vec<Target>,
-    /// Volumes behind claims, of which others say how full they are.
+    /// Volumes behind claims, whose drivers report the usage.
     pub claimed: Vec<Target>,
 }
 
-/// What is to be measured of pods.
+/// Returns the measurement targets of pods; without `volume_period` volumes are left out.
 pub fn targets<'a>(
     pods: impl Iterator<Item = (&'a ShownPod, &'a PodPlaces)>,
     volume_period: Option<Duration>,
@@ -64,8 +64,8 @@ pub fn targets<'a>(
 }
 
 impl StatsProvider {
-    /// Asks how volumes behind claims are, until stopped: a node that nobody scrapes has to notice those that are not
-    /// well, too. Spec 04b §7.2, 05 §10.
+    /// Queries the condition of volumes behind claims periodically until `stop` is canceled, so that a node that is
+    /// never scraped notices abnormal volumes as well. Implements spec 04b §7.2, 05 §10.
     pub async fn ask_of_claims_now_and_then(&self, stop: CancellationToken) {
         let Some(period) = self.inner.config.volume_period else { return };
         loop {
@@ -88,11 +88,11 @@ impl DiskUsages for StatsProvider {
     }
 }
 
-/// What the volumes of claims take.
+/// Usage of volumes behind claims.
 fn claims(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>) -> Vec<ClaimUsage> {
     let volumes = pods.iter().flat_map(|(_, places)| &places.volumes);
     let claimed = volumes.filter_map(|volume| Some((volume.claim.as_ref()?, measured.get(&volume.path)?)));
-    // Where two pods share a claim the first one speaks for it.
+    // Of pods that share a claim, the first one reports it.
     let mut told = HashSet::new();
     let first = claimed.filter(|(claim, _)| told.insert(*claim));
     let usage = |((namespace, claim), measured): (&(String, String), &Measured)| {
@@ -104,7 +104,7 @@ fn claims(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>)
     first.map(usage).collect()
 }
 
-/// What the logs of running containers take.
+/// Usage of the logs of running containers.
 fn logs(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>) -> Vec<LogUsage> {
     let containers = pods.iter().flat_map(|(pod, places)| pod.containers.iter().map(move |c| (pod, places, c)));
     let usage = |(pod, places, container): (&ShownPod, &PodPlaces, &ShownContainer)| {
@@ -120,7 +120,7 @@ fn logs(pods: &[(ShownPod, PodPlaces)], measured: &HashMap<PathBuf, Measured>) -
     containers.filter_map(usage).collect()
 }
 
-/// Periods differ from pod to pod, between once and twice as long, so that not all are measured at the same time.
+/// Spreads the periods of pods between one and two times `period`, so that not all are measured at the same time.
 fn spread(period: Duration, pod: &PodUid) -> Duration {
     let share = u32::try_from(fnv1a_64(pod.as_str().as_bytes()) % 1000).unwrap_or_default();
     period.saturating_add(period.saturating_mul(share) / 1000)

@@ -1,5 +1,6 @@
-//! A page in other forms than plain text: compressed, or as protobuf. Each is made from the plain
-//! page when somebody asks, and kept as long as that page is the newest.
+//! Cache of a metrics page in other encodings: gzip, or delimited protobuf.
+//!
+//! Each encoding is made from the text page on request, and kept as long as that page is the newest.
 
 use std::{io::Write, time::Duration};
 
@@ -9,19 +10,19 @@ use flate2::{Compression, write::GzEncoder};
 use super::{hands::Hands, memo::Memo};
 use berth_metrics::{exposition::Format, reread};
 
-/// How long one encoding may take.
+/// Timeout of one encoding.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether a page is compressed.
+/// Compression of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compressed {
-    /// As it is.
+    /// Uncompressed.
     No,
-    /// By gzip.
+    /// Compressed by gzip.
     Gzip,
 }
 
-/// The other forms of one page.
+/// Cached encodings of one page.
 pub struct Encoded {
     zipped: Memo<(Bytes, Bytes)>,
     delimited: Memo<(Bytes, Bytes)>,
@@ -29,12 +30,12 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    /// Keeps each form for a while.
+    /// Creates an empty cache; each encoding is kept for at most `keep`.
     pub fn new(keep: Duration) -> Self {
         Self { zipped: Memo::new(keep), delimited: Memo::new(keep), both: Memo::new(keep) }
     }
 
-    /// The page in that form; empty where it cannot be made in time.
+    /// Returns the page in that encoding; empty if it cannot be made within its timeout.
     pub async fn of(&self, page: Bytes, format: Format, compressed: Compressed, hands: &Hands) -> Bytes {
         let memo = match (format, compressed) {
             (Format::Text(_), Compressed::No) => return page,
@@ -65,7 +66,7 @@ fn encode(page: &[u8], format: Format, compressed: Compressed) -> Bytes {
     self::compressed(out.into(), compressed)
 }
 
-/// A page, compressed or as it is.
+/// Compresses a page if requested; empty if compression fails.
 pub fn compressed(page: Bytes, compressed: Compressed) -> Bytes {
     match compressed {
         Compressed::No => page,
@@ -74,7 +75,7 @@ pub fn compressed(page: Bytes, compressed: Compressed) -> Bytes {
 }
 
 fn zip(page: &[u8]) -> std::io::Result<Vec<u8>> {
-    // Fast and half as small is better than small: it is read once.
+    // Speed matters more than size, since the page is read once: the fast level halves it already.
     let mut encoder = GzEncoder::new(Vec::with_capacity(page.len() / 8), Compression::fast());
     encoder.write_all(page)?;
     encoder.finish()

@@ -1,27 +1,28 @@
-//! The file systems of the machine that metrics name. Blocking: asking a file system may hang.
-//! Behaviour: spec 04b §11 "fs_*".
+//! Mounted file systems of the node that appear in cAdvisor metrics. Blocks: statfs may hang.
+//! Implements spec 04b §11 "fs_*".
 
 use std::{collections::HashSet, fs, path::Path};
 
 use super::{cadvisor_page::Mounted, disk::FileSystem, host};
 
-/// Types that lie on a disk of the machine, or in its memory.
+/// File system types that are backed by a block device.
 const ON_DISK: [&str; 8] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "squashfs"];
-/// File systems that are told of.
+/// Maximum number of file systems in the metrics.
 const MAX: usize = 256;
 
-/// A mount that is told of.
+/// A mount that appears in the metrics.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Its numbers.
+    /// Major and minor device number.
     pub numbers: (u32, u32),
-    /// Where it is mounted.
+    /// Mount point.
     pub target: String,
-    /// The device: `/dev/sda1`; of memory file systems the target.
+    /// Device, such as `/dev/sda1`; for tmpfs the mount point.
     pub device: String,
 }
 
-/// All that are told of. `hidden` are directories whose memory file systems belong to pods.
+/// Returns the mounted file systems with usage and device counters. `hidden` are directories whose tmpfs mounts belong
+/// to pods.
 pub fn mounted(root: &Path, hidden: &[&str]) -> Vec<Mounted> {
     let table = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
     let disks = host::disks(root);
@@ -32,21 +33,21 @@ pub fn mounted(root: &Path, hidden: &[&str]) -> Vec<Mounted> {
     mounted.collect()
 }
 
-/// Reads the table of mounts: each device once, by its first mount.
+/// Parses the mount table; each device appears once, with its first mount.
 pub fn places(table: &str, hidden: &[&str]) -> Vec<Place> {
     let mut seen = HashSet::new();
     let places = table.lines().filter_map(|line| place(line, hidden));
     places.filter(|place| seen.insert(place.device.clone())).take(MAX).collect()
 }
 
-/// `36 35 98:0 /root /target opts shared:1 - ext3 /dev/x rw`
+/// Parses a line of mountinfo: `36 35 98:0 /root /target opts shared:1 - ext3 /dev/x rw`
 fn place(line: &str, hidden: &[&str]) -> Option<Place> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(2);
     let (major, minor) = fields.next()?.split_once(':')?;
     let numbers = (major.parse().ok()?, minor.parse().ok()?);
     let target = fields.nth(1)?;
-    // Names with blanks are written with escapes; such a mount is not told of.
+    // Mount points with blanks are written with escapes; they are skipped.
     if target.contains('\\') {
         return None;
     }

@@ -1,8 +1,8 @@
-//! One group: its open files, and what the last looks saw.
+//! Cached state of one cgroup: its open files and the previous readings.
 //!
-//! Of a group in which nothing ran and whose memory is what it was, nearly everything is what it
-//! was: such a group is read whole every few minutes ([`IDLE_NS`]), and in between only its two clocks
-//! of processor and memory, and what the kernel counts for it without its doing.
+//! A cgroup whose CPU and memory counters have not changed is idle, and nearly all its other values are unchanged too.
+//! Such a cgroup is read completely only every few minutes ([`IDLE_NS`]); in between, only these two counters are
+//! read, and the files that the kernel may change without activity in the cgroup.
 
 use std::{
     fs::File,
@@ -24,83 +24,83 @@ use super::{
     settings::Settings,
 };
 
-/// The longest control file that is read: the members of a group with 100,000 processes.
+/// Maximum size of a cgroup file, bytes: the members of a cgroup with 100,000 processes.
 const MAX_FILE: usize = 1 << 20;
-/// A pair of looks closer than this says nothing about rates.
+/// Minimum time between two readings for a meaningful rate, nanoseconds.
 const MIN_WINDOW_NS: i64 = 500_000_000;
 
-/// How long a group in which nothing runs is taken for what it was, at most; in nanoseconds.
+/// Maximum time for which an idle cgroup's values are reused, nanoseconds.
 const IDLE_NS: i64 = 180_000_000_000;
 
-/// What reading takes beside the group.
+/// Inputs of a reading beside the cgroup.
 pub struct Tools<'a> {
-    /// Where groups are.
+    /// Mounts of the cgroup hierarchies.
     pub mounts: &'a Mounts,
-    /// What stands in for files that the root does not have.
+    /// Memory of the machine, in place of the files that the root cgroup lacks.
     pub machine: MachineMemory,
-    /// Wall time.
+    /// Wall clock.
     pub now: &'a (dyn Fn() -> WallNs + Sync),
-    /// Whether the kernel counts what groups do with their disks.
+    /// Whether the kernel accounts block I/O per cgroup.
     pub counts_disks: bool,
-    /// Files of all groups that are open.
+    /// Number of open files of all cgroups.
     pub open: &'a AtomicUsize,
-    /// How many may be.
+    /// Maximum number of open files.
     pub max_open: usize,
 }
 
 impl Tools<'_> {
-    /// Whether there is anything to count in a file of a group below the root.
+    /// Whether a file of a cgroup below the root can contain data.
     fn counts(&self, file: &ControlFile) -> bool {
         self.counts_disks || file.tree != Tree::Blkio || file.content == Content::IoPressure
     }
 
-    /// Whether one more file may stay open; it counts from now on.
+    /// Reserves one more open file; false if the limit is reached.
     fn may_open(&self) -> bool {
         let one_more = |open: usize| (open < self.max_open).then_some(open + 1);
         self.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 }
 
-/// A file of a group.
+/// Cached handle of a cgroup file.
 enum Slot {
     Closed,
     Open(File),
     Absent,
 }
 
-/// A look at everything down to some depth.
+/// A complete reading down to some depth.
 struct Whole {
     depth: Depth,
     draft: Draft,
 }
 
-/// A group.
+/// A cgroup, its open files, and its previous readings.
 pub struct Group {
-    /// Its path.
+    /// Path of the cgroup.
     pub path: Arc<str>,
-    /// A hierarchy in which it is.
+    /// A hierarchy that contains the cgroup.
     pub tree: Tree,
     made_at: i64,
-    /// What the last look saw, unless that was all there is.
+    /// Last reading and its depth, unless it was of full depth.
     pub seen: Option<(Depth, Draft)>,
-    /// Its settings as of a look so deep, unless they were written since.
+    /// Settings and the depth of their reading; `None` after they were written.
     pub settings: Option<(Depth, Settings)>,
     whole: Option<Whole>,
-    /// How deep the last look was, and when, if it found that nothing had run.
+    /// Depth and time of the last reading that found the cgroup idle.
     rested: Option<(Depth, WallNs)>,
-    /// Who hears of that; nobody where the kernel cannot tell.
+    /// Watches of its settings; empty where the kernel cannot watch them.
     pub watched: Vec<WatchDescriptor>,
     slots: Vec<Slot>,
     last: Option<Mark>,
     rate: Option<u64>,
-    /// The last pass that named it.
+    /// Last pass that listed this cgroup.
     pub pass: u64,
-    /// How many were found before it.
+    /// Number of cgroups that were found before this one.
     pub number: u64,
 }
 
 impl Group {
-    /// A group nothing was read of.
+    /// A cgroup that has not been read yet.
     pub fn new(path: Arc<str>, tree: Tree, made_at: i64, files: usize) -> Self {
         Self {
             path,
@@ -119,12 +119,12 @@ impl Group {
         }
     }
 
-    /// How many of its files are open.
+    /// Number of open files of this cgroup.
     pub fn open_files(&self) -> usize {
         self.slots.iter().filter(|slot| matches!(slot, Slot::Open(_))).count()
     }
 
-    /// Reads its files; `None` where neither processor nor memory could be read.
+    /// Reads the cgroup; `None` if neither CPU nor memory could be read.
     pub fn read(&mut self, depth: Depth, tools: &Tools<'_>, buffer: &mut Vec<u8>) -> Option<Seen> {
         let (path, at) = (self.path.clone(), (tools.now)());
         if let Some((read, mut draft)) = self.resting(depth, at) {
@@ -152,7 +152,8 @@ impl Group {
         };
         let settled = read.is_none() && !is_root && known.is_some_and(|known| known >= depth);
         let limit = self.longest_rest();
-        // A shallower look leaves that to the next deep one, else all three pages would read the group whole.
+        // A shallower reading leaves that to the next deep one; otherwise each of the three pages would read the whole
+        // cgroup.
         let is_old = |whole: &Whole| {
             at.saturating_sub(whole.draft.at) > if whole.depth > depth { limit.saturating_mul(2) } else { limit }
         };
@@ -176,13 +177,14 @@ impl Group {
         self.told(draft, depth, tools)
     }
 
-    /// For how long nothing need have run: not all groups are read whole by the same pass.
+    /// Time for which this cgroup's values are reused while it is idle; staggered, so that not all are read in one
+    /// pass.
     fn longest_rest(&self) -> i64 {
         let share = i64::try_from(self.number % 32).unwrap_or_default();
         IDLE_NS - share * (IDLE_NS / 64)
     }
 
-    /// What a group that rested a moment ago is known for, and how deep it was looked at then.
+    /// Values of a cgroup that was found idle a moment ago, and the depth of that reading.
     fn resting(&mut self, depth: Depth, at: WallNs) -> Option<(Depth, Draft)> {
         let (read, since) = self.rested.take()?;
         let whole = self.whole.as_ref().filter(|whole| whole.depth >= depth)?;
@@ -215,7 +217,7 @@ impl Group {
     }
 }
 
-/// The files of a group, and what it takes to read them.
+/// The files of a cgroup, with what reading them requires.
 struct Files<'a> {
     path: &'a str,
     slots: &'a mut [Slot],
@@ -225,7 +227,7 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// Reads those that are wanted.
+    /// Reads the selected files into the draft.
     fn read(&mut self, draft: &mut Draft, is_wanted: impl Fn(&ControlFile) -> bool) {
         let Self { path, slots, tools, buffer, is_watched } = self;
         for (file, slot) in tools.mounts.files().iter().zip(slots.iter_mut()).filter(|(file, _)| is_wanted(file)) {
@@ -240,7 +242,7 @@ impl Files<'_> {
                     let handle = match File::open(path) {
                         Ok(handle) => handle,
                         Err(error) => {
-                            // What a kernel does not have does not come while the group lives.
+                            // A file that this kernel lacks does not appear during the lifetime of the cgroup.
                             if error.kind() == io::ErrorKind::NotFound {
                                 *slot = Slot::Absent;
                             }
@@ -261,7 +263,7 @@ impl Files<'_> {
     }
 }
 
-/// Reads a file from its beginning; returns how much of the buffer holds it.
+/// Reads a file from its beginning; returns the number of bytes read into the buffer.
 fn read_all(file: &File, buffer: &mut Vec<u8>, content: Content) -> io::Result<usize> {
     let mut length = 0;
     loop {
@@ -279,7 +281,7 @@ fn read_all(file: &File, buffer: &mut Vec<u8>, content: Content) -> io::Result<u
             other => other?,
         };
         length += read.min(free);
-        // Only lists come in pieces: everything else is written by the kernel at once.
+        // Only lists may be read in pieces; the kernel returns all other files in one read.
         if read == 0 || (read < free && content != Content::Processes) {
             return Ok(length);
         }

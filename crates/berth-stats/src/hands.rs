@@ -1,23 +1,24 @@
-//! Work that blocks, with a deadline, and never more of it than a few: a thread that hangs with a
-//! disk cannot be stopped, but it need not be followed by others.
+//! Bounded pool for blocking work with a timeout.
+//!
+//! A thread that hangs with a disk cannot be stopped; the bound keeps further threads from hanging too.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-/// Threads for one kind of work.
+/// Bounded set of blocking threads for one kind of work.
 #[derive(Clone)]
 pub struct Hands {
     free: Arc<Semaphore>,
 }
 
 impl Hands {
-    /// At most `max` at a time.
+    /// Creates a pool of at most `max` concurrent threads.
     pub fn new(max: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(max)) }
     }
 
-    /// Does the work in a thread; `None` where it takes longer than `limit`, the wait for a hand included, or panics.
+    /// Runs the work on a blocking thread; `None` if it panics or exceeds `limit`, the wait for a permit included.
     pub async fn work<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -25,7 +26,7 @@ impl Hands {
     ) -> Option<T> {
         let done = async {
             let hand = self.free.clone().acquire_owned().await.ok()?;
-            // The hand is kept as long as the thread hangs, however long anybody waits for it.
+            // The thread keeps its permit while it hangs, also after the caller has timed out.
             let task = tokio::task::spawn_blocking(move || {
                 let _hand = hand;
                 work()

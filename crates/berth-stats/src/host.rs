@@ -1,7 +1,7 @@
-//! Facts of the machine that statistics need beside control groups: small files of the kernel.
+//! Facts of the machine beside cgroups, read from `/proc`, `/sys`, and small kernel files.
 //!
-//! A fact that cannot be read is absent. Every function blocks, but on `/proc` and `/sys` only.
-//! Behaviour: spec 04b §7.2, §11.
+//! A fact that cannot be read is absent. Every function blocks, but only on `/proc` and `/sys`.
+//! Implements spec 04b §7.2, §11.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,47 +11,47 @@ use std::{
 
 use super::reader::MachineMemory;
 
-/// What does not change while the machine runs.
+/// Facts that are constant while the machine runs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Host {
-    /// When it started, in seconds since the epoch; 0 where that is not known.
+    /// Boot time, seconds since the epoch; 0 where unknown.
     pub booted_at: i64,
-    /// Logical processors.
+    /// Number of logical processors.
     pub cpus: u64,
-    /// Cores.
+    /// Number of physical cores.
     pub cores: u64,
-    /// Sockets.
+    /// Number of sockets.
     pub sockets: u64,
-    /// `uname -r`.
+    /// Kernel release, as of `uname -r`.
     pub kernel: String,
-    /// The distribution.
+    /// Name of the distribution.
     pub os: String,
-    /// `/etc/machine-id`.
+    /// Content of `/etc/machine-id`.
     pub machine_id: String,
-    /// The firmware's id.
+    /// System UUID of the firmware.
     pub system_uuid: String,
-    /// Id of this boot.
+    /// Boot ID.
     pub boot_id: String,
-    /// Most processes there can be: the smaller of `pid_max` and `threads-max`.
+    /// Maximum number of processes: the smaller of `pid_max` and `threads-max`; 0 where unknown.
     pub max_pids: u64,
 }
 
-/// Processes: the most there may be, and how many there are.
+/// Current and maximum number of processes (threads, as the kernel counts them).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Processes {
-    /// The limit; `None` where it is not known.
+    /// The maximum; `None` where unknown.
     pub max: Option<u64>,
-    /// Now.
+    /// The current number.
     pub now: u64,
 }
 
-/// When the machine started, in seconds since the epoch. `root` is `/`.
+/// Boot time of the machine, seconds since the epoch; 0 where unknown. `root` is `/`.
 pub fn booted_at(root: &Path) -> i64 {
     let stat = fs::read_to_string(root.join("proc/stat")).unwrap_or_default();
     stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok()).unwrap_or_default()
 }
 
-/// Cores and sockets; as many cores as processors where the topology is not told.
+/// Number of cores and sockets; without a readable topology, `cpus` cores and one socket.
 pub fn topology(root: &Path, cpus: u64) -> (u64, u64) {
     let entries = fs::read_dir(root.join("sys/devices/system/cpu")).into_iter().flatten().flatten();
     let (mut cores, mut sockets) = (BTreeSet::new(), BTreeSet::new());
@@ -68,7 +68,7 @@ pub fn topology(root: &Path, cpus: u64) -> (u64, u64) {
     (count(cores.len(), cpus), count(sockets.len(), 1))
 }
 
-/// Memory and swap now.
+/// Current memory and swap; 0 where unknown.
 pub fn memory(root: &Path) -> MachineMemory {
     parse_memory(&fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default())
 }
@@ -89,32 +89,33 @@ fn parse_memory(meminfo: &str) -> MachineMemory {
     memory
 }
 
-/// How many processes (threads, as the kernel counts) there are; `None` where the load is not told.
+/// Number of processes (threads, as the kernel counts them); `None` where `/proc/loadavg` is unreadable. A `max` of 0
+/// stands for an unknown maximum.
 pub fn processes(root: &Path, max: u64) -> Option<Processes> {
     let load = fs::read_to_string(root.join("proc/loadavg")).ok()?;
     let now = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()?;
     Some(Processes { max: (max != 0).then_some(max), now })
 }
 
-/// One line of `/proc/diskstats`; times in milliseconds.
+/// Counters of one block device from `/proc/diskstats`; times in milliseconds.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DiskCounters {
-    /// `sda1`.
+    /// Device name, such as `sda1`.
     pub name: String,
-    /// Reads, reads merged, sectors read, time reading.
+    /// Reads completed, reads merged, sectors read, time spent reading.
     pub reads: [u64; 4],
-    /// Writes, writes merged, sectors written, time writing.
+    /// Writes completed, writes merged, sectors written, time spent writing.
     pub writes: [u64; 4],
-    /// Operations under way, time with any, that time weighted by their number.
+    /// I/Os in progress, time spent doing I/Os, weighted time spent doing I/Os.
     pub io: [u64; 3],
 }
 
-/// Counters of all block devices by their numbers.
+/// Counters of all block devices by major and minor number.
 pub fn disks(root: &Path) -> HashMap<(u32, u32), DiskCounters> {
     parse_disks(&fs::read_to_string(root.join("proc/diskstats")).unwrap_or_default())
 }
 
-/// Reads `/proc/diskstats`.
+/// Parses `/proc/diskstats`.
 pub fn parse_disks(table: &str) -> HashMap<(u32, u32), DiskCounters> {
     let disk = |line: &str| {
         let mut fields = line.split_whitespace();
@@ -129,7 +130,7 @@ pub fn parse_disks(table: &str) -> HashMap<(u32, u32), DiskCounters> {
     table.lines().filter_map(disk).collect()
 }
 
-/// A group this process or another is in, if the hierarchies agree on one below the root.
+/// Cgroup of a process (a PID or `self`); `None` for the root cgroup or where the hierarchies disagree.
 pub fn group_of(root: &Path, process: &str) -> Option<String> {
     parse_group(&fs::read_to_string(root.join("proc").join(process).join("cgroup")).ok()?)
 }
@@ -142,7 +143,7 @@ fn parse_group(table: &str) -> Option<String> {
             controllers.split(',').any(|controller| controller == wanted).then_some(path)
         })
     };
-    // Only the unified hierarchy has no names of controllers.
+    // Only the entry of cgroup v2 has no controller names.
     let path = match (of("cpu"), of("memory")) {
         (None, None) => of("")?,
         (cpu, memory) => cpu.filter(|_| cpu == memory)?,
@@ -150,15 +151,15 @@ fn parse_group(table: &str) -> Option<String> {
     (path != "/").then(|| path.to_owned())
 }
 
-/// When a process started, in seconds since the epoch.
+/// Start time of a process, seconds since the epoch.
 pub fn process_start(root: &Path, process: &str, booted_at: i64) -> Option<i64> {
     let stat = fs::read_to_string(root.join("proc").join(process).join("stat")).ok()?;
-    // The name may hold blanks and parentheses.
+    // The process name may contain blanks and parentheses.
     let ticks: i64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     booted_at.checked_add(ticks / 100)
 }
 
-/// The process of that name with the lowest id.
+/// Lowest PID of the processes with that command name.
 pub fn process_named(root: &Path, name: &str) -> Option<u32> {
     let entries = fs::read_dir(root.join("proc")).ok()?.flatten();
     let is_it =

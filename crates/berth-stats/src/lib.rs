@@ -1,4 +1,4 @@
-//! Readings: what the node, its pods and their containers use.
+//! Resource statistics of the node, its pods, and containers: `/stats/summary` and metrics pages.
 //!
 //! ```text
 //!  control groups ─► Reader ─┐
@@ -7,9 +7,9 @@
 //!                                            └────────► /metrics/cadvisor
 //! ```
 //!
-//! Nothing runs while nobody asks. [`StatsProvider`] takes a reading when a page is asked for and the last one is
-//! older than its memo; concurrent questions share one reading and one page. What leaves the process (a call to the
-//! runtime, a disk that may hang) has a deadline and costs fields, not the page. Behaviour: spec 04b §7-11.
+//! Nothing runs without requests. [`StatsProvider`] takes a snapshot when a page is requested and the cached one is
+//! too old; concurrent requests share one snapshot and one page. Operations that leave the process or may hang (a call
+//! to the runtime, a disk) have a deadline; their failure costs fields, not the page. Implements spec 04b §7-11.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

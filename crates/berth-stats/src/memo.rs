@@ -1,7 +1,7 @@
-//! One answer for everybody who asks at the same time, and for a while after.
+//! Single-flight cache: concurrent callers share one computation, and its result for a while.
 //!
-//! The work runs in a task of its own: who asked may go away, the others still get the answer. It
-//! must end by itself: deadlines are inside.
+//! The computation runs in a task of its own: a caller may be dropped, the others still receive the result. It must
+//! terminate by itself; deadlines belong inside.
 
 use std::{
     future::Future,
@@ -15,13 +15,13 @@ use futures::{
 };
 use tokio::time::Instant;
 
-/// Remembers the last answer, for a while, and the work under way.
+/// Caches the last result for a limited time, and shares the computation in progress.
 pub struct Memo<T> {
     state: Arc<Mutex<State<T>>>,
     keep: Duration,
 }
 
-/// Work under way; `None` where it panicked.
+/// Computation in progress; yields `None` if it panicked.
 type Flight<T> = Shared<BoxFuture<'static, Option<T>>>;
 
 struct State<T> {
@@ -30,19 +30,19 @@ struct State<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Memo<T> {
-    /// Forgets an answer some time after it came: pages are large.
+    /// Creates an empty cache that drops a result `keep` after it was produced: pages are large.
     pub fn new(keep: Duration) -> Self {
         Self { state: Arc::new(Mutex::new(State { last: None, flight: None })), keep }
     }
 
-    /// The last answer, if its work began no longer ago than `age`.
+    /// Returns the last result if its computation began no longer than `age` ago.
     pub fn young(&self, age: Duration) -> Option<T> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.last.as_ref().filter(|(began, _)| began.elapsed() <= age).map(|(_, last)| last.clone())
     }
 
-    /// An answer whose work began no longer ago than `age`, or that is being worked on; `None` where the work
-    /// panicked.
+    /// Returns a result whose computation began no longer than `age` ago, or waits for the one in progress; `None` if
+    /// it panicked.
     pub async fn fresh<F>(&self, age: Duration, work: impl FnOnce() -> F) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -59,7 +59,7 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
         flight.await
     }
 
-    /// The same, of work that tells itself from when its answer is: it may have been made from something older.
+    /// Like [`Self::fresh`], for work that returns its own start time because it may use older inputs.
     pub async fn fresh_since<F>(&self, age: Duration, work: impl FnOnce() -> F) -> Option<T>
     where
         F: Future<Output = (Instant, T)> + Send + 'static,
@@ -76,8 +76,8 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
         flight.await
     }
 
-    /// The last answer, however old; work begins where it is older than `age`. Without one, waits for the first no
-    /// longer than `patience`.
+    /// Returns the last result, however old; starts a computation if it is older than `age`. Without a result, waits
+    /// up to `patience` for the first one.
     pub async fn recent<F>(&self, age: Duration, patience: Duration, work: impl FnOnce() -> F) -> Option<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -95,7 +95,7 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
         tokio::time::timeout(patience, flight).await.ok().flatten()
     }
 
-    /// The work under way, or new work.
+    /// Returns the computation in progress, or starts one.
     fn join<F>(&self, state: &mut State<T>, work: impl FnOnce() -> F) -> Flight<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -130,7 +130,7 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
     }
 }
 
-/// Drops the answer of the work that began then, unless there is a newer one.
+/// Drops the result of that start time after `keep`, unless a newer one replaced it.
 async fn forget<T>(state: Weak<Mutex<State<T>>>, began: Instant, keep: Duration) {
     tokio::time::sleep(keep).await;
     if let Some(state) = state.upgrade() {

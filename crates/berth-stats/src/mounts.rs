@@ -1,14 +1,13 @@
-//! Where control groups are mounted, and which of their files are read. Pure.
+//! Cgroup mounts, and the tables of the cgroup files that statistics read. Pure.
 //!
-//! The files of both kinds of hierarchy are one table each: name, controller, and how deep a look
-//! must be to need it.
+//! Cgroup v1 and v2 have one table each: file name, controller, and the depth from which on a reading includes it.
 
 use std::path::{Path, PathBuf};
 
 use super::reading::Depth;
 use berth_sys::mount_table::Mount;
 
-/// A tree of the old hierarchies; on the unified one all files lie in one tree.
+/// A cgroup v1 hierarchy; in v2 all files are in one tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tree {
     /// `cpu`
@@ -37,18 +36,18 @@ impl Tree {
     }
 }
 
-/// Where they are mounted.
+/// Mount points of the cgroup hierarchies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mounts {
-    /// The old hierarchies, also in hybrid mode; `None` where one is absent. In the order of [`Tree`].
+    /// Cgroup v1, also in hybrid mode; `None` where a hierarchy is absent. In the order of [`Tree`].
     Old([Option<PathBuf>; 5]),
-    /// The unified one.
+    /// Cgroup v2.
     Unified(PathBuf),
 }
 
 impl Mounts {
-    /// Finds them; the old ones win, because in hybrid mode the unified one has no controllers. Of one that is
-    /// mounted several times the shortest path is taken.
+    /// Finds the mounts. V1 takes precedence, because the v2 hierarchy has no controllers in hybrid mode. Of a
+    /// hierarchy that is mounted several times, the shortest path is used.
     pub fn find(mounts: &[Mount]) -> Option<Self> {
         let tree = |tree: Tree| {
             let of_tree =
@@ -62,7 +61,7 @@ impl Mounts {
         mounts.iter().find(|m| m.kind == "cgroup2").map(|m| Self::Unified(m.target.clone()))
     }
 
-    /// The tables of files.
+    /// Returns the table of cgroup files.
     pub fn files(&self) -> &'static [ControlFile] {
         match self {
             Self::Old(_) => OLD,
@@ -70,12 +69,12 @@ impl Mounts {
         }
     }
 
-    /// Where a file of a group lies; `None` where its hierarchy is not mounted.
+    /// Path of a cgroup's file; `None` where its hierarchy is not mounted.
     pub fn place(&self, group: &str, file: &ControlFile) -> Option<PathBuf> {
         Some(self.directory(group, file.tree)?.join(file.name))
     }
 
-    /// The directories of a group that hold settings.
+    /// Existing directories of a cgroup that contain settings.
     pub fn directories_of_settings(&self, group: &str) -> Vec<PathBuf> {
         let trees: &[Tree] = match self {
             Self::Unified(_) => &[Tree::Cpu],
@@ -84,7 +83,7 @@ impl Mounts {
         trees.iter().filter_map(|tree| self.directory(group, *tree)).filter(|directory| directory.is_dir()).collect()
     }
 
-    /// A group's directory.
+    /// Directory of a cgroup.
     pub fn directory(&self, group: &str, tree: Tree) -> Option<PathBuf> {
         let root: &Path = match self {
             Self::Unified(root) => root,
@@ -93,22 +92,22 @@ impl Mounts {
         Some(root.join(group.trim_start_matches('/')))
     }
 
-    /// Whether this is the unified hierarchy.
+    /// Whether this is cgroup v2.
     pub fn is_unified(&self) -> bool {
         matches!(self, Self::Unified(_))
     }
 }
 
-/// What stands in a file.
+/// Content type of a cgroup file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// `cpu.stat` of the unified hierarchy.
+    /// `cpu.stat` of cgroup v2.
     CpuStat,
     /// `cpuacct.usage`.
     CpuUsage,
     /// `cpuacct.stat`.
     CpuSplit,
-    /// `cpu.stat` of the old hierarchy.
+    /// `cpu.stat` of cgroup v1.
     Throttling,
     /// `cpu.max`.
     CpuMax,
@@ -120,13 +119,13 @@ pub enum Content {
     CpuQuota,
     /// `cpu.cfs_period_us`.
     CpuPeriod,
-    /// Memory in use.
+    /// `memory.current`, `memory.usage_in_bytes`.
     MemoryUsage,
-    /// `memory.stat` of the unified hierarchy.
+    /// `memory.stat` of cgroup v2.
     MemoryStat,
-    /// `memory.stat` of the old hierarchy.
+    /// `memory.stat` of cgroup v1.
     OldMemoryStat,
-    /// Limit of memory.
+    /// `memory.max`, `memory.limit_in_bytes`.
     MemoryLimit,
     /// `memory.swap.current`.
     SwapUsage,
@@ -136,7 +135,7 @@ pub enum Content {
     MemoryAndSwapLimit,
     /// `memory.min`, `memory.soft_limit_in_bytes`.
     MemoryReserved,
-    /// The most memory that was in use.
+    /// `memory.peak`, `memory.max_usage_in_bytes`.
     MemoryPeak,
     /// `memory.events`, `memory.oom_control`.
     MemoryEvents,
@@ -165,31 +164,31 @@ pub enum Content {
 }
 
 impl Content {
-    /// Whether it moves with whatever runs in the group.
+    /// Whether the value changes whenever a process in the cgroup runs or uses memory.
     pub fn is_clock(self) -> bool {
         matches!(self, Self::CpuStat | Self::CpuUsage | Self::MemoryUsage)
     }
 
-    /// Whether it moves though nothing runs in the group: while something waits, and when the kernel writes back
-    /// later what was written before.
+    /// Whether the value may change without activity in the cgroup: while tasks wait, and when the kernel writes dirty
+    /// pages back later.
     pub fn changes_alone(self) -> bool {
         let is_pressure = matches!(self, Self::CpuPressure | Self::MemoryPressure | Self::IoPressure);
         is_pressure || matches!(self, Self::IoStat | Self::BlkioBytes | Self::BlkioCounts)
     }
 }
 
-/// A file of a group.
+/// An entry of the table of cgroup files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControlFile {
-    /// Its hierarchy among the old ones.
+    /// The cgroup v1 hierarchy that contains it.
     pub tree: Tree,
-    /// Its name.
+    /// File name.
     pub name: &'static str,
-    /// What stands in it.
+    /// Content type.
     pub content: Content,
-    /// Which looks need it.
+    /// Lowest depth of a reading that includes the file.
     pub depth: Depth,
-    /// Whether it changes only when somebody writes it.
+    /// Whether the file changes only when it is written.
     pub is_setting: bool,
 }
 
@@ -232,7 +231,7 @@ const OLD: &[ControlFile] = &[
     file(Depth::Full, Tree::Cpuacct, "cpuacct.stat", Content::CpuSplit),
     setting(Depth::Full, Tree::Cpu, "cpu.shares", Content::CpuShares),
     setting(Depth::Full, Tree::Cpu, "cpu.cfs_quota_us", Content::CpuQuota),
-    // Only of groups that have a quota.
+    // Read only for cgroups with a CPU quota.
     file(Depth::Full, Tree::Cpu, "cpu.stat", Content::Throttling),
     setting(Depth::Full, Tree::Cpu, "cpu.cfs_period_us", Content::CpuPeriod),
     setting(Depth::Full, Tree::Memory, "memory.soft_limit_in_bytes", Content::MemoryReserved),
@@ -246,8 +245,8 @@ const OLD: &[ControlFile] = &[
     file(Depth::Full, Tree::Blkio, "blkio.throttle.io_serviced_recursive", Content::BlkioCounts),
 ];
 
-/// Where the group of a container or sandbox may be below its pod's, by the driver and the runtime that made it: containerd,
-/// CRI-O, our own.
+/// Candidate paths of the cgroup of a container or sandbox below its pod, by cgroup driver and runtime: containerd,
+/// CRI-O, Berth.
 pub fn container_places(pod: &str, id: &str) -> [String; 5] {
     let pod = pod.trim_end_matches('/');
     [

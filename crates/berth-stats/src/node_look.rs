@@ -1,7 +1,7 @@
-//! A look at the node alone: memory, processes and file systems, for who needs them often and at once.
+//! Node-level observation of memory, processes, and file systems, for eviction.
 //!
-//! A few files of the kernel that stay open; nothing is read of pods. Every call blocks; only that at a file system may
-//! hang. Behaviour: spec 05 §3.1.
+//! Callers need it often and at once, so it reads a few kernel files that stay open, and nothing of single pods.
+//! Every call blocks; only the one for a file system may hang. Implements spec 05 §3.1.
 
 use std::{
     io,
@@ -21,45 +21,46 @@ use super::{
 use berth_ports::Clock;
 use berth_sys::{cgroup::files::MemoryStat, mount_table};
 
-/// Files that stay open: those of two groups.
+/// Maximum number of open files: those of two cgroups.
 const MAX_OPEN: usize = 32;
-/// Bytes that make no difference, whatever they are.
+/// Usage in bytes below which missing details do not matter.
 const LITTLE: u64 = 16 << 20;
 
-/// Looks at the node.
+/// Observes the node.
 pub struct NodeLook {
     reader: Option<Mutex<Reader>>,
-    /// The group of all pods.
+    /// Cgroup of all pods.
     pods: Option<Arc<str>>,
     clock: Arc<dyn Clock>,
     root: PathBuf,
     max_pids: fn(&Path) -> u64,
 }
 
-/// Memory, bytes.
+/// Memory usage, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemorySeen {
-    /// All of it, or the limit.
+    /// Capacity, or the limit of a cgroup.
     pub total: u64,
-    /// In use, page cache included.
+    /// Memory in use, page cache included.
     pub usage: u64,
-    /// In use and not to be taken back at once.
+    /// Memory in use that cannot be reclaimed at once.
     pub working_set: u64,
 }
 
-/// What was seen; what could not be read is absent.
+/// Observation of the node; what could not be read is `None`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NodeSeen {
-    /// Of the machine.
+    /// Memory of the machine.
     pub memory: Option<MemorySeen>,
-    /// Of all pods; nothing without a limit.
+    /// Memory of all pods; `None` without a limit.
     pub pods: Option<MemorySeen>,
-    /// Processes.
+    /// Number of processes.
     pub processes: Option<Processes>,
 }
 
 impl NodeLook {
-    /// `root` is `/`; `max_pids` tells the most processes there may be now, 0 where that is not known.
+    /// Creates an observer. `root` is `/`; `max_pids` returns the current maximum number of processes, 0 where
+    /// unknown.
     pub fn new(groups: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: fn(&Path) -> u64) -> Self {
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
         let pods = groups.above().into_iter().next().map(Arc::from);
@@ -67,7 +68,7 @@ impl NodeLook {
         Self { reader, pods, clock, root, max_pids }
     }
 
-    /// Memory and processes now.
+    /// Reads memory and processes.
     pub fn look(&self) -> NodeSeen {
         let machine = host::memory(&self.root);
         let at = |path: Arc<str>| Wanted { key: GroupKey::At(path), depth: Some(Depth::Core) };
@@ -77,11 +78,11 @@ impl NodeLook {
             let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
             reader.pass(&wanted, machine, &now)
         });
-        // Without its details the page cache would count as used: that is no observation.
+        // Without `memory.stat` the page cache would count as used; such a reading is discarded.
         let is_told = |memory: &Memory| memory.stat != MemoryStat::default();
         let mut groups = seen.into_iter().flatten().map(|seen: Option<Seen>| seen?.reading.memory);
         let root = groups.next().flatten().filter(is_told).filter(|_| machine.total > 0);
-        // A group that no pod has been in yet has none.
+        // The cgroup that no pod has been in yet has an empty `memory.stat`.
         let is_told = |memory: &Memory| is_told(memory) || memory.usage < LITTLE;
         let pods = groups.next().flatten().filter(is_told).filter(|memory| memory.available().is_some());
         let used = |memory: Memory, total| MemorySeen { total, usage: memory.usage, working_set: memory.working_set() };
@@ -93,10 +94,10 @@ impl NodeLook {
     }
 }
 
-/// A file system and its device. May hang with the disk.
+/// Returns the device number and usage of the file system that contains a path. May hang with the disk.
 ///
 /// # Errors
-/// The path cannot be looked at.
+/// The metadata or the file system of the path cannot be read.
 pub fn file_system(path: &Path) -> io::Result<(u64, FileSystem)> {
     Ok((path.metadata()?.dev(), FileSystem::of(path)?))
 }
@@ -178,7 +179,7 @@ mod tests {
         for (file, lost_memory, lost_processes) in
             [("cgroup/memory.stat", true, false), ("proc/meminfo", true, false), ("proc/loadavg", false, true)]
         {
-            // A group whose file is gone is not looked at again as what it was.
+            // A cgroup whose file is gone is not reported with its previous values.
             let mounts = Mounts::Unified(root.path().join("cgroup"));
             let look = NodeLook {
                 reader: Some(Mutex::new(Reader::new(mounts, Arc::new(NoGroups), 0))),

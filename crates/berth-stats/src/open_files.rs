@@ -1,6 +1,7 @@
-//! Open files of the processes of groups: the one expensive reading, so it is taken apart from the
-//! others, in the background, and no more often than every half minute. Blocking.
-//! Behaviour: spec 04b §11.
+//! Counts the open files of the processes in cgroups.
+//!
+//! This is the one expensive reading, so it runs apart from the others, in the background, and at most every half
+//! minute. Blocks. Implements spec 04b §11.
 
 use std::{
     fs,
@@ -18,30 +19,30 @@ use super::{
 use berth_sys::open_files;
 pub use berth_sys::open_files::OpenFiles;
 
-/// Processes of one group that are looked at.
+/// Maximum number of processes counted per cgroup.
 const MAX_PROCESSES: usize = 4096;
 
-/// A group to look into.
+/// A cgroup whose open files are counted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Members {
-    /// Its path.
+    /// Path of the cgroup.
     pub path: Arc<str>,
-    /// Whether it is a container's: then it has a first process with limits.
+    /// Owner of the cgroup; the first process of a container has the limits that are reported.
     pub of: Of,
-    /// Processor time it has used, in nanoseconds; `None` where that is not known.
+    /// CPU time used, nanoseconds; `None` where unknown.
     pub used_ns: Option<u64>,
 }
 
-/// Whose group.
+/// Owner of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Of {
-    /// A container's or sandbox's.
+    /// A container or sandbox.
     Container,
-    /// Another.
+    /// Any other owner.
     Other,
 }
 
-/// The groups whose open files are counted.
+/// Returns the cgroups whose open files are counted.
 pub fn members(snapshot: &Snapshot) -> Vec<Members> {
     let members = |seen: &Seen, of| {
         let used_ns = seen.reading.cpu.map(|cpu| cpu.times.usage_ns);
@@ -57,7 +58,8 @@ pub fn members(snapshot: &Snapshot) -> Vec<Members> {
     members
 }
 
-/// Counts the open files of groups. What has not run since it was counted has opened nothing and closed nothing.
+/// Counts the open files of cgroups. A cgroup that used no CPU since its last count has opened and closed nothing, so
+/// its count is reused.
 pub fn count(mounts: &Mounts, proc: &Path, groups: &[Members], before: &Counts) -> Counts {
     let count = |group: &Members| {
         let known = before.get(&group.path).filter(|known| known.used_ns.is_some() && known.used_ns == group.used_ns);

@@ -1,22 +1,22 @@
-//! Writes metrics in text format straight into bytes.
+//! Byte-level writer for the Prometheus text format.
 //!
-//! Numbers come out as [`metrics::encode`] writes them; whole numbers and times, which is nearly
-//! everything here, take a short way without floating point.
+//! Formats numbers exactly as [`metrics::encode`] does. Integers and durations, which are nearly all values on these
+//! pages, take a fast path without floating point.
 //!
 //! [`metrics::encode`]: berth_metrics::encode
 
-/// Numbers below this are written exactly by a 64-bit float, whatever is divided out of them.
+/// A 64-bit float writes integers below this bound exactly, whatever power of ten they are divided by.
 const EXACT: u64 = 1_000_000_000_000_000;
 const POWERS: [u64; 10] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];
 
-/// Begins a family.
+/// Writes the `HELP` and `TYPE` lines of a family.
 pub fn push_family(out: &mut Vec<u8>, name: &str, help: &str, kind: &str) {
     for part in ["# HELP ", name, " ", help, "\n# TYPE ", name, " ", kind, "\n"] {
         out.extend_from_slice(part.as_bytes());
     }
 }
 
-/// A label's value between its quotes, escaped.
+/// Writes the escaped content of a label value, without its quotes.
 pub fn push_label_value(out: &mut Vec<u8>, value: &str) {
     let mut rest = value.as_bytes();
     while let Some(at) = memchr::memchr3(b'\\', b'\n', b'"', rest) {
@@ -32,13 +32,13 @@ pub fn push_label_value(out: &mut Vec<u8>, value: &str) {
     out.extend_from_slice(rest);
 }
 
-/// All digits of a number.
+/// Writes an integer in full decimal digits, never with an exponent.
 pub fn push_integer(out: &mut Vec<u8>, number: u64) {
     let mut digits = [0; 20];
     out.extend_from_slice(decimal(number, &mut digits));
 }
 
-/// A number as metrics show it.
+/// Writes an unsigned sample value, with an exponent from a million on.
 pub fn push_count(out: &mut Vec<u8>, number: u64) {
     if number < 1_000_000 {
         push_integer(out, number);
@@ -47,7 +47,7 @@ pub fn push_count(out: &mut Vec<u8>, number: u64) {
     }
 }
 
-/// A signed number as metrics show it.
+/// Writes a signed sample value.
 pub fn push_signed(out: &mut Vec<u8>, number: i64) {
     if number < 0 {
         out.push(b'-');
@@ -55,7 +55,7 @@ pub fn push_signed(out: &mut Vec<u8>, number: i64) {
     push_count(out, number.unsigned_abs());
 }
 
-/// `number / 10^decimals` as metrics show it: nanoseconds as seconds with 9 decimals.
+/// Writes `number / 10^decimals` as a sample value; 9 decimals turn nanoseconds into seconds.
 pub fn push_scaled(out: &mut Vec<u8>, number: u64, decimals: usize) {
     let Some(unit) = POWERS.get(decimals).filter(|_| number < EXACT) else {
         return push_float(out, number, decimals);
@@ -119,7 +119,7 @@ fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
     digits.get(at..).unwrap_or_default()
 }
 
-/// Without zeros at the end.
+/// Strips trailing zeros.
 fn trimmed(digits: &[u8]) -> &[u8] {
     let end = digits.iter().rposition(|digit| *digit != b'0').map_or(0, |last| last + 1);
     digits.get(..end).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Which pods and containers statistics tell of, from what the runtime showed. Pure.
-//! Behaviour: spec 04b §7.2 "pods list".
+//! Selects the pods and containers that appear in statistics, from runtime observations. Pure.
+//! Implements spec 04b §7.2 "pods list".
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,42 +13,42 @@ use berth_types::{
     observed::{ContainerState, NetworkMode, ObservedContainer, ObservedPod, ObservedSandbox, SandboxState},
 };
 
-/// A pod that is told of, with one of its sandboxes.
+/// A pod that appears in statistics, with one of its sandboxes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ShownPod {
-    /// Who it is.
+    /// UID, name, and namespace.
     pub id: PodRef,
-    /// Its sandbox.
+    /// ID of the selected sandbox.
     pub sandbox: SandboxId,
-    /// Under which of the runtime's handlers.
+    /// Runtime handler of the sandbox.
     pub handler: String,
-    /// When the sandbox was made.
+    /// Creation time of the sandbox.
     pub started_at: Timestamp,
-    /// Whether the sandbox lives.
+    /// Whether the sandbox is ready.
     pub is_ready: bool,
-    /// Whose network it has.
+    /// Whether the sandbox uses its own network namespace or the node's.
     pub network: NetworkMode,
-    /// Its running containers, the newest of each name, by name.
+    /// Running containers of the sandbox, sorted by name; the newest instance of each name.
     pub containers: Vec<ShownContainer>,
 }
 
-/// A running container.
+/// A running container of a [`ShownPod`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ShownContainer {
-    /// The runtime's id.
+    /// Container ID of the runtime.
     pub id: ContainerId,
-    /// Its name.
+    /// Container name.
     pub name: Arc<str>,
-    /// Its image, as it was asked for.
+    /// Image as requested; the resolved image reference where the runtime reports no requested image.
     pub image: String,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Timestamp,
-    /// When it was started.
+    /// Start time; the creation time where the runtime reports none.
     pub started_at: Timestamp,
 }
 
-/// Pods by namespace, name and UID. Of several sandboxes of one name those that are ready are taken, one per UID, else
-/// the newest.
+/// Returns the pods sorted by namespace, name, and UID. Of several sandboxes that share namespace and name, the ready
+/// ones are selected, one per UID; without a ready one, the newest.
 pub fn shown<'a>(pods: impl IntoIterator<Item = &'a Arc<ObservedPod>>) -> Vec<ShownPod> {
     type Named<'a> = BTreeMap<(&'a str, &'a str), Vec<(&'a ObservedPod, &'a ObservedSandbox)>>;
     let mut named = Named::new();
@@ -68,7 +68,7 @@ fn key(pod: &ShownPod) -> (&str, &str, &str) {
 
 fn chosen<'a>(all: Vec<(&'a ObservedPod, &'a ObservedSandbox)>) -> Vec<(&'a ObservedPod, &'a ObservedSandbox)> {
     let mut seen = HashSet::new();
-    // A pod's sandboxes stand newest first.
+    // The sandboxes of a pod are sorted newest first.
     let ready = all.iter().filter(|(pod, sandbox)| sandbox.state == SandboxState::Ready && seen.insert(&pod.id.uid));
     let ready: Vec<_> = ready.copied().collect();
     if ready.is_empty() {

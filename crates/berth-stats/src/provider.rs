@@ -1,10 +1,9 @@
-//! Puts readings and pages together, and remembers them for a second.
+//! Statistics provider: builds stats and metrics pages from samples, cached for one second.
 //!
-//! A page is made when somebody asks and the last one, or the reading it was made from, is older
-//! than [`MEMO`]; who asks meanwhile gets the same bytes. The three pages share one reading where
-//! it is young, and deepen it where it is not deep enough. What the runtime tells of writable
-//! layers is at most [`RUNTIME_AGE`] old while somebody asks, open files [`FILES_AGE`], logs
-//! [`super::LOGS_AGE`], volumes `volumeStatsAggPeriod`. Behaviour: spec 04b §7-11.
+//! A page is built on request when the cached one, or the sample behind it, is older than [`MEMO`]; concurrent
+//! requests receive the same bytes. The three pages share a recent sample and extend it where it is too shallow.
+//! While pages are requested, runtime statistics of writable layers are at most [`RUNTIME_AGE`] old, open files
+//! [`FILES_AGE`], logs [`super::LOGS_AGE`], volumes `volumeStatsAggPeriod`. Implements spec 04b §7-11.
 
 use std::{
     collections::HashMap,
@@ -45,32 +44,32 @@ use berth_metrics::{StatsSource, exposition::Format};
 use berth_sys::mount_table;
 use berth_types::{PodUid, SandboxId};
 
-/// How old a page, or the reading behind it, may be.
+/// Maximum age of a cached page, and of the sample behind it.
 pub const MEMO: Duration = Duration::from_secs(1);
-/// How old what the runtime tells may become before it is asked again.
+/// Maximum age of the runtime's statistics before they are requested again.
 pub const RUNTIME_AGE: Duration = Duration::from_secs(10);
-/// How old the count of open files may become.
+/// Maximum age of open file counts.
 pub const FILES_AGE: Duration = Duration::from_secs(30);
-/// How old the sizes of file systems may become on the page of metrics.
+/// Maximum age of file system usage on the cAdvisor page.
 const DISKS_AGE: Duration = Duration::from_secs(10);
-/// How old the images of sandboxes may become.
+/// Maximum age of the sandbox images.
 const IMAGES_AGE: Duration = Duration::from_secs(600);
-/// How long a page waits for something that has never been told yet.
+/// Timeout of a page for a value that has never been available yet.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long one reading may take, and anything else that blocks.
+/// Timeout of one sample, and of every other blocking operation.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long control files stay open that nobody asks for.
+/// Time without requests after which open cgroup files are closed.
 const IDLE: Duration = Duration::from_secs(120);
-/// How long a page is kept that nobody asks for any more.
+/// Retention of a cached page after its last build.
 const KEEP: Duration = Duration::from_secs(5);
-/// How long anything else is.
+/// Retention of all other cached values.
 const KEEP_LONG: Duration = Duration::from_secs(1800);
 
 type Page = Result<Bytes, String>;
-/// A reading, and when its oldest part was read.
+/// A sample, and when its oldest part was read.
 type Sampled = Result<(Instant, Arc<Snapshot>), String>;
 
-/// The pages of metrics.
+/// The Prometheus pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricsPage {
     /// `/metrics/resource`
@@ -79,7 +78,7 @@ pub enum MetricsPage {
     Cadvisor,
 }
 
-/// Makes the pages of statistics.
+/// Builds and caches the statistics pages.
 #[derive(Clone)]
 pub struct StatsProvider {
     pub(super) inner: Arc<Inner>,
@@ -113,7 +112,7 @@ pub(super) struct Inner {
     writers: Hands,
 }
 
-/// File systems and block devices.
+/// Mounted file systems and block device counters.
 #[derive(Default)]
 struct Disks {
     mounted: Vec<Mounted>,
@@ -121,7 +120,7 @@ struct Disks {
 }
 
 impl StatsProvider {
-    /// The provider, and what measures directories, which the caller must run.
+    /// Returns the provider and the directory measuring tasks, which the caller must run.
     pub fn new(config: StatsConfig, deps: StatsDeps) -> (Self, Surveyors) {
         deps.metrics.comes_from(config.source);
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table));
@@ -164,10 +163,10 @@ impl StatsProvider {
         (Self { inner: Arc::new(inner) }, Surveyors(vec![of_files, of_trees, of_claims]))
     }
 
-    /// The document of `/stats/summary`.
+    /// Returns the JSON document of `/stats/summary`.
     ///
     /// # Errors
-    /// What could not be read without which there is no summary; the text behind `Internal Error: `.
+    /// A mandatory input could not be read; the text follows `Internal Error: ` in the response.
     pub async fn summary(&self, form: Form) -> Result<Bytes, String> {
         let memo = match form {
             Form::Full => &self.inner.full,
@@ -185,10 +184,10 @@ impl StatsProvider {
         page.await.unwrap_or_else(|| Err(FAILED.to_owned()))
     }
 
-    /// A page of metrics in the form a scraper asks for.
+    /// Returns a metrics page in the negotiated format.
     ///
     /// # Errors
-    /// It could not be made in time: no page is empty.
+    /// The page could not be built within its timeout: a valid page is never empty.
     pub async fn metrics(&self, page: MetricsPage, format: Format, compressed: Compressed) -> Result<Bytes, String> {
         let (plain, forms) = match page {
             MetricsPage::Resource => (self.resource_metrics().await, &self.inner.resource_forms),
@@ -198,7 +197,7 @@ impl StatsProvider {
         if page.is_empty() { Err(FAILED.to_owned()) } else { Ok(page) }
     }
 
-    /// The page of `/metrics/resource`; a failure is told on the page.
+    /// Returns the page of `/metrics/resource`; a failure is reported by a metric on the page.
     pub async fn resource_metrics(&self) -> Bytes {
         let inner = self.inner.clone();
         let page = self.inner.resource.fresh_since(MEMO, || async move {
@@ -213,7 +212,8 @@ impl StatsProvider {
         page.await.unwrap_or_else(|| resource_page::write(Err(FAILED)).into())
     }
 
-    /// The page of `/metrics/cadvisor`; a failure is told on the page.
+    /// Returns the page of `/metrics/cadvisor`; a failed sample is reported by a metric on it. Empty if not built in
+    /// time.
     pub async fn cadvisor_metrics(&self) -> Bytes {
         let inner = self.inner.clone();
         let page = self.inner.cadvisor.fresh_since(MEMO, || async move { inner.cadvisor_page().await });
@@ -221,11 +221,11 @@ impl StatsProvider {
     }
 }
 
-/// Who asks for what panicked is told so.
+/// Error for callers whose computation panicked or timed out.
 const FAILED: &str = "the statistics could not be made";
 
 impl Inner {
-    /// A reading that is deep enough and no older than [`MEMO`].
+    /// Returns a sample of at least this depth, no older than [`MEMO`].
     pub(super) async fn sample(self: &Arc<Self>, depth: Depth) -> Sampled {
         let [core, summary, full] = &self.samples;
         let (own, deeper): (_, &[_]) = match depth {
@@ -247,7 +247,7 @@ impl Inner {
     }
 
     async fn read(self: Arc<Self>, depth: Depth) -> Sampled {
-        // A reading that is deepened is as old as it was.
+        // An extended sample keeps the age of its oldest part.
         let [core, summary, _] = &self.samples;
         let shallower = [(Depth::Core, core), (Depth::Summary, summary)].into_iter().filter(|(own, _)| *own < depth);
         let shallower = shallower.filter_map(|(_, memo)| Some(memo.young(MEMO)?.ok()?.0)).min();
@@ -264,7 +264,7 @@ impl Inner {
         Ok((shallower.unwrap_or(began), Arc::new(snapshot)))
     }
 
-    /// Closes the control files once nobody has asked for a while; one task at a time waits for that.
+    /// Closes the cgroup files after [`IDLE`] without a sample; at most one task waits for that.
     fn close_later(self: &Arc<Self>) {
         let mut last = self.last_reading.lock().unwrap_or_else(PoisonError::into_inner);
         let is_waited_for = last.replace(Instant::now()).is_some();
@@ -325,7 +325,8 @@ impl Inner {
         Ok((since, summary))
     }
 
-    /// Processor, memory and swap. The runtime is asked only where a group cannot be read.
+    /// Builds the short form: CPU, memory, and swap. Queries the runtime only where a container's cgroup is
+    /// unreadable.
     async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<(Instant, Summary), String> {
         let (since, snapshot) = self.sample(depth).await?;
         let told = self.told_of_pods().await?;
@@ -345,7 +346,7 @@ impl Inner {
         Ok((since, summary))
     }
 
-    /// What the runtime tells of pods where it is their source; nothing where it does not know how.
+    /// Pod statistics of the runtime where it is the configured source; empty where it does not implement them.
     pub(super) async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
         if self.config.source == StatsSource::Groups {
             return Ok(Arc::default());
@@ -391,7 +392,7 @@ impl Inner {
         Arc::new(all.map(|(path, measured)| (path.clone(), *measured)).collect())
     }
 
-    /// Running pods, their directories, and what is known of these now.
+    /// Returns the running pods, their directories, and the measurements known so far; does not wait.
     pub(super) fn known_of_disks(&self) -> (Vec<(ShownPod, PodPlaces)>, HashMap<PathBuf, Measured>) {
         let pods = self.running();
         let targets = targets(pods.iter().map(|(pod, places)| (pod, places)), self.config.volume_period);
@@ -408,7 +409,7 @@ impl Inner {
         running.map(|pod| (self.deps.directories.of(&pod.id), pod)).map(|(places, pod)| (pod, places)).collect()
     }
 
-    /// Directories that were measured longer ago than `age` are measured, as far as they take no longer than a moment.
+    /// Measures directories whose measurement is older than `age`, and waits at most [`PATIENCE`] for the results.
     pub(super) async fn remeasure(&self, age: Duration) {
         let (pods, period) = (self.running(), self.config.volume_period.map(|period| period.min(age)));
         let Targets { files, trees, .. } = targets(pods.iter().map(|(pod, places)| (pod, places)), period);
@@ -471,7 +472,7 @@ impl Inner {
         self.disks.recent(DISKS_AGE, PATIENCE, look).await.unwrap_or_default()
     }
 
-    /// One sandbox of each handler is asked for its image.
+    /// Image of the sandboxes of each runtime handler, from one sandbox per handler.
     async fn images_of_sandboxes(&self, snapshot: &Snapshot) -> Arc<HashMap<String, String>> {
         let ready = snapshot.pods.iter().filter(|seen| seen.pod.is_ready);
         let handlers: HashMap<String, String> =

@@ -1,13 +1,12 @@
-//! Reads control groups: the one reader of the agent, for every page and, later, for eviction.
+//! Cgroup reader: the only reader of the agent, shared by all stats pages and by eviction.
 //!
-//! A pass is told which groups there are and how deep to look at each. What it has opened stays
-//! open (up to a bound) and is read again with `pread`, which is some twenty times cheaper than to
-//! open it again; but each open file costs the kernel a page, so what is not named any more is
-//! closed, and everything once nobody asks. A deeper look soon after another reads only what that
-//! one has not: scrapers ask for one page after the other. Settings are read when they have been
-//! written. No task, no timer: a pass happens when somebody asks. Every call blocks: use the
-//! blocking pool.
-//! Behaviour: spec 04b §7.2, §11, 08 §15.
+//! A pass receives a list of cgroups with a depth for each. Opened files stay open, up to a limit, and are read again
+//! with `pread`, which is about twenty times cheaper than opening them again. Each open file costs the kernel a page,
+//! so files of cgroups that are no longer listed are closed, and all files once nobody requests passes. A deeper pass
+//! soon after another reads only what is missing, because scrapers request the pages one after another. Settings are
+//! read again only after they were written. The reader has no task and no timer; a pass runs on request. Every call
+//! blocks: use the blocking pool.
+//! Implements spec 04b §7.2, §11, 08 §15.
 
 use std::{
     collections::HashMap,
@@ -28,59 +27,59 @@ use super::{
 };
 use berth_types::PodUid;
 
-/// So long a look is good enough to be completed by a deeper one, which carries its time.
+/// Maximum age of a reading that a deeper one may complete, in nanoseconds; the deeper one keeps its time.
 pub const YOUNG_NS: i64 = 1_000_000_000;
-/// So many groups are worth another thread.
+/// Number of cgroups from which on a second thread pays off.
 const WORTH_A_THREAD: usize = 64;
-/// With every so many passes settings are read again all the same, each pass those of some groups: what is written
-/// through the mount of another cgroup namespace nobody tells.
+/// Settings are read again every so many passes, staggered by cgroup: inotify does not report writes through the mount
+/// of another cgroup namespace.
 const AGAIN: u64 = 128;
-/// What a look begins with.
+/// Initial size of the read buffer, bytes.
 const BUFFER: usize = 16 << 10;
 
-/// Which group.
+/// Identifies a cgroup.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum GroupKey {
-    /// At a path, `/kubepods`.
+    /// The cgroup at a path, such as `/kubepods`.
     At(Arc<str>),
-    /// A pod's.
+    /// The cgroup of a pod.
     Pod(PodUid),
-    /// A container's or sandbox's, by its pod and its id.
+    /// The cgroup of a container or sandbox, by its pod and its ID.
     Container(PodUid, Arc<str>),
 }
 
-/// Where pods' groups may be, likeliest first. The answer is kept once a group was found there.
+/// Candidate paths of pod cgroups, likeliest first. The reader keeps the path at which a cgroup was found.
 pub trait PodGroups: Send + Sync + 'static {
-    /// The groups above pods: `kubepods` and those of classes; none where pods have no groups.
+    /// Parent cgroups of pods: `kubepods` and those of the QoS classes; empty where pods have no cgroups.
     fn above(&self) -> Vec<String>;
-    /// Paths of a pod's group.
+    /// Candidate paths of a pod's cgroup.
     fn of_pod(&self, pod: &PodUid) -> Vec<String>;
 }
 
-/// One group to look at.
+/// A cgroup to read in a pass.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted {
-    /// Which.
+    /// The cgroup to read.
     pub key: GroupKey,
-    /// How deep; `None` only keeps what is open.
+    /// Depth of the reading; `None` only keeps the known files open.
     pub depth: Option<Depth>,
 }
 
-/// What was seen of a group.
+/// Observation of a cgroup.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Seen {
-    /// Its path.
+    /// Path of the cgroup.
     pub path: Arc<str>,
-    /// The look.
+    /// Values read from its files.
     pub reading: Reading,
 }
 
-/// Facts of the machine that stand in for files the root group does not have.
+/// Memory of the machine, used in place of the files that the root cgroup lacks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MachineMemory {
     /// `MemTotal`, bytes.
     pub total: u64,
-    /// `MemAvailable`, bytes: what can be had without swapping, by the kernel's own estimate.
+    /// `MemAvailable`, bytes: the kernel's estimate of the memory available without swapping.
     pub available: u64,
     /// `SwapTotal`, bytes.
     pub swap_total: u64,
@@ -88,13 +87,13 @@ pub struct MachineMemory {
     pub swap_free: u64,
 }
 
-/// The reader.
+/// Reads cgroups and caches their open files, settings, and previous counters.
 pub struct Reader {
     mounts: Mounts,
     names: Arc<dyn PodGroups>,
     groups: HashMap<GroupKey, Box<Group>>,
     watch: Watch,
-    /// Whether the kernel counts what groups do with their disks: not of each, with the old hierarchies.
+    /// Whether the kernel accounts block I/O per cgroup: cgroup v1 does not do so for every device.
     counts_disks: bool,
     buffer: Vec<u8>,
     open: AtomicUsize,
@@ -104,7 +103,7 @@ pub struct Reader {
     found: u64,
 }
 
-/// The machine and the time, as of one pass.
+/// Machine memory and clock of one pass.
 struct Around<'a> {
     machine: MachineMemory,
     now: &'a (dyn Fn() -> WallNs + Sync),
@@ -116,7 +115,7 @@ impl<'a> Around<'a> {
     }
 }
 
-/// A group that is read apart from the others.
+/// A cgroup taken out of the map so that it can be read on any thread.
 struct Taken {
     depth: Depth,
     group: Option<(GroupKey, Box<Group>)>,
@@ -130,7 +129,7 @@ impl Taken {
 }
 
 impl Reader {
-    /// Reads below these mounts and keeps at most `max_open` files open.
+    /// Creates a reader below these mounts that keeps at most `max_open` files open.
     pub fn new(mounts: Mounts, names: Arc<dyn PodGroups>, max_open: usize) -> Self {
         Self {
             mounts,
@@ -147,8 +146,8 @@ impl Reader {
         }
     }
 
-    /// Looks at all groups, in order, the root first; `None` for one that is not there. Pods stand before their
-    /// containers. What is not named is closed and forgotten.
+    /// Reads all listed cgroups in order; `None` for one that does not exist. The root comes first, and pods come
+    /// before their containers. Cgroups that are not listed are closed and removed.
     pub fn pass(
         &mut self,
         wanted: &[Wanted],
@@ -160,7 +159,7 @@ impl Reader {
         let around = Around { machine, now };
         let seen = match wanted.split_first() {
             Some((root, others)) if others.len() >= WORTH_A_THREAD && self.processors > 1 => {
-                // It tells whether disks are counted.
+                // The root reading decides whether block I/O is accounted.
                 let root = self.look(root, &around);
                 std::iter::once(root).chain(self.look_at_many(others, &around)).collect()
             }
@@ -172,7 +171,7 @@ impl Reader {
         seen
     }
 
-    /// Two threads read: most of the time goes into waiting for memory, of which a processor can do two at a time.
+    /// Reads on two threads: most of the time is spent on memory latency, and a processor can overlap two such waits.
     fn look_at_many(&mut self, wanted: &[Wanted], around: &Around<'_>) -> Vec<Option<Seen>> {
         let exists: Vec<bool> = wanted.iter().map(|wanted| self.keep(wanted).is_some()).collect();
         let mut take = |wanted: &Wanted| {
@@ -192,14 +191,14 @@ impl Reader {
         });
         self.groups.extend(taken.iter_mut().filter_map(|taken| taken.group.take()));
         let again = |((wanted, exists), taken): ((&Wanted, bool), Taken)| match taken.seen {
-            // Named twice, or gone and maybe made anew.
+            // Listed twice, or removed and possibly recreated.
             None if exists => self.look(wanted, around),
             seen => seen,
         };
         wanted.iter().zip(exists).zip(taken).map(again).collect()
     }
 
-    /// Notes that a group was named, and finds it where it has to be read; `None` for one that is not there.
+    /// Marks a cgroup as listed, and looks it up if it is to be read; `None` if it does not exist.
     fn keep(&mut self, wanted: &Wanted) -> Option<()> {
         if let Some(group) = self.groups.get_mut(&wanted.key) {
             group.pass = self.pass;
@@ -211,7 +210,7 @@ impl Reader {
         wanted.depth.and_then(|_| self.admit(&wanted.key))
     }
 
-    /// Of groups whose files were written.
+    /// Drops the cached settings and readings of cgroups whose files were written.
     fn forget_settings(&mut self) {
         let forget = |group: &mut Box<Group>| (group.settings, group.seen) = (None, None);
         match self.watch.written() {
@@ -230,19 +229,19 @@ impl Reader {
         self.watch.remove(group.watched);
     }
 
-    /// Closes everything; rates begin anew.
+    /// Closes all files; rates start anew.
     pub fn close(&mut self) {
         self.groups = HashMap::new();
         self.watch = Watch::default();
         self.open = AtomicUsize::new(0);
     }
 
-    /// How many groups are known, and how many files are open.
+    /// Number of known cgroups, and number of open files.
     pub fn size(&self) -> (usize, usize) {
         (self.groups.len(), self.open.load(Ordering::Relaxed))
     }
 
-    /// Whether the kernel tells of pressure in groups.
+    /// Whether the kernel provides pressure stall information (PSI) for cgroups.
     pub fn has_pressure(&self) -> bool {
         match &self.mounts {
             Mounts::Unified(root) => File::open(root.join("cpu.pressure")).is_ok(),
@@ -254,7 +253,7 @@ impl Reader {
         self.keep(wanted)?;
         let depth = wanted.depth?;
         let seen = self.read(&wanted.key, depth, around).or_else(|| {
-            // Gone, or gone and made anew under the same name.
+            // Removed, or removed and recreated under the same name.
             self.forget(&wanted.key);
             self.admit(&wanted.key)?;
             self.read(&wanted.key, depth, around)
@@ -263,7 +262,7 @@ impl Reader {
             self.forget(&wanted.key);
         }
         if depth == Depth::Full && matches!(&wanted.key, GroupKey::At(path) if &**path == "/") {
-            // The root counts for all.
+            // What the root reports holds for all cgroups.
             self.counts_disks = seen.as_ref().is_some_and(|root| !root.reading.devices.is_empty());
         }
         seen
@@ -274,7 +273,7 @@ impl Reader {
         groups.get_mut(key)?.read(depth, &around.tools(mounts, open, *max_open, *counts_disks), buffer)
     }
 
-    /// Finds a group and hears of writes to its files before any is read.
+    /// Looks up a cgroup and watches its settings before any file is read.
     fn admit(&mut self, key: &GroupKey) -> Option<()> {
         let mut group = Box::new(self.find(key)?);
         (group.pass, group.number) = (self.pass, self.found);
@@ -290,14 +289,14 @@ impl Reader {
         }
     }
 
-    /// The group where it exists.
+    /// Returns the cgroup if it exists.
     fn find(&self, key: &GroupKey) -> Option<Group> {
         const TREES: [Tree; 3] = [Tree::Memory, Tree::Cpuacct, Tree::Cpu];
         let (places, trees) = match key {
             GroupKey::At(path) => (vec![path.to_string()], TREES.to_vec()),
             GroupKey::Pod(uid) => (self.names.of_pod(uid), TREES.to_vec()),
             GroupKey::Container(uid, id) => {
-                // Where the pod is, its containers are.
+                // Containers are in the same hierarchy as their pod.
                 let pod = self.groups.get(&GroupKey::Pod(uid.clone()))?;
                 (container_places(&pod.path, id).to_vec(), vec![pod.tree])
             }

@@ -1,9 +1,9 @@
-//! `/metrics/resource`: the summary's short form as metrics. Pure. Behaviour: spec 04b §9.
+//! `/metrics/resource`: CPU, memory, and swap of node, pods, and containers as metrics. Pure.
 //!
-//! Samples carry the time of the reading. Two series with the same labels, which would make a
-//! consumer refuse the whole page, are never written: the newest pod and container win. Nor is a
-//! container that has used no processor or no memory yet: metrics-server would drop its whole pod
-//! (spec 08 §5).
+//! Built from the short form of the summary. Samples carry the time of the reading. Series with duplicate labels, for
+//! which a consumer rejects the whole page, are never written: the newest pod and container win. A container that has
+//! used no CPU or no memory yet is omitted, because metrics-server would drop its whole pod (spec 08 §5).
+//! Implements spec 04b §9.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use super::{
     summary::{ContainerStats, PodStats, Resources, Summary},
 };
 
-/// The page; without a summary it says only that there is none.
+/// Returns the page; without a summary it contains only `resource_scrape_error 1`.
 pub fn write(summary: Result<&Summary, &str>) -> Vec<u8> {
     let mut out = Vec::new();
     if let Ok(summary) = summary {
@@ -29,7 +29,7 @@ pub fn write(summary: Result<&Summary, &str>) -> Vec<u8> {
     out
 }
 
-/// One pod of each name: the one that started last.
+/// Returns one pod per namespace and name: the one that started last.
 fn newest(pods: &[PodStats]) -> Vec<&PodStats> {
     let mut newest: Vec<&PodStats> = pods.iter().collect();
     newest.sort_by(|a, b| {
@@ -40,14 +40,14 @@ fn newest(pods: &[PodStats]) -> Vec<&PodStats> {
     newest
 }
 
-/// How a value is written, and when it was read.
+/// A sample value with the time at which it was read.
 #[derive(Clone, Copy)]
 enum Value {
-    /// Nanoseconds, shown in seconds.
+    /// Nanoseconds, written in seconds.
     Nanoseconds(u64, WallNs),
-    /// A number.
+    /// An integer.
     Count(u64, WallNs),
-    /// Nanoseconds since the epoch, shown in seconds, without a time of its own.
+    /// Nanoseconds since the epoch, written in seconds and without a timestamp.
     Moment(u64),
 }
 
@@ -147,7 +147,7 @@ const OF_PODS: [Family; 3] = [
     },
 ];
 
-/// Written between the working set and swap: families stand by name.
+/// Written between the working set and swap, because families are sorted by name.
 const START: (&str, &str) =
     ("container_start_time_seconds", "[STABLE] Start time of the container since unix epoch in seconds");
 
@@ -171,7 +171,7 @@ fn containers(out: &mut Vec<u8>, pods: &[&PodStats]) {
     write(out, swap);
 }
 
-/// The containers of a pod with their labels, one of each name.
+/// Returns the containers of a pod with their labels, one per name.
 fn labelled(pod: &PodStats) -> Vec<(Vec<u8>, &ContainerStats)> {
     let mut names = HashSet::new();
     let first = pod.containers.iter().filter(|container| names.insert(container.name.as_str()));
@@ -180,7 +180,7 @@ fn labelled(pod: &PodStats) -> Vec<(Vec<u8>, &ContainerStats)> {
     first.map(|container| (of(container), container)).collect()
 }
 
-/// Whether both numbers that metrics-server wants are there.
+/// Whether both CPU and memory usage, which metrics-server requires, are present and above 0.
 fn has_sample(usage: &Resources) -> bool {
     let is_some = |number: Option<u64>| number.is_some_and(|number| number > 0);
     is_some(usage.cpu.and_then(|cpu| cpu.usage_core_nano_seconds))

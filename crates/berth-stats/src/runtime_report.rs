@@ -1,6 +1,7 @@
-//! What the runtime tells of usage: writable layers and images, containers whose groups we cannot
-//! read, and of whole pods where it is the source of statistics. Every call has a deadline, and the
-//! look at the file systems too. Behaviour: spec 04b §7.2.
+//! CRI statistics: writable layers, images, containers without a readable cgroup, and pods.
+//!
+//! Pods are queried only where the runtime is the source of statistics. Every call and the reading of file systems
+//! have a timeout. Implements spec 04b §7.2.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,12 +25,12 @@ use berth_cri::{ImageService, RuntimeService};
 use berth_proto::cri;
 use berth_types::{ContainerId, SandboxId};
 
-/// How long one call to the runtime may take.
+/// Timeout of one CRI call.
 const CALL_LIMIT: Duration = Duration::from_secs(10);
-/// How long a look at file systems may take.
+/// Timeout of reading file systems.
 const DISK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Asks for everything; what does not answer is absent.
+/// Queries container statistics and image file systems; what fails or times out is absent from the report.
 pub async fn ask(runtime: Arc<dyn RuntimeService>, images: Arc<dyn ImageService>) -> Arc<RuntimeReport> {
     let containers = timeout(CALL_LIMIT, runtime.list_container_stats(None));
     let image_fs = timeout(CALL_LIMIT, images.image_fs_info());
@@ -52,10 +53,10 @@ pub async fn ask(runtime: Arc<dyn RuntimeService>, images: Arc<dyn ImageService>
     Arc::new(report)
 }
 
-/// What the runtime tells of pods; `None` where it does not know how.
+/// Queries pod statistics; `None` where the runtime does not implement the call.
 ///
 /// # Errors
-/// It fails, or does not answer.
+/// The call fails or times out.
 pub async fn pods(runtime: &dyn RuntimeService) -> Result<Option<HashMap<SandboxId, RuntimePod>>, String> {
     match timeout(CALL_LIMIT, runtime.list_pod_sandbox_stats(None)).await {
         Ok(Ok(stats)) => Ok(Some(stats.into_iter().filter_map(pod).collect())),
@@ -127,7 +128,7 @@ fn stalls(psi: &cri::PsiStats) -> Stalls {
     Stalls { some: line(&psi.some), full: line(&psi.full) }
 }
 
-/// The default interface comes first and speaks for all.
+/// Converts CRI network usage; the default interface comes first and is the primary one.
 fn network(usage: &cri::NetworkUsage) -> NetworkStats {
     let direction = |bytes, errors| Direction {
         bytes: value(bytes).unwrap_or_default(),
@@ -155,7 +156,7 @@ fn layer(usage: &cri::FilesystemUsage) -> LayerUsage {
     }
 }
 
-/// The file systems that hold the mount points of a report.
+/// Reads the file systems that contain the mount points of a report.
 async fn filesystems(report: &RuntimeReport) -> HashMap<String, FileSystem> {
     let layers = report.containers.values().filter_map(|usage| usage.layer.as_ref());
     let all = layers.chain(&report.images).chain(&report.layers);
@@ -171,7 +172,7 @@ async fn filesystems(report: &RuntimeReport) -> HashMap<String, FileSystem> {
     found.into_iter().map(|(fs, point)| (point, fs)).collect()
 }
 
-/// The image a sandbox runs, from the runtime's verbose account of it; empty where it does not tell.
+/// Image of a sandbox, from the runtime's verbose status; empty where it is absent.
 pub fn sandbox_image(info: &HashMap<String, String>) -> String {
     let image = info.get("info").and_then(|text| {
         let info: serde_json::Value = serde_json::from_str(text).ok()?;

@@ -1,8 +1,7 @@
-//! Settings of groups: limits and shares, which change only when somebody writes them. The kernel
-//! tells when that happens, so they are read once and not with every look: half of all files.
+//! inotify watch on cgroup settings (limits and shares), which change only when they are written.
 //!
-//! Where the kernel cannot tell (too many watches) a group is not watched, and its settings are
-//! read every time.
+//! The kernel notifies of writes, so settings, which are half of all files, are read once instead of in every pass.
+//! A cgroup that cannot be watched (too many watches) has its settings read every time.
 
 use std::{collections::HashMap, io, path::PathBuf};
 
@@ -10,42 +9,42 @@ use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
 
 use super::reader::GroupKey;
 
-/// Room for some thirty events.
+/// Size of the event buffer, bytes: about thirty events.
 const BUFFER: usize = 4096;
 
-/// What the files that are settings say.
+/// Values of the settings of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Settings {
-    /// `cpu.max`: quota and period.
+    /// `cpu.max`: quota (`None` for no limit) and period, microseconds.
     pub cpu_max: Option<(Option<u64>, u64)>,
-    /// Weight in shares.
+    /// CPU weight in shares.
     pub shares: Option<u64>,
     /// `cpu.cfs_period_us`.
     pub period: Option<u64>,
-    /// `cpu.cfs_quota_us`, where there is one.
+    /// `cpu.cfs_quota_us`; `None` without a quota.
     pub quota: Option<u64>,
-    /// Limit of memory.
+    /// Memory limit, bytes.
     pub memory_limit: Option<u64>,
-    /// Limit of swap.
+    /// Swap limit, bytes.
     pub swap_limit: Option<u64>,
-    /// Limit of both together.
+    /// Limit of memory and swap together, bytes.
     pub memory_and_swap_limit: Option<u64>,
-    /// Memory that is kept for the group.
+    /// Memory reserved for the cgroup, bytes.
     pub reserved: u64,
-    /// The most threads there may be; 0 without a limit.
+    /// Maximum number of threads; 0 for no limit.
     pub threads_max: u64,
 }
 
-/// Groups some of whose files were written.
+/// Cgroups whose settings were written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Written {
-    /// These.
+    /// The cgroups.
     Groups(Vec<GroupKey>),
-    /// Nobody knows which: the kernel had more to tell than it can remember.
+    /// Unknown: the inotify queue overflowed or could not be read.
     Any,
 }
 
-/// Hears of writes.
+/// Watches the settings of cgroups.
 #[derive(Default)]
 pub struct Watch {
     inotify: Option<Inotify>,
@@ -53,7 +52,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Hears of writes to the files of a group from now on; nothing where the kernel cannot tell.
+    /// Starts to watch the directories of a cgroup; returns no descriptors if one of them cannot be watched.
     pub fn add(&mut self, key: &GroupKey, directories: impl IntoIterator<Item = PathBuf>) -> Vec<WatchDescriptor> {
         let mut added = Vec::new();
         for directory in directories {
@@ -79,17 +78,17 @@ impl Watch {
         inotify.watches().add(directory, WatchMask::MODIFY)
     }
 
-    /// Hears no more of these.
+    /// Removes watches.
     pub fn remove(&mut self, descriptors: Vec<WatchDescriptor>) {
         for descriptor in descriptors {
             self.groups.remove(&descriptor);
             if let Some(inotify) = &self.inotify {
-                let _ = inotify.watches().remove(descriptor); // it went with its directory, maybe
+                let _ = inotify.watches().remove(descriptor); // the kernel may have removed it with its directory
             }
         }
     }
 
-    /// What was written since the last call.
+    /// Returns the cgroups written since the last call.
     pub fn written(&mut self) -> Written {
         let mut groups = Vec::new();
         let Some(inotify) = &mut self.inotify else { return Written::Groups(groups) };

@@ -1,6 +1,6 @@
-//! Makes the summary from what was read. Pure.
+//! Builds the stats summary from a snapshot, runtime statistics, and disk measurements. Pure.
 //!
-//! A missing source costs its fields, not the page; subtractions stop at 0. Behaviour: spec 04b §7.2.
+//! A missing input omits its fields, not the summary; subtractions saturate at 0. Implements spec 04b §7.2.
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -22,32 +22,32 @@ use super::{
 };
 use berth_types::{PodUid, SandboxId};
 
-/// Everything a summary is made from.
+/// Inputs of a summary.
 pub struct Inputs<'a> {
-    /// Which form.
+    /// Requested extent.
     pub form: Form,
-    /// The node's name.
+    /// Node name.
     pub node: &'a str,
-    /// When the machine started.
+    /// Boot time of the machine.
     pub booted_at: Seconds,
-    /// The reading.
+    /// Snapshot of the cgroups.
     pub snapshot: &'a Snapshot,
-    /// What the runtime tells.
+    /// Container statistics and image file systems of the runtime.
     pub runtime: Option<&'a RuntimeReport>,
-    /// What the runtime tells of pods, where it is their source.
+    /// Pod statistics of the runtime, where it is the configured source.
     pub told: &'a HashMap<SandboxId, RuntimePod>,
-    /// Directories, as far as they were measured.
+    /// Known disk measurements by path.
     pub measured: &'a HashMap<PathBuf, Measured>,
-    /// Where the directories of pods are.
+    /// Directories of the pods.
     pub places: &'a HashMap<PodUid, PodPlaces>,
     /// The file system of the agent's root directory.
     pub root_fs: Option<FileSystem>,
 }
 
-/// Makes the summary.
+/// Builds the summary.
 ///
 /// # Errors
-/// Without the root group there is nothing to say of the node.
+/// The snapshot lacks the root cgroup.
 pub fn build(inputs: &Inputs<'_>) -> Result<Summary, String> {
     let root = inputs.snapshot.root.as_ref().ok_or("failed to get root cgroup stats")?;
     let pods = inputs.snapshot.pods.iter().filter(|seen| !seen.pod.containers.is_empty());
@@ -94,7 +94,7 @@ fn runtime(report: &RuntimeReport) -> (Option<FsStats>, Option<FsStats>) {
     (images, report.layers.as_ref().map(of).or(images))
 }
 
-/// A file system as a whole.
+/// Usage of a whole file system.
 fn whole(at: Seconds, fs: &FileSystem) -> FsStats {
     FsStats {
         at,
@@ -107,7 +107,7 @@ fn whole(at: Seconds, fs: &FileSystem) -> FsStats {
     }
 }
 
-/// What one directory takes of a file system.
+/// Usage of one directory within its file system.
 fn taken(at: Seconds, fs: Option<&FileSystem>, usage: Usage) -> FsStats {
     let stats = fs.map(|fs| whole(at, fs)).unwrap_or_default();
     FsStats { at, used: Some(usage.bytes), inodes_used: Some(usage.inodes), ..stats }
@@ -123,7 +123,7 @@ fn network(network: Option<&Network>, at: WallNs) -> Option<NetworkStats> {
     Some(NetworkStats { at, network: network.clone() })
 }
 
-/// What a group uses.
+/// Resource usage of a cgroup.
 fn resources(seen: &Seen, inputs: &Inputs<'_>) -> Resources {
     let reading = &seen.reading;
     let cpu = reading.cpu.map(|cpu| CpuStats {
@@ -151,7 +151,7 @@ fn resources(seen: &Seen, inputs: &Inputs<'_>) -> Resources {
     Resources { cpu, memory, io, swap }
 }
 
-/// What the runtime tells, as far as this form shows it.
+/// Resource usage reported by the runtime, reduced to the requested form.
 fn told(usage: &Resources, inputs: &Inputs<'_>) -> Resources {
     Resources { io: usage.io.filter(|_| is_full(inputs)), ..usage.clone() }
 }
@@ -205,7 +205,7 @@ fn pod(inputs: &Inputs<'_>, root: &Seen, seen: &PodSeen) -> PodStats {
     stats
 }
 
-/// Processes of a pod, by the runtime where that is the source of what pods use.
+/// Number of processes of a pod: from the runtime where it is the configured source, else from the cgroups.
 pub fn processes(seen: &PodSeen, by_runtime: Option<&RuntimePod>) -> Option<u64> {
     let counts = || seen.containers.iter().flatten().filter_map(|container| container.reading.processes);
     by_runtime.map_or_else(|| Some(counts().map(u64::from).sum()), |pod| pod.processes)
@@ -237,7 +237,7 @@ fn container(
     stats
 }
 
-/// A pod without a group of its own uses what its containers use.
+/// Adds up the usage of the containers, for a pod without a cgroup.
 fn sum(containers: &[ContainerStats]) -> Resources {
     fn add<T>(of: impl Iterator<Item = T>, more: impl Fn(T, T) -> T) -> Option<T> {
         of.reduce(more)
@@ -279,7 +279,7 @@ fn volumes(inputs: &Inputs<'_>, places: Option<&PodPlaces>) -> Vec<VolumeStats> 
     let measured = places.iter().filter_map(|place| Some((place, inputs.measured.get(&place.path)?)));
     let volume = |(place, measured): (&VolumePlace, &Measured)| {
         let stats = taken(measured.at.as_second(), measured.filesystem.as_ref(), measured.usage);
-        // All six numbers are always there.
+        // Volumes always have all six numbers.
         let known = |value: Option<u64>| Some(value.unwrap_or_default());
         let fs = FsStats {
             available: known(stats.available),
@@ -295,7 +295,7 @@ fn volumes(inputs: &Inputs<'_>, places: Option<&PodPlaces>) -> Vec<VolumeStats> 
     volumes
 }
 
-/// Writable layers, logs, local volumes, termination messages and the hosts file together, of the node's file system.
+/// Sum of writable layers, logs, local volumes, termination messages, and the hosts file on the node's file system.
 fn ephemeral(inputs: &Inputs<'_>, at: Seconds, places: Option<&PodPlaces>, pod: &PodStats) -> Option<FsStats> {
     let root = inputs.root_fs.as_ref()?;
     let layers = pod.containers.iter().flat_map(|c| [c.rootfs, c.logs]).flatten();
@@ -339,7 +339,8 @@ mod tests {
         let summary = summary(Depth::Summary, |_, _| {}).expect("made");
         let pod = &summary.pods[0];
         let storage = pod.ephemeral_storage.expect("known");
-        // layer 7 + logs 10 + pod's logs 1 + hosts 100 + local volume 1000 + messages 10000; the claim's is not the node's
+        // layer 7 + logs 10 + pod's logs 1 + hosts 100 + local volume 1000 + messages 10000; the claim is not on the
+        // node
         assert_eq!((storage.used, storage.inodes_used), (Some(11_118), Some(3 + 2 + 1 + 1 + 4 + 5)));
         assert_eq!((storage.capacity, storage.available, storage.at), (Some(100), Some(30), AT_SECONDS + 5));
         let rootfs = pod.containers[0].rootfs.expect("told by the runtime");
@@ -395,7 +396,7 @@ mod tests {
         let full = &build(Form::Full).expect("made").pods[0];
         let used = |usage: &Resources| usage.cpu.and_then(|cpu| cpu.usage_core_nano_seconds);
         let of_containers: Vec<_> = full.containers.iter().map(|container| used(&container.usage)).collect();
-        // The second one is one the runtime did not tell of.
+        // The runtime reports nothing about the second one.
         assert_eq!((used(&full.usage), of_containers), (Some(7), vec![Some(3), Some(5_000_000_000)]));
         assert_eq!((full.processes, full.network.is_none(), full.usage.io), (Some(11), true, io));
         assert_eq!(build(Form::Short).expect("made").pods[0].usage.io, None);

@@ -1,7 +1,7 @@
-//! The summary: what the node and its pods use, as consumers of `/stats/summary` know it. Pure.
+//! Types of the stats summary: resource usage of the node and its pods. Pure.
 //!
-//! Values only: what is read ([`RuntimeReport`], [`PodPlaces`]) and what is shown ([`Summary`]).
-//! Behaviour: spec 04b §7.
+//! Values only: inputs ([`RuntimeReport`], [`PodPlaces`]) and output ([`Summary`], as served by `/stats/summary`).
+//! Implements spec 04b §7.
 
 use std::{collections::HashMap, path::PathBuf};
 
@@ -13,216 +13,216 @@ use berth_types::{ContainerId, PodRef};
 /// Seconds since the epoch.
 pub type Seconds = i64;
 
-/// The document.
+/// The stats summary.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Summary {
-    /// The node.
+    /// Statistics of the node.
     pub node: NodeStats,
-    /// Pods with a running container, by namespace, name and UID.
+    /// Pods with a running container, sorted by namespace, name, and UID.
     pub pods: Vec<PodStats>,
 }
 
-/// The node.
+/// Statistics of the node.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct NodeStats {
-    /// Its name.
+    /// Node name.
     pub name: String,
-    /// Groups of the system, by name.
+    /// System containers (cgroups of the system), sorted by name.
     pub system: Vec<ContainerStats>,
-    /// When it started.
+    /// Boot time in the full form; creation time of the root cgroup in the short form.
     pub started_at: Seconds,
-    /// What all use together.
+    /// Usage of the whole node.
     pub usage: Resources,
-    /// Its network.
+    /// Network of the node.
     pub network: Option<NetworkStats>,
     /// The file system of the agent's root directory.
     pub fs: Option<FsStats>,
     /// File systems of images and of containers.
     pub runtime: Option<(Option<FsStats>, Option<FsStats>)>,
-    /// Processes.
+    /// Number of processes, and when it was read.
     pub rlimit: Option<(Seconds, Processes)>,
 }
 
-/// A pod.
+/// Statistics of a pod.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PodStats {
-    /// Who it is.
+    /// UID, name, and namespace.
     pub id: PodRef,
-    /// When its sandbox was made.
+    /// Creation time of the sandbox.
     pub started_at: Seconds,
-    /// Its running containers.
+    /// Running containers.
     pub containers: Vec<ContainerStats>,
-    /// What all use together.
+    /// Usage of the whole pod.
     pub usage: Resources,
-    /// Its network.
+    /// Network of the pod.
     pub network: Option<NetworkStats>,
-    /// Its volumes, by name.
+    /// Volumes, sorted by name.
     pub volumes: Vec<VolumeStats>,
-    /// What it takes of the node's disk.
+    /// Usage of the node's local storage.
     pub ephemeral_storage: Option<FsStats>,
-    /// Processes of its containers.
+    /// Number of processes in its containers.
     pub processes: Option<u64>,
 }
 
-/// A container, or a group of the system.
+/// Statistics of a container or a system container.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ContainerStats {
-    /// Its name.
+    /// Container name.
     pub name: String,
-    /// When it was made.
+    /// Creation time of a container; start time of a system container.
     pub started_at: Timestamp,
-    /// What it uses.
+    /// Resource usage.
     pub usage: Resources,
-    /// Its writable layer.
+    /// Usage of the writable layer.
     pub rootfs: Option<FsStats>,
-    /// Its logs.
+    /// Usage of the logs.
     pub logs: Option<FsStats>,
 }
 
-/// Processor, memory, swap and pressure of anything.
+/// CPU, memory, swap, and pressure of a node, pod, or container.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Resources {
-    /// Processor.
+    /// CPU usage.
     pub cpu: Option<CpuStats>,
-    /// Memory.
+    /// Memory usage.
     pub memory: Option<MemoryStats>,
-    /// Pressure on input and output.
+    /// I/O pressure, and when it was read.
     pub io: Option<(WallNs, Stalls)>,
-    /// Swap.
+    /// Swap usage.
     pub swap: Option<SwapStats>,
 }
 
 pub use super::reading::WallNs;
 
-/// Processor.
+/// CPU usage.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct CpuStats {
-    /// When it was read.
+    /// Time of the reading.
     pub at: WallNs,
-    /// Billionths of a core in use.
+    /// Current usage, billionths of a core.
     pub usage_nano_cores: Option<u64>,
-    /// Nanoseconds of a core used so far.
+    /// Cumulative usage, core-nanoseconds.
     pub usage_core_nano_seconds: Option<u64>,
-    /// Pressure.
+    /// CPU pressure.
     pub psi: Option<Stalls>,
 }
 
-/// Memory, bytes.
+/// Memory usage, bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct MemoryStats {
-    /// When it was read.
+    /// Time of the reading.
     pub at: WallNs,
-    /// Left below the limit.
+    /// Remainder below the limit.
     pub available: Option<u64>,
-    /// In use.
+    /// Memory in use, page cache included.
     pub usage: Option<u64>,
-    /// In use and not to be taken back at once.
+    /// Memory in use that cannot be reclaimed at once.
     pub working_set: Option<u64>,
-    /// Anonymous.
+    /// Anonymous memory.
     pub rss: Option<u64>,
-    /// Page faults.
+    /// Number of page faults.
     pub page_faults: Option<u64>,
-    /// Those that had to read.
+    /// Number of page faults that required I/O.
     pub major_page_faults: Option<u64>,
-    /// Pressure.
+    /// Memory pressure.
     pub psi: Option<Stalls>,
 }
 
-/// Swap, bytes.
+/// Swap usage, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SwapStats {
-    /// When it was read.
+    /// Time of the reading.
     pub at: WallNs,
-    /// Left below the limit.
+    /// Remainder below the limit.
     pub available: Option<u64>,
-    /// In use.
+    /// Swap in use.
     pub usage: Option<u64>,
 }
 
-/// A file system, or a part of one.
+/// Usage of a file system, or of a directory in one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FsStats {
-    /// When it was read.
+    /// Time of the measurement.
     pub at: Seconds,
-    /// Bytes left.
+    /// Available bytes.
     pub available: Option<u64>,
-    /// Bytes altogether.
+    /// Capacity, bytes.
     pub capacity: Option<u64>,
-    /// Bytes in use.
+    /// Used bytes.
     pub used: Option<u64>,
-    /// Inodes left.
+    /// Free inodes.
     pub inodes_free: Option<u64>,
-    /// Inodes altogether.
+    /// Total inodes.
     pub inodes: Option<u64>,
-    /// Inodes in use.
+    /// Used inodes.
     pub inodes_used: Option<u64>,
 }
 
-/// A network.
+/// Network counters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NetworkStats {
-    /// When it was read.
+    /// Time of the reading.
     pub at: WallNs,
-    /// Its interfaces.
+    /// Interfaces with their counters.
     pub network: Network,
 }
 
-/// A volume.
+/// Usage of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeStats {
-    /// Its name in the pod.
+    /// Volume name in the pod.
     pub name: String,
-    /// The claim behind it, by namespace and name.
+    /// Claim behind the volume: namespace and name.
     pub claim: Option<(String, String)>,
-    /// What it takes.
+    /// Usage of its file system.
     pub fs: FsStats,
-    /// Whether something is wrong with it, where somebody says.
+    /// Whether the volume's condition is abnormal; `None` where its driver reports none.
     pub is_abnormal: Option<bool>,
 }
 
-/// What the runtime tells of one container.
+/// Statistics of one container as the runtime reports them.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RuntimeUsage {
-    /// Processor, memory, swap and pressure.
+    /// CPU, memory, swap, and pressure.
     pub usage: Resources,
-    /// The writable layer.
+    /// Usage of the writable layer.
     pub layer: Option<LayerUsage>,
 }
 
-/// What the runtime tells of one pod, where it is the source of statistics.
+/// Statistics of one pod as the runtime reports them, where it is the configured source.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RuntimePod {
-    /// Processor, memory, swap and pressure.
+    /// CPU, memory, swap, and pressure.
     pub usage: Resources,
-    /// Its network.
+    /// Network of the pod.
     pub network: Option<NetworkStats>,
-    /// Its processes.
+    /// Number of processes.
     pub processes: Option<u64>,
-    /// Its containers.
+    /// Containers by ID.
     pub containers: HashMap<ContainerId, RuntimeUsage>,
 }
 
-/// A directory of the runtime: a writable layer or all images.
+/// Usage of a directory of the runtime: a writable layer, or all images.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LayerUsage {
-    /// When it was measured.
+    /// Time of the measurement.
     pub at: WallNs,
-    /// Bytes.
+    /// Used bytes.
     pub used: Option<u64>,
-    /// Inodes.
+    /// Used inodes.
     pub inodes_used: Option<u64>,
-    /// Where its file system is mounted.
+    /// Mount point of its file system.
     pub mountpoint: String,
 }
 
-/// What the runtime tells.
+/// Statistics of containers and image file systems as the runtime reports them.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RuntimeReport {
-    /// By container.
+    /// Containers by ID.
     pub containers: HashMap<ContainerId, RuntimeUsage>,
-    /// Images.
+    /// Image file system.
     pub images: Option<LayerUsage>,
-    /// Writable layers, where they lie elsewhere.
+    /// File system of writable layers, where it differs from that of images.
     pub layers: Option<LayerUsage>,
     /// File systems by the mount points above.
     pub filesystems: HashMap<String, FileSystem>,
@@ -231,43 +231,43 @@ pub struct RuntimeReport {
 /// Directories of a pod on the node's disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PodPlaces {
-    /// Its log directory.
+    /// Log directory.
     pub logs: PathBuf,
-    /// Its hosts file.
+    /// Hosts file.
     pub etc_hosts: Option<PathBuf>,
-    /// Where the termination messages of its containers are, in a directory each.
+    /// Directory that contains a directory of termination messages per container.
     pub messages: Option<PathBuf>,
-    /// Its volumes that can be measured.
+    /// Measurable volumes.
     pub volumes: Vec<VolumePlace>,
 }
 
-/// A volume of a pod.
+/// Location of a pod's volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumePlace {
-    /// Its name in the pod.
+    /// Volume name in the pod.
     pub name: String,
-    /// Where it is.
+    /// Directory of the volume.
     pub path: PathBuf,
-    /// Whose disk it takes.
+    /// Storage that the volume uses.
     pub storage: Storage,
-    /// The claim behind it, by namespace and name.
+    /// Claim behind the volume: namespace and name.
     pub claim: Option<(String, String)>,
 }
 
-/// Whose disk a volume takes.
+/// Storage that a volume uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Storage {
-    /// The node's: it counts for the pod's ephemeral storage.
+    /// Storage of the node, which counts toward the pod's ephemeral storage.
     Ephemeral,
-    /// Memory, or something else than the node's disk.
+    /// Memory, or storage outside of the node's.
     Other,
 }
 
-/// How much a summary tells.
+/// Extent of a summary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// Everything.
+    /// All values.
     Full,
-    /// Processor, memory and swap.
+    /// CPU, memory, and swap only.
     Short,
 }

@@ -1,7 +1,7 @@
-//! Writes the summary as JSON, byte for byte as the reference lays it out. Pure.
+//! Serializes `/stats/summary` as JSON, byte for byte in the reference's layout. Pure.
 //!
-//! Indented by one blank a level, optional fields left out, no newline at the end; times in whole
-//! seconds of UTC, 0 as `null`. Behaviour: spec 04b §7, §7.1.
+//! Indentation is one space per level, unset optional fields are omitted, and there is no trailing newline. Times are
+//! whole seconds in UTC; 0 is written as `null`. Implements spec 04b §7, §7.1.
 
 use jiff::Timestamp;
 
@@ -15,7 +15,7 @@ use super::{
     },
 };
 
-/// The document.
+/// Returns the JSON document of a summary.
 pub fn write(summary: &Summary) -> Vec<u8> {
     let mut json = Json { out: Vec::with_capacity(4096 + summary.pods.len() * 8192), depth: 0, is_first: true };
     json.open(b'{');
@@ -94,7 +94,7 @@ fn container(json: &mut Json, container: &ContainerStats) {
     json.close(b'}');
 }
 
-/// Processor, memory, input and output; swap stands elsewhere.
+/// Writes CPU, memory, and I/O. Swap is written by the callers, after other members.
 fn resources(json: &mut Json, usage: &Resources) {
     json.member("cpu", usage.cpu.as_ref(), cpu);
     json.member("memory", usage.memory.as_ref(), memory);
@@ -212,7 +212,7 @@ fn volume(json: &mut Json, volume: &VolumeStats) {
     json.close(b'}');
 }
 
-/// A document under way.
+/// JSON writer with the state of the current nesting level.
 struct Json {
     out: Vec<u8>,
     depth: usize,
@@ -309,7 +309,7 @@ impl Json {
                 '\n' => self.out.extend_from_slice(b"\\n"),
                 '\r' => self.out.extend_from_slice(b"\\r"),
                 '\t' => self.out.extend_from_slice(b"\\t"),
-                // The reference escapes what a browser might take for markup.
+                // The reference escapes characters that a browser could interpret as markup.
                 '\0'..='\x1f' | '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
                     self.out.extend_from_slice(format!("\\u{:04x}", u32::from(c)).as_bytes());
                 }
@@ -390,12 +390,12 @@ mod tests {
         assert_eq!(keys(&document["node"]), "nodeName systemContainers startTime cpu memory fs runtime rlimit swap");
         assert_eq!(keys(&pod["containers"][0]), "name startTime cpu memory rootfs logs swap");
         assert_eq!(pod["volume"][1]["pvcRef"], serde_json::json!({"name": "claim", "namespace": "default"}));
-        // Of a volume of whose health nobody says anything nothing is said.
+        // A volume without a health report has no `volumeHealthStats`.
         assert!(pod["volume"][0].get("volumeHealthStats").is_none());
         assert_eq!(pod["volume"][1]["volumeHealthStats"], serde_json::json!({"abnormal": true}));
         assert_eq!(pod["network"]["name"], "eth0");
         assert_eq!(document["node"]["rlimit"]["maxpid"], 4096);
-        // AC-04b-M6: without a limit nothing is said to be available
+        // AC-04b-M6: without a limit, `availableBytes` is absent.
         assert!(pod["containers"][0]["memory"].get("availableBytes").is_none());
     }
 

@@ -1,9 +1,9 @@
-//! Measures directories in the background: one walk at a time, only while somebody asks. Large trees
-//! have a survey of their own, so that files of logs do not wait for them.
+//! Background measurement of directory sizes: one walk at a time, only on request.
 //!
-//! Who needs numbers names the directories and takes what is known; the survey measures what is
-//! older than its period. A walk that does not come back within its limit is abandoned and its
-//! directory left alone until it does: one hung disk costs fields. Behaviour: spec 04b §7.2.
+//! Large trees have a survey of their own, so that log files do not wait for them. A request names directories and
+//! returns the known measurements; the task then measures those older than their period. A walk that exceeds its
+//! limit is abandoned and counts as hung until it returns: a hung disk costs fields, not pages.
+//! Implements spec 04b §7.2.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -29,60 +29,60 @@ use super::disk::{self, FileSystem, Usage};
 use berth_metrics::StatsMetrics;
 use berth_ports::{ClaimedVolumes, Clock, Fullness};
 
-/// The longest walk of one directory.
+/// Time limit of the walk of one directory.
 const WALK_LIMIT: Duration = Duration::from_secs(60);
-/// Volumes behind claims that are asked for at a time.
+/// Maximum number of concurrent queries for volumes behind claims.
 const ASKED: usize = 8;
-/// Walks that hang, at most; then nothing more is measured until one comes back.
+/// Maximum number of hung walks; beyond it nothing is measured until one returns.
 const MAX_WEDGED: usize = 4;
 
-/// How a directory is measured.
+/// Method of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum How {
-    /// The files directly in it.
+    /// Sum of the files directly in the directory.
     Files,
     /// One file.
     File,
-    /// Everything below it, and the file system that holds it.
+    /// The whole tree, and the file system that contains it.
     Tree,
-    /// It is not looked at: whoever sees to the volume says how full it is.
+    /// No walk: the volume's driver reports its usage.
     Claimed,
 }
 
-/// What is to be measured.
+/// A directory or file to measure.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Target {
-    /// Where.
+    /// Path of the directory or file.
     pub path: PathBuf,
-    /// How.
+    /// Method of the measurement.
     pub how: How,
-    /// How old a number may become.
+    /// Maximum age of a measurement.
     pub period: Duration,
 }
 
-/// A number.
+/// Result of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Measured {
-    /// When the walk began.
+    /// Start of the walk or query.
     pub at: Timestamp,
-    /// What was found.
+    /// Bytes and inodes used.
     pub usage: Usage,
-    /// The file system that holds it; only of trees.
+    /// File system that contains the target; only of trees and claims.
     pub filesystem: Option<FileSystem>,
-    /// Whether something is wrong with the volume, where somebody says.
+    /// Whether the volume's condition is abnormal; `None` where its driver reports none.
     pub is_abnormal: Option<bool>,
 }
 
-/// What is known, by path; a directory that could not be measured is absent.
+/// Known measurements by path; a target that could not be measured is absent.
 pub type Measurements = Arc<HashMap<PathBuf, Measured>>;
 
-/// Asks the survey and takes what it found.
+/// Requests measurements and returns the known results.
 pub struct Survey {
     targets: watch::Sender<Arc<Vec<Target>>>,
     found: watch::Receiver<Measurements>,
 }
 
-/// The survey's task.
+/// Background task that performs the measurements.
 pub struct Surveyor {
     targets: watch::Receiver<Arc<Vec<Target>>>,
     found: watch::Sender<Measurements>,
@@ -91,12 +91,12 @@ pub struct Surveyor {
     tried: HashMap<PathBuf, Instant>,
     wedged: Arc<AtomicUsize>,
     claimed: Option<Arc<dyn ClaimedVolumes>>,
-    /// The longest walk of one directory.
+    /// Time limit of the walk of one directory.
     limit: Duration,
 }
 
 impl Survey {
-    /// A survey, and the task to run; walks over trees are counted.
+    /// Creates a survey and the task to run; walks over trees are recorded in `metrics`.
     pub fn new(clock: Arc<dyn Clock>, metrics: StatsMetrics) -> (Self, Surveyor) {
         let (targets, wanted) = watch::channel(Arc::default());
         let (found, known) = watch::channel(Measurements::default());
@@ -106,14 +106,14 @@ impl Survey {
         (Self { targets, found: known }, surveyor)
     }
 
-    /// What is known now, without waiting; what is too old of these directories is measured meanwhile.
+    /// Returns the known measurements without waiting; outdated ones of these targets are renewed in the background.
     pub fn ask(&self, targets: Vec<Target>) -> Measurements {
         self.targets.send_replace(Arc::new(targets));
         self.found.borrow().clone()
     }
 
-    /// What is known of these directories now; what is too old is measured meanwhile. Where some were never measured,
-    /// waits for them no longer than `patience`.
+    /// Returns the known measurements; outdated ones of these targets are renewed in the background. Waits up to
+    /// `patience` if a target is neither known nor part of the previous request.
     pub async fn known(&self, targets: Vec<Target>, patience: Duration) -> Measurements {
         let mut found = self.found.clone();
         let is_new = {
@@ -124,17 +124,17 @@ impl Survey {
         };
         self.targets.send_replace(Arc::new(targets));
         if is_new {
-            let _ = tokio::time::timeout(patience, found.changed()).await; // what is known by then is shown
+            let _ = tokio::time::timeout(patience, found.changed()).await; // returns what is known by then
         }
         found.borrow().clone()
     }
 
-    /// Measures what is too old of these directories and waits for that no longer than `patience`.
+    /// Renews outdated measurements of these targets and waits up to `patience` for them.
     pub async fn renewed(&self, targets: Vec<Target>, patience: Duration) {
         let mut found = self.found.clone();
         found.mark_unchanged();
         self.targets.send_replace(Arc::new(targets));
-        let _ = tokio::time::timeout(patience, found.changed()).await; // what is known by then is shown
+        let _ = tokio::time::timeout(patience, found.changed()).await; // results are read later
     }
 }
 
@@ -142,20 +142,20 @@ impl Survey {
 pub struct Surveyors(pub Vec<Surveyor>);
 
 impl Surveyors {
-    /// Measures what is asked for, until stopped.
+    /// Runs all tasks until `stop` is canceled.
     pub async fn run(self, stop: CancellationToken) {
         futures::future::join_all(self.0.into_iter().map(|surveyor| surveyor.run(stop.clone()))).await;
     }
 }
 
 impl Surveyor {
-    /// Asks these how full volumes behind claims are.
+    /// Sets the source that reports the usage of volumes behind claims.
     #[must_use]
     pub fn asking(self, claimed: Option<Arc<dyn ClaimedVolumes>>) -> Self {
         Self { claimed, ..self }
     }
 
-    /// Measures what is asked for, until stopped.
+    /// Serves measurement requests until `stop` is canceled.
     pub async fn run(mut self, stop: CancellationToken) {
         let work = async {
             while self.targets.changed().await.is_ok() {
@@ -185,8 +185,8 @@ impl Surveyor {
         self.found.send_replace(Arc::new(known));
     }
 
-    /// Asks whoever sees to these volumes, a few at a time. What is told is shown at once: one that does not answer
-    /// keeps no other's numbers back.
+    /// Queries the usage of these volumes, up to [`ASKED`] concurrently. Publishes each answer at once, so that a
+    /// driver that does not answer does not delay other volumes.
     async fn ask(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
         let Some(volumes) = self.claimed.clone() else { return };
         let now = Instant::now();
@@ -217,7 +217,7 @@ impl Surveyor {
         }
     }
 
-    /// Measures some in one go, within the limit.
+    /// Measures the targets in one blocking task, all within one limit.
     async fn measure(&mut self, targets: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
         if targets.is_empty() || self.wedged.load(Ordering::Relaxed) >= MAX_WEDGED {
             return;
@@ -235,13 +235,13 @@ impl Surveyor {
         });
         match tokio::time::timeout(self.limit, walk).await {
             Ok(Ok(results)) => results.into_iter().for_each(|(result, path)| keep(known, path, result)),
-            // It counts as wedged until it notices.
+            // The task counts as hung until it notices `stop`.
             Ok(Err(_)) | Err(_) => stop.store(true, Ordering::Relaxed),
         }
     }
 
-    /// Measures trees, each within the limit. One thread walks them all: most are small, and a thread for each costs more
-    /// than the walk. One that hangs keeps its thread, and another goes on behind it.
+    /// Measures trees, each within the limit. One thread walks them all, because most are small and a thread per tree
+    /// costs more than the walk. A walk that hangs keeps its thread; the remaining trees continue on another one.
     async fn walk(&mut self, trees: Vec<Target>, known: &mut HashMap<PathBuf, Measured>) {
         let mut left = VecDeque::from(trees);
         while !left.is_empty() && self.wedged.load(Ordering::Relaxed) < MAX_WEDGED {
@@ -262,7 +262,7 @@ impl Surveyor {
                 let result = tokio::time::timeout(self.limit, told.recv()).await;
                 match (left.pop_front(), result) {
                     (Some(tree), Ok(Some(result))) => keep(known, tree.path, result),
-                    // It is over or panicked; else it counts as wedged until it notices.
+                    // The thread ended or panicked; otherwise it counts as hung until it notices `stop`.
                     (None, _) | (_, Ok(None) | Err(_)) => {
                         stop.store(true, Ordering::Relaxed);
                         break;
@@ -283,7 +283,7 @@ fn keep(known: &mut HashMap<PathBuf, Measured>, path: PathBuf, result: io::Resul
     }
 }
 
-/// Trees that are walked by one thread.
+/// Trees that one thread walks.
 struct Walk {
     trees: Vec<Target>,
     clock: Arc<dyn Clock>,
@@ -293,7 +293,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Tells each result, for as long as somebody hears it; its count goes before who tells.
+    /// Sends each result until the receiver is closed. The hung count is released before the sender is dropped.
     fn run(self, tell: impl Fn(io::Result<Measured>) -> bool) {
         let Self { trees, clock, metrics, stop, wedged: _wedged } = self;
         for tree in trees {
@@ -307,7 +307,7 @@ impl Walk {
     }
 }
 
-/// Counts a walk until it comes back, by whatever way.
+/// Counts a walk as running or hung until it returns or panics.
 struct Wedged(Arc<AtomicUsize>);
 
 impl Wedged {
@@ -401,7 +401,7 @@ mod tests {
         running.await.expect("no panic");
     }
 
-    /// Hangs for some, until it is let go.
+    /// Blocks on some paths until it is released.
     struct Hangs {
         left: AtomicUsize,
         release: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
@@ -468,7 +468,7 @@ mod tests {
         assert!(of(&known, "").is_some() && of(&known, "") == of(&known, "log"), "{known:?}");
         assert_eq!(of(&known, "absent"), None);
 
-        // What is young is not measured again; what is not asked for any more is forgotten.
+        // A recent measurement is not repeated; a target that is no longer requested is removed.
         fs::write(root.path().join("more"), vec![1; 10_000]).expect("written");
         let mut found = survey.found.clone();
         found.borrow_and_update();
@@ -478,7 +478,7 @@ mod tests {
         survey.known(vec![target(root.path(), How::Tree, Duration::ZERO)], patience).await;
         let only = |known: &Measurements| known.len() == 1 && known.values().all(|m| m.filesystem.is_some());
         assert!(tokio::time::timeout(patience, found.wait_for(only)).await.is_ok());
-        // Who cannot do with what is old waits for what is new.
+        // A caller that needs fresh values waits for them.
         let old = || vec![target(root.path(), How::Tree, Duration::from_millis(1))];
         survey.renewed(old(), patience).await;
         let before = survey.known(old(), patience).await.get(root.path()).map(|m| m.usage.bytes);

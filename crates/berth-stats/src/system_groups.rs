@@ -1,6 +1,7 @@
-//! The groups of the system that the summary names: the agent's own, the runtime's, that of other
-//! daemons, and that of all pods. What is not configured is detected, and again after a while: a
-//! runtime may be started anew. Blocking, but on files of the kernel only. Behaviour: spec 04b §7.2.
+//! System cgroups of the summary: `kubelet`, `runtime`, `misc`, and `pods`.
+//!
+//! Cgroups that are not configured are detected, and detected again after [`AGE`], because the runtime may have been
+//! restarted. Blocks, but only on kernel files. Implements spec 04b §7.2.
 
 use std::{
     path::PathBuf,
@@ -12,10 +13,10 @@ use tokio::time::Instant;
 
 use super::{config::StatsConfig, host, snapshot::SystemGroup};
 
-/// How old they may become.
+/// Maximum age of the detected cgroups.
 const AGE: Duration = Duration::from_secs(60);
 
-/// Finds them.
+/// Detects and caches the system cgroups.
 pub struct SystemGroups {
     root: PathBuf,
     booted_at: i64,
@@ -28,7 +29,7 @@ pub struct SystemGroups {
 }
 
 impl SystemGroups {
-    /// Those of a configuration; `pods` is the group of all pods.
+    /// Creates the detector from the configuration; `pods` is the cgroup of all pods.
     pub fn new(config: &StatsConfig, pods: Option<String>) -> Self {
         Self {
             root: config.root.clone(),
@@ -42,7 +43,7 @@ impl SystemGroups {
         }
     }
 
-    /// Those there are, by name.
+    /// Returns the existing system cgroups, sorted by name.
     pub fn all(&self) -> Vec<SystemGroup> {
         if let Some((at, groups)) = &*self.found.lock().unwrap_or_else(PoisonError::into_inner)
             && at.elapsed() < AGE
@@ -65,7 +66,7 @@ impl SystemGroups {
         groups.into_iter().flatten().collect()
     }
 
-    /// The configured group, else that of the process. The root is nobody's own.
+    /// Returns the configured cgroup, or that of the process unless it is the root cgroup.
     fn group(&self, name: &'static str, configured: &str, process: Option<&str>) -> Option<SystemGroup> {
         let configured = Some(configured).filter(|path| !path.is_empty()).map(str::to_owned);
         let path = configured.or_else(|| host::group_of(&self.root, process?))?;

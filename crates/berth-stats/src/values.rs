@@ -1,4 +1,4 @@
-//! The summary as values, for who decides by them. Behaviour: spec 05 §3.4-3.5.
+//! The stats summary as values instead of JSON, for eviction decisions. Implements spec 05 §3.4-3.5.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,28 +12,28 @@ use super::{
 use berth_types::PodUid;
 
 impl StatsProvider {
-    /// What the document of `/stats/summary` tells.
+    /// Returns the content of `/stats/summary`.
     ///
     /// # Errors
-    /// As of [`StatsProvider::summary`].
+    /// See [`StatsProvider::summary`].
     pub async fn values(&self, form: Form) -> Result<Summary, String> {
         self.inner.clone().summarise(form).await.map(|(_, summary)| summary)
     }
 
-    /// The same as it is now: directories that were measured longer ago than some `age` are measured before, as far as
-    /// they take no longer than a moment.
+    /// Returns the full summary from fresh measurements: directories whose measurement is older than `age` are
+    /// measured first, within a short timeout.
     ///
     /// # Errors
-    /// As of [`StatsProvider::summary`].
+    /// See [`StatsProvider::summary`].
     pub async fn values_now(&self, age: Duration) -> Result<Summary, String> {
         self.inner.remeasure(age).await;
         self.values(Form::Full).await
     }
 
-    /// How many processes each pod has. What else there is to tell of pods is not waited for.
+    /// Number of processes of each pod, by UID. Does not wait for disk usage or runtime statistics of containers.
     ///
     /// # Errors
-    /// As of [`StatsProvider::summary`].
+    /// See [`StatsProvider::summary`].
     pub async fn processes(&self) -> Result<HashMap<PodUid, Option<u64>>, String> {
         let (_, snapshot) = self.inner.sample(Depth::Summary).await?;
         let told = self.inner.told_of_pods().await?;

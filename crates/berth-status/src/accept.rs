@@ -1,5 +1,6 @@
-//! What becomes of a status before it is stored: illegal moves refused, times set, normal form.
-//! Pure. Behaviour: spec 02b §8.2.
+//! Checks and normalizes a pod status before it is stored: transitions, times, sizes, order. Pure.
+//!
+//! Implements spec 02b §8.2.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -14,28 +15,28 @@ use super::{
 };
 use berth_types::{ContainerKind, Pod, RestartPolicy, api, cut_at_char, restart::restarts_after_exit};
 
-/// Bytes of termination messages per pod, shared among its containers.
+/// Maximum bytes of termination messages per pod, shared by its containers.
 const MESSAGES_BYTES: usize = 12_288;
 
-/// The conditions whose transition time is kept here; those of resizes have their own.
+/// Conditions whose transition time is set here; resize conditions set their own.
 const TIMED: [&str; 7] =
     [CONTAINERS_READY, READY, INITIALIZED, READY_TO_START, POD_SCHEDULED, DISRUPTION_TARGET, ALL_CONTAINERS_RESTARTING];
 
-/// A status that cannot follow the one before: a logical error of ours.
+/// Illegal transition from the previous status: a logic error of the agent.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refused {
-    /// A container that may not restart left its end.
+    /// A terminated container that must not restart left the terminated state.
     #[error("terminated container {0} attempted illegal transition to non-terminated state")]
     LeftItsEnd(String),
-    /// The init statuses do not stand in the order of the specification.
+    /// The init container statuses are not in the order of the specification.
     #[error("found mismatch between pod spec and status, container: {0}")]
     Mismatch(String),
 }
 
-/// Puts a status into the form in which it is stored and sent.
+/// Converts a status to the form in which it is stored and sent.
 ///
 /// # Errors
-/// Where a container moves in a way that it may not.
+/// If a container makes an illegal transition.
 pub fn accept(
     pod: &Pod,
     old: &api::PodStatus,
@@ -54,7 +55,7 @@ pub fn accept(
     Ok(status)
 }
 
-/// `lastTransitionTime` of one condition: now where it is new or its status changed.
+/// Sets `lastTransitionTime` of one condition: `now` where it is new or its status changed.
 pub(super) fn set_transition_time(status: &mut api::PodStatus, old: &api::PodStatus, type_: &str, now: Timestamp) {
     let before = lookup::condition(old, type_);
     for condition in status.conditions.iter_mut().flatten().filter(|c| c.type_ == type_) {
@@ -100,7 +101,7 @@ fn check_move(
     }
 }
 
-/// Whole seconds, bounded messages, sorted lists: what comparing and sending relies on.
+/// Normal form, on which comparison and sending rely: whole seconds, bounded messages, sorted lists.
 pub fn normalise(pod: &Pod, status: &mut api::PodStatus) {
     let containers = pod.containers().len() + pod.init_containers().len() + pod.ephemeral_containers().len();
     let limit = MESSAGES_BYTES / containers.max(1);
@@ -156,18 +157,18 @@ fn to_seconds(time: &mut Time) {
     time.0 = Timestamp::from_second(time.0.as_second()).unwrap_or(time.0);
 }
 
-/// A container that has just ended: one step of `terminated_containers_total`.
+/// Container that has just terminated: one increment of `terminated_containers_total`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// Which list it stands in.
+    /// Kind of the container.
     pub kind: ContainerKind,
-    /// Its exit code.
+    /// Exit code.
     pub exit_code: i32,
-    /// The reason, empty where none is told.
+    /// Reason; empty where there is none.
     pub reason: String,
 }
 
-/// The containers that ended between two statuses.
+/// Containers that terminated between two statuses.
 pub fn newly_ended(old: &api::PodStatus, new: &api::PodStatus) -> Vec<Ended> {
     let lists = [
         (ContainerKind::Regular, &old.container_statuses, &new.container_statuses),
@@ -266,7 +267,7 @@ mod tests {
             .flat_map(|s| [exit(s), lookup::last_exit(s)])
             .map(|e| e.and_then(|e| e.message.as_ref()).expect("a message").len())
             .collect();
-        // 2048 bytes would end inside an `ä`.
+        // 2048 bytes would split an `ä`.
         assert_eq!(lengths, [2047; 12]);
     }
 

@@ -1,35 +1,35 @@
-//! Addresses of a pod and of its node. Pure. Behaviour: spec 02b §6.1-6.2.
+//! Pod IPs and host IPs of a pod status, IPv4 and IPv6. Pure. Implements spec 02b §6.1-6.2.
 
 use std::net::IpAddr;
 
 use berth_types::{Pod, api};
 
-/// At most two addresses: the first of the preferred family, then the first of the other.
+/// Selects at most two addresses: the first of the preferred family, then the first of the other.
 pub fn pod_ips(reported: &[IpAddr], prefer_v6: bool) -> Vec<IpAddr> {
     let first_of = |v6: bool| reported.iter().find(|ip| ip.is_ipv6() == v6).copied();
     first_of(prefer_v6).into_iter().chain(first_of(!prefer_v6)).collect()
 }
 
-/// At most two addresses: the first, then the first of the other family.
+/// Selects at most two addresses: the first, then the first of the other family.
 pub fn host_ips(node: &[IpAddr]) -> Vec<IpAddr> {
     let Some(first) = node.first() else { return Vec::new() };
     let other = node.iter().find(|ip| ip.is_ipv6() != first.is_ipv6());
     std::iter::once(*first).chain(other.copied()).collect()
 }
 
-/// Writes pod addresses into a status.
+/// Sets the pod IPs of a status.
 pub(super) fn set_pod_ips(status: &mut api::PodStatus, ips: Vec<String>) {
     status.pod_ip = ips.first().cloned();
     status.pod_ips = Some(ips.into_iter().map(|ip| api::PodIP { ip }).collect()).filter(|l: &Vec<_>| !l.is_empty());
 }
 
-/// The pod addresses of a status.
+/// Pod IPs of a status.
 pub(super) fn known_pod_ips(status: &api::PodStatus) -> Vec<String> {
     status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect()
 }
 
-/// Writes the node's addresses, and those of a pod on the node's network; what was written
-/// before stays, a second family may be added.
+/// Sets the host IPs, and the pod IPs of a host-network pod. Pod IPs of the previous status stay; an address of the
+/// second family may be added.
 pub(super) fn set_host_ips(status: &mut api::PodStatus, pod: &Pod, node: &[IpAddr], old: &api::PodStatus) {
     let hosts = host_ips(node);
     if hosts.is_empty() {

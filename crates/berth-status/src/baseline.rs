@@ -1,14 +1,16 @@
-//! What counts as the status before. Pure. Behaviour: spec 02b §8.2, spec 10a §22 row 7.
+//! Previous status for an update: cached status or the status of the mirror pod. Pure.
 //!
-//! An agent that starts sees its static pods at once and their mirrors later, or never. What it said of them
-//! meanwhile was said without knowing what an earlier agent had told: their times began anew, and probes that
-//! did not run yet count as failed. So it is not told while the mirror tells of an earlier start, and what is
-//! said next follows the mirror.
+//! Implements spec 02b §8.2, spec 10a §22 row 7.
+//!
+//! An agent that starts gets its static pods at once, and their mirror pods later or never. The statuses that it builds
+//! meanwhile ignore those of an earlier agent: their times start anew, and probes that have not run yet count as
+//! failed. Such a status is not published while the mirror pod's status has an earlier start time; the next status
+//! follows the mirror pod's.
 
 use super::phase::Phase;
 use berth_types::{Pod, api};
 
-/// Whether `kept` was made without knowing `told`, which an earlier agent said of the same pod.
+/// Whether `kept` was built without knowledge of `told`, which an earlier agent published for the same pod.
 pub fn is_unaware(kept: &api::PodStatus, told: &api::PodStatus) -> bool {
     match (&kept.start_time, &told.start_time) {
         (Some(kept), Some(told)) => told.0 < kept.0,
@@ -16,18 +18,18 @@ pub fn is_unaware(kept: &api::PodStatus, told: &api::PodStatus) -> bool {
     }
 }
 
-/// Whether the mirror of a static pod tells of a life that goes on. One that has ended begins anew with the agent:
-/// it may have been refused, or evicted.
+/// Whether the mirror pod's status shows a static pod that is still active. A terminal one restarts with the agent: it
+/// may have been refused or evicted.
 pub fn goes_on(mirror: &api::PodStatus) -> bool {
     mirror.start_time.is_some() && !has_ended(mirror)
 }
 
-/// Whether what is kept of a static pod waits until it follows what its mirror tells.
+/// Whether the cached status of a static pod is withheld until it follows the status of its mirror pod.
 pub fn waits_for(kept: &api::PodStatus, mirror: &api::PodStatus) -> bool {
     is_unaware(kept, mirror) && goes_on(mirror) && !has_ended(kept)
 }
 
-/// Whether the next status of a pod follows what its object says, rather than what is kept.
+/// Whether the next status of a pod follows the status in its API object instead of the cached one.
 pub fn follows_object(pod: &Pod, kept: &api::PodStatus) -> bool {
     pod.is_static() && pod.status.as_ref().is_some_and(|told| is_unaware(kept, told))
 }

@@ -1,4 +1,6 @@
-//! Builds the status of a pod, always in the same order. Pure. Behaviour: spec 02b §2.
+//! Builds a pod status from specification, observation, and probe results. Pure.
+//!
+//! Implements spec 02b §2.
 
 use super::{
     Build, StatusInput,
@@ -11,8 +13,8 @@ use super::{
 };
 use berth_types::{ContainerKind, Pod, api, observed::SandboxState, qos::Qos, spec::ephemeral_as_container};
 
-/// The status of a pod. Transition times, start time and normal form are the manager's work
-/// (`accept`): what comes out here with its own output as `previous` is the same again.
+/// Builds the status of a pod. The manager adds transition times, start time, and normal form (`accept`). The build is
+/// idempotent: with its own output as `previous` it returns the same status.
 pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
     let empty = api::PodStatus::default();
     let old = input.previous.or(input.pod.status.as_deref()).unwrap_or(&empty);
@@ -38,8 +40,8 @@ pub fn build(input: &StatusInput<'_>) -> api::PodStatus {
     status
 }
 
-/// Whether the pod ended before anything of it was made: its status keeps the reason, and tells of no containers (the
-/// reference adds containers that nobody has seen end after a restart, which hides the reason from `kubectl get`).
+/// Whether the pod failed before any of its containers was created: the status then keeps the reason and lists no
+/// containers (after a restart, kubelet adds containers with an unknown end, which hides the reason in `kubectl get`).
 fn was_refused(input: &StatusInput<'_>, old: &api::PodStatus) -> bool {
     let tells_of = |list: &Option<Vec<api::ContainerStatus>>| list.as_ref().is_some_and(|list| !list.is_empty());
     let lists = [&old.init_container_statuses, &old.container_statuses, &old.ephemeral_container_statuses];
@@ -50,7 +52,7 @@ fn was_refused(input: &StatusInput<'_>, old: &api::PodStatus) -> bool {
         && !lists.into_iter().any(tells_of)
 }
 
-/// What others write into the status and we only hand on.
+/// Fields of the status that other components write and that are passed on unchanged.
 fn claims_of_others(pod: &Pod) -> api::PodStatus {
     let Some(said) = pod.status.as_deref() else { return api::PodStatus::default() };
     api::PodStatus {
@@ -99,7 +101,7 @@ impl Lists {
     }
 }
 
-/// The addresses of a pod with its own network; those seen before stay once nothing is ready.
+/// Pod addresses, for a pod with its own network; the last known ones remain once no sandbox is ready.
 fn own_ips(input: &StatusInput<'_>, old: &api::PodStatus) -> Vec<String> {
     let ips = pod_ips(&input.observed.ips, input.node.prefer_v6);
     let any_ready = input.observed.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
@@ -109,7 +111,7 @@ fn own_ips(input: &StatusInput<'_>, old: &api::PodStatus) -> Vec<String> {
     ips.iter().map(ToString::to_string).collect()
 }
 
-/// The phase with the words that belong to it: a pod that ended stays ended.
+/// Computes the phase, with its reason and message; a terminal pod stays terminal.
 fn final_phase(input: &StatusInput<'_>, old: &api::PodStatus, lists: &Lists, status: &mut api::PodStatus) -> Phase {
     let initialized = input.pod.containers().iter().any(|c| input.observed.active().any(|seen| *seen.name == c.name));
     let computed = phase(&PhaseInput {
@@ -393,7 +395,7 @@ mod tests {
             world.previous = Some(world.build());
             world.observed = observed(&names.iter().copied().zip(then).filter_map(|(n, s)| Some((n, s?))).collect::<Vec<_>>());
             world.kind = if terminal { Build::Terminal } else { Build::Ongoing };
-            // An instance the runtime lost track of is told as ended once, then waits.
+            // An instance that the runtime lost is reported as terminated once, then waits.
             world.previous = Some(world.build());
             let settled = world.build();
             world.previous = Some(settled.clone());

@@ -1,4 +1,6 @@
-//! The conditions a kubelet writes. Pure. Behaviour: spec 02b §7.
+//! Pod conditions owned by the kubelet: Ready, ContainersReady, Initialized, and others. Pure.
+//!
+//! Implements spec 02b §7.
 
 use super::{
     lookup::{State, find, is_true, state},
@@ -9,26 +11,26 @@ use berth_types::{
     observed::{NetworkMode, ObservedPod, SandboxState},
 };
 
-/// The pod was assigned to this node.
+/// The pod is assigned to a node.
 pub const POD_SCHEDULED: &str = "PodScheduled";
-/// The pod can take traffic.
+/// The pod can serve traffic.
 pub const READY: &str = "Ready";
-/// Initialisation is over.
+/// Initialization is complete.
 pub const INITIALIZED: &str = "Initialized";
 /// All containers are ready.
 pub const CONTAINERS_READY: &str = "ContainersReady";
-/// A resize is being carried out.
+/// A resize is in progress.
 pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
-/// A resize was not accepted yet.
+/// A resize is not accepted yet.
 pub const RESIZE_PENDING: &str = "PodResizePending";
-/// Sandbox and network exist.
+/// The sandbox exists and its network is configured.
 pub const READY_TO_START: &str = "PodReadyToStartContainers";
 /// All containers are being restarted in place.
 pub const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
-/// The pod is being disrupted; shared with others.
+/// The pod is about to be terminated; other components also write this condition.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
-/// The conditions only a kubelet writes (spec 02b §1.1).
+/// Conditions that only a kubelet writes (spec 02b §1.1).
 pub const OWNED: [&str; 8] = [
     POD_SCHEDULED,
     READY,
@@ -40,12 +42,12 @@ pub const OWNED: [&str; 8] = [
     ALL_CONTAINERS_RESTARTING,
 ];
 
-/// Whether only a kubelet writes conditions of that type.
+/// Whether only a kubelet writes conditions of this type.
 pub fn is_owned(type_: &str) -> bool {
     OWNED.contains(&type_)
 }
 
-/// A condition; empty texts are left out.
+/// Creates a condition; empty texts are omitted.
 pub(super) fn make(type_: &str, holds: bool, reason: &str, message: &str) -> api::PodCondition {
     let text = |t: &str| (!t.is_empty()).then(|| t.to_owned());
     api::PodCondition {
@@ -57,13 +59,13 @@ pub(super) fn make(type_: &str, holds: bool, reason: &str, message: &str) -> api
     }
 }
 
-/// What most conditions look at.
+/// Inputs of most conditions.
 pub struct Containers<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// Statuses of init containers, then of regular ones.
+    /// Statuses of init containers, followed by those of regular containers.
     pub statuses: &'a [api::ContainerStatus],
-    /// The phase just computed.
+    /// Newly computed phase.
     pub phase: Phase,
 }
 
@@ -72,13 +74,13 @@ impl Containers<'_> {
         with_generation(self.pod, condition)
     }
 
-    /// `ContainersReady`.
+    /// Computes `ContainersReady`.
     pub fn containers_ready(&self) -> api::PodCondition {
         let condition = self.containers_readiness(CONTAINERS_READY);
         self.of_generation(condition)
     }
 
-    /// `Ready`: all containers are, and the readiness gates are open.
+    /// Computes `Ready`: all containers are ready and all readiness gates are true.
     pub fn ready(&self, others: &[api::PodCondition]) -> api::PodCondition {
         let containers = self.containers_readiness(READY);
         if containers.status != "True" {
@@ -118,7 +120,7 @@ impl Containers<'_> {
         }
     }
 
-    /// `Initialized`, given the status before.
+    /// Computes `Initialized`, given the previous status.
     pub fn initialized(&self, old: &api::PodStatus) -> api::PodCondition {
         let condition = self.initialization(old);
         self.of_generation(condition)
@@ -136,21 +138,21 @@ impl Containers<'_> {
             return make(INITIALIZED, true, "PodCompleted", "");
         }
         let regular_started = self.pod.containers().iter().filter_map(|c| find(self.statuses, &c.name)).any(|status| {
-            // A regular container that once left waiting proves that initialisation was over.
+            // A regular container that has ever left waiting proves that initialization was complete.
             matches!(state(status), State::Running | State::Terminated(_))
         });
         if regular_started {
             return make(INITIALIZED, true, "", "");
         }
         match complaint(&unknown, "incomplete", &incomplete) {
-            // While all containers restart, what was initialised stays so.
+            // While all containers restart, initialization stays complete.
             Some(_) if is_true(old, INITIALIZED) => make(INITIALIZED, true, "", ""),
             Some(message) => make(INITIALIZED, false, "ContainersNotInitialized", &message),
             None => make(INITIALIZED, true, "", ""),
         }
     }
 
-    /// Names without a status, and names whose status is not good.
+    /// Names of containers without a status, and of containers whose status is not good.
     fn sort_out<'c>(
         &self,
         containers: impl Iterator<Item = &'c api::Container>,
@@ -173,12 +175,12 @@ pub fn ready_to_start(pod: &Pod, observed: &ObservedPod, just_ready: bool) -> ap
     with_generation(pod, make(READY_TO_START, just_ready || has_sandbox(pod, observed), "", ""))
 }
 
-/// `PodScheduled`, always true here.
+/// `PodScheduled`, always true on a node.
 pub fn scheduled(pod: &Pod) -> api::PodCondition {
     with_generation(pod, make(POD_SCHEDULED, true, "", ""))
 }
 
-/// Whether the sandbox is one that containers can start in.
+/// Whether the newest sandbox is ready for containers.
 fn has_sandbox(pod: &Pod, observed: &ObservedPod) -> bool {
     let Some(newest) = observed.sandboxes.first() else { return false };
     let ready = observed.sandboxes.iter().filter(|s| s.state == SandboxState::Ready).count();
@@ -194,7 +196,7 @@ pub(super) fn with_generation(pod: &Pod, mut condition: api::PodCondition) -> ap
     condition
 }
 
-/// Whether a readiness gate says something else than before: `Ready` may change with it.
+/// Whether the state of a readiness gate changed, which may change `Ready`.
 pub fn gates_moved(old: &Pod, new: &Pod) -> bool {
     let told = |pod: &Pod, gate: &str| {
         let all = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();

@@ -1,8 +1,7 @@
-//! From what the runtime showed to the API's container statuses. Pure. Behaviour: spec 02b §3.
+//! Converts runtime observations to the API's container statuses. Pure. Implements spec 02b §3.
 //!
-//! Per container: a start value from specification and old status; what the runtime shows of it
-//! (newest instance, then the one before as `lastState`) or what its absence means; last the
-//! reason why it does not start.
+//! Steps per container: start value from the specification and the old status; then the newest instance (and the
+//! previous one as `lastState`), or the meaning of its absence; finally the reason why it does not start.
 
 use super::{
     StatusInput,
@@ -16,9 +15,9 @@ use berth_types::{
     restart::should_start,
 };
 
-/// Reason of a container whose end nobody saw.
+/// Reason of a container whose end was not observed.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
-/// Message of a container that was gone when its pod ended.
+/// Message of a container that was missing when its pod terminated.
 pub const LOST_AT_END: &str = "The container could not be located when the pod was terminated";
 const LOST_WHILE_RUNNING: &str =
     "The container could not be located when the pod was deleted.  The container used to be Running";
@@ -26,20 +25,20 @@ const REMOVED_FOR_RESTART: &str = "The container is removed because RestartAllCo
 const INIT_FORGOTTEN: &str = "Unable to get init container status from container runtime and pod has been \
                               initialized, treat it as exited normally";
 
-/// One list of statuses to make.
+/// Conversion of one list of container statuses.
 pub(super) struct Conversion<'a> {
-    /// What the build looks at.
+    /// Inputs of the build.
     pub input: &'a StatusInput<'a>,
-    /// Which list.
+    /// Kind of containers.
     pub kind: ContainerKind,
-    /// The same list of the status before.
+    /// The same list of the previous status.
     pub old: &'a [api::ContainerStatus],
-    /// All containers are being restarted.
+    /// Whether all containers are being restarted.
     pub restarting: bool,
 }
 
 impl Conversion<'_> {
-    /// The status of one container.
+    /// Converts the status of one container.
     pub fn convert(&self, container: &api::Container) -> api::ContainerStatus {
         let old = find(self.old, &container.name);
         let start = self.start_value(container, old);
@@ -59,7 +58,7 @@ impl Conversion<'_> {
         status
     }
 
-    /// The whole old entry of a terminated container, else one that waits for its first start.
+    /// The complete old entry of a terminated container, otherwise one that waits for its first start.
     fn start_value(&self, container: &api::Container, old: Option<&api::ContainerStatus>) -> api::ContainerStatus {
         if let Some(ended) = old.filter(|o| exit(o).is_some()) {
             return ended.clone();
@@ -77,7 +76,7 @@ impl Conversion<'_> {
         }
     }
 
-    /// What it means that the runtime does not know the container (spec 02b §3.2).
+    /// Status of a container that the runtime does not know (spec 02b §3.2).
     fn missing(&self, start: api::ContainerStatus, old: Option<&api::ContainerStatus>) -> api::ContainerStatus {
         let mut status = start;
         let Some(old) = old else { return status };
@@ -86,7 +85,7 @@ impl Conversion<'_> {
             status.last_state = Some(terminated(lost(RESTARTING_ALL, REMOVED_FOR_RESTART)));
             status.restart_count = old.restart_count.saturating_add(1);
         } else if state(old) == State::Running && last_exit(old).is_none() {
-            // Shows the container as stopped, not as waiting: the pod must not fall back to Pending.
+            // Reports the container as stopped, not as waiting: the pod must not return to Pending.
             status.last_state = Some(terminated(lost(STATUS_UNKNOWN, LOST_WHILE_RUNNING)));
             if !self.input.pod.is_deleting() {
                 status.restart_count = status.restart_count.saturating_add(1);
@@ -95,7 +94,7 @@ impl Conversion<'_> {
         status
     }
 
-    /// The newest instance as the current entry (spec 02b §3.3).
+    /// Status from the newest instance (spec 02b §3.3).
     fn present(
         &self,
         instance: &ObservedContainer,
@@ -129,7 +128,7 @@ impl Conversion<'_> {
         status
     }
 
-    /// What the status before knows better than the runtime.
+    /// Keeps values that the previous status has and the runtime does not.
     fn remember(&self, status: &mut api::ContainerStatus, instance: &ObservedContainer, old: &api::ContainerStatus) {
         let same = old.container_id == status.container_id;
         status.volume_mounts.clone_from(&old.volume_mounts);
@@ -142,7 +141,7 @@ impl Conversion<'_> {
                 if exit(old).is_some() && old.restart_count >= instance.restart_count {
                     status.restart_count = old.restart_count.saturating_add(1);
                 }
-                // Another instance has its own startup probe to pass.
+                // Another instance must pass its own startup probe.
                 status.started = old.started.filter(|_| same);
             }
             ContainerState::Unknown if state(old) == State::Running => {
@@ -175,7 +174,7 @@ impl Conversion<'_> {
         }
     }
 
-    /// Why the container does not start (spec 02b §3.4).
+    /// Adds the reason why the container does not start (spec 02b §3.4).
     fn explain(
         &self,
         status: &mut api::ContainerStatus,
@@ -217,7 +216,7 @@ impl Conversion<'_> {
     }
 }
 
-/// The mounts of a container as its status shows them.
+/// Volume mounts of a container for its status.
 fn volume_mounts(container: &api::Container, recursive: bool) -> Option<Vec<api::VolumeMountStatus>> {
     let mounts = container.volume_mounts.as_ref()?;
     let status = |mount: &api::VolumeMount| api::VolumeMountStatus {
@@ -250,7 +249,7 @@ mod tests {
     };
     use berth_types::observed::ObservedPod;
 
-    /// Status of container `c` (or the first of the pod), old entry and instances given.
+    /// Status of container `c` (or the first of the pod), given the old entry and the instances.
     fn convert(world: &World, old: Option<api::ContainerStatus>) -> api::ContainerStatus {
         convert_with(world, old, false)
     }

@@ -1,5 +1,6 @@
-//! Whether two statuses say the same, as far as a kubelet is concerned. Pure.
-//! Behaviour: spec 02b §8.2 step 7.
+//! Semantic comparison of two pod statuses, restricted to what a kubelet writes. Pure.
+//!
+//! Implements spec 02b §8.2 step 7.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +16,14 @@ use berth_types::{
     quantity::{Amount, Format},
 };
 
-/// Whether nothing of what a kubelet writes differs: quantities by their number, missing lists
-/// like empty ones, conditions by type, status, reason and message; times of conditions and
-/// what others own do not count.
+/// Whether the statuses are equal in everything that a kubelet writes. Quantities are compared by value, missing lists
+/// equal empty ones, and conditions are compared by type, status, reason, and message; times of conditions and fields
+/// owned by others are ignored.
 pub fn is_same(a: &api::PodStatus, b: &api::PodStatus) -> bool {
     same_conditions(a, b) && same_conditions(b, a) && plain(a) == plain(b)
 }
 
-/// Whether every compared condition of `a` is in `b` and says the same.
+/// Whether `b` contains every compared condition of `a` with equal content.
 fn same_conditions(a: &api::PodStatus, b: &api::PodStatus) -> bool {
     let compared = |c: &&api::PodCondition| is_owned(&c.type_) || c.type_ == DISRUPTION_TARGET;
     let text = |t: &Option<String>| t.clone().unwrap_or_default();
@@ -35,7 +36,7 @@ fn same_conditions(a: &api::PodStatus, b: &api::PodStatus) -> bool {
     })
 }
 
-/// The rest in one form.
+/// The remaining fields in normal form.
 fn plain(status: &api::PodStatus) -> api::PodStatus {
     let mut status = without_blanks(&api::PodStatus {
         conditions: None,
@@ -46,15 +47,14 @@ fn plain(status: &api::PodStatus) -> api::PodStatus {
     });
     for_each_amount(&mut status, |_, quantity| {
         if let Ok(amount) = Amount::parse(&quantity.0) {
-            // In one family of suffixes the same number has one text.
+            // Within one suffix family, equal numbers have the same text.
             quantity.0 = Amount::from_value(0, Format::DecimalSi).plus(amount).canonical();
         }
     });
     status
 }
 
-/// The status without what says nothing: empty texts, lists and states. Quantities in their
-/// canonical text.
+/// The status without empty texts, lists, and states, and with quantities in canonical form.
 pub(super) fn without_blanks(status: &api::PodStatus) -> api::PodStatus {
     let mut status = status.clone();
     for text in [
@@ -96,7 +96,7 @@ pub(super) fn without_blanks(status: &api::PodStatus) -> api::PodStatus {
     status
 }
 
-/// Writes the quantities of `old` as `new` does where they are the same number.
+/// Gives the quantities of `old` the spelling of `new` where the values are equal.
 pub(super) fn spell_alike(old: &mut api::PodStatus, new: &mut api::PodStatus) {
     let mut texts = BTreeMap::new();
     for_each_amount(new, |place, quantity| {
@@ -112,10 +112,10 @@ pub(super) fn spell_alike(old: &mut api::PodStatus, new: &mut api::PodStatus) {
     });
 }
 
-/// Where a quantity stands: which container (none for the pod), which field, which resource.
+/// Location of a quantity: container (none for the pod), field, and resource name.
 type Place = (Option<(ContainerKind, String)>, &'static str, String);
 
-/// Visits every quantity.
+/// Visits every quantity of a status.
 fn for_each_amount(status: &mut api::PodStatus, mut visit: impl FnMut(Place, &mut Quantity)) {
     let mut each = |owner: &Option<(ContainerKind, String)>,
                     allocated: &mut Option<BTreeMap<String, Quantity>>,
@@ -164,7 +164,7 @@ fn plain_container(status: &mut api::ContainerStatus) {
     }
 }
 
-/// Empty resources stay: to the API server a running container without them is one of a node that cannot resize.
+/// Empty resources stay: to the API server, a running container without resources is on a node that cannot resize.
 fn drop_no_resources(resources: &mut Option<api::ResourceRequirements>) {
     if let Some(some) = resources {
         drop_no_amounts(&mut some.requests);

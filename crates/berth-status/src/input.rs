@@ -1,4 +1,4 @@
-//! What a status is built from: plain values that the worker gathers. Pure.
+//! Inputs of the pod status build: plain values collected by the pod worker. Pure.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -6,25 +6,25 @@ use jiff::Timestamp;
 
 use berth_types::{ContainerId, Pod, api, observed::ObservedPod};
 
-/// Which of the two builds this is (spec 02b §2).
+/// Kind of build (spec 02b §2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Build {
-    /// The pod runs, or is being stopped.
+    /// The pod runs or is terminating.
     Ongoing,
-    /// All containers have been stopped for good.
+    /// All containers are stopped permanently.
     Terminal,
 }
 
-/// Why a container does not start: becomes `state.waiting`.
+/// Reason why a container does not start; becomes `state.waiting`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StartFailure {
     /// `CrashLoopBackOff`, `ErrImagePull`, `RunContainerError`, …
     pub reason: String,
-    /// The message.
+    /// Message for people.
     pub message: String,
 }
 
-/// Reason and message that a phase `Failed` is forced with (active deadline, eviction).
+/// Reason and message that force the phase `Failed` (active deadline, eviction).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Eviction {
     /// `status.reason`.
@@ -33,7 +33,7 @@ pub struct Eviction {
     pub message: String,
 }
 
-/// What the probes of one container instance said; `None` where there is no result (yet).
+/// Probe results of a container instance; `None` where there is no result (yet).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ProbeOutcome {
     /// Whether the startup probe succeeded.
@@ -53,45 +53,45 @@ pub struct PodCgroup {
     pub memory_limit_bytes: Option<i64>,
 }
 
-/// What is the same for all pods of the node.
+/// Facts about the node, the same for all pods.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeFacts<'a> {
-    /// How the runtime calls itself: the scheme of container ids.
+    /// Name of the runtime: the scheme of container IDs.
     pub runtime_name: &'a str,
-    /// The node's addresses: internal ones, then external ones; empty while unknown.
+    /// Node addresses: internal, then external ones; empty while unknown.
     pub host_ips: &'a [IpAddr],
-    /// Whether the node's first address is IPv6: IPv6 comes first then.
+    /// Whether the first node address is IPv6; pod addresses then start with IPv6.
     pub prefer_v6: bool,
-    /// Whether there is an API server; without one no node address is written.
+    /// Whether there is an API server; without one no node addresses are written.
     pub api_client: bool,
-    /// When this agent started: containers older than that carry their readiness over.
+    /// Start time of this agent: containers that are older keep their readiness.
     pub agent_started: Timestamp,
 }
 
-/// Everything one build looks at.
+/// Inputs of a status build.
 pub struct StatusInput<'a> {
-    /// The pod, with allocated resources and the API's last status.
+    /// The pod, with allocated resources and the last status from the API server.
     pub pod: &'a Pod,
-    /// What the runtime showed.
+    /// Observation of the container runtime.
     pub observed: &'a ObservedPod,
-    /// The status accepted last; `None` before the first one.
+    /// The last accepted status; `None` before the first one.
     pub previous: Option<&'a api::PodStatus>,
-    /// Which build.
+    /// Kind of build.
     pub kind: Build,
-    /// Last failure to start, by container name.
+    /// Last start failure by container name.
     pub start_failures: &'a BTreeMap<String, StartFailure>,
-    /// What the probes said of a container instance.
+    /// Returns the probe results of a container instance.
     pub probes: &'a dyn Fn(&ContainerId) -> ProbeOutcome,
-    /// Set where something evicts the pod; the first handler's word.
+    /// Eviction of the pod, if any; the first handler wins.
     pub eviction: Option<&'a Eviction>,
-    /// `PodResizePending` and `PodResizeInProgress`, where set; ignored by the terminal build.
+    /// `PodResizePending` and `PodResizeInProgress`, where set; the terminal build ignores them.
     pub resize: &'a [api::PodCondition],
-    /// The pod's cgroup, where it was read.
+    /// Values of the pod's cgroup, where it was read.
     pub cgroup: Option<PodCgroup>,
-    /// Whether the runtime handler can mount recursively read-only.
+    /// Whether the runtime handler supports recursive read-only mounts.
     pub recursive_read_only: bool,
-    /// Sandbox, network and volumes have just become ready, which the observation cannot show yet.
+    /// Whether sandbox, network, and volumes have just become ready, which the observation cannot contain yet.
     pub sandbox_ready: bool,
-    /// The node.
+    /// Facts about the node.
     pub node: NodeFacts<'a>,
 }

@@ -1,7 +1,7 @@
-//! How long pods take to start, less what is not ours. Pure. Behaviour: spec 02b §9, 08 §4.5.
+//! Pod start latency: SLI durations without image pulls and init containers. Pure.
 //!
-//! Fed with what is seen of pods on the API's watch, with pulls, init containers and status
-//! writes; gives one sample per pod. The caller observes it and logs it.
+//! Inputs: pods from the API watch, image pulls, init containers, and status writes. Output: one sample per pod, which
+//! the caller logs and observes in the metrics. Implements spec 02b §9, 08 §4.5.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -13,26 +13,26 @@ use jiff::Timestamp;
 use super::lookup::condition;
 use berth_types::{Pod, PodSpec, PodUid, api};
 
-/// How long one pod took to start.
+/// Start latency of one pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StartSample {
-    /// The pod, as logs name it.
+    /// Pod, as named in logs.
     pub pod: String,
-    /// From its creation until the watch showed it running.
+    /// Time from the creation of the pod until the watch reported it running.
     pub total: Duration,
-    /// `total` less pulls and init containers.
+    /// `total` without pulls and init containers.
     pub sli: Duration,
-    /// Time in which at least one image was pulled.
+    /// Time during which at least one image was being pulled.
     pub pulling: Duration,
-    /// Run times of init containers together.
+    /// Sum of the run times of init containers.
     pub init: Duration,
-    /// Pulls that ended.
+    /// Number of completed pulls.
     pub pulls: usize,
-    /// When a status that says so was written.
+    /// When a status with all containers running was written.
     pub running_told: Timestamp,
-    /// Whether the pod has volumes that keep state: then `sli` does not count.
+    /// Whether the pod has stateful volumes; `sli` then does not count.
     pub stateful: bool,
-    /// Whether this is the first sample that counts of a pod with its own network.
+    /// Whether this is the first counted sample of a pod with its own network.
     pub first_network: bool,
 }
 
@@ -40,34 +40,35 @@ pub struct StartSample {
 struct Tracked {
     name: String,
     created: Timestamp,
-    /// Whether it has volumes that keep state.
+    /// Whether the pod has stateful volumes.
     stateful: bool,
-    /// Whether it has a network of its own.
+    /// Whether the pod has its own network namespace.
     own_network: bool,
-    /// Init containers that go on running: their runs are no initialisation.
+    /// Sidecars: their runs do not count as initialization.
     sidecars: HashSet<String>,
     pulls_open: VecDeque<Timestamp>,
     pulls: Vec<(Timestamp, Timestamp)>,
-    /// Runs of init containers that were counted.
+    /// Counted runs of init containers.
     init_seen: HashSet<(String, Timestamp)>,
     init: Duration,
-    /// When a status that says that it runs was written, and when the watch showed it running. The watch may
-    /// be faster than the answer to the write, and then has nothing more to show.
+    /// When a status with all containers running was written, and when the watch reported it. The watch event may
+    /// precede the response to the write, and no other event follows.
     running_told: Option<Timestamp>,
     running_shown: Option<Timestamp>,
 }
 
-/// Tracks the start of each pod of the API.
+/// Tracks the start of each pod from the API server.
 #[derive(Debug, Default)]
 pub struct StartLatency {
     pods: HashMap<PodUid, Box<Tracked>>,
-    /// Of these nothing is to be measured, or everything was.
+    /// Pods that are not measured, or whose sample was returned.
     settled: HashSet<PodUid>,
     network_seen: bool,
 }
 
 impl StartLatency {
-    /// The watch showed a pod. Gives its sample once, when it has shown the pod running and that was told.
+    /// Handles a pod event of the watch. Returns the sample once, when the watch has reported the pod running and a
+    /// status with that was written.
     pub fn watched(&mut self, pod: &Pod, now: Timestamp) -> Option<StartSample> {
         if pod.is_static() || self.settled.contains(pod.uid()) {
             return None;
@@ -78,7 +79,7 @@ impl StartLatency {
         }
         let status = pod.status.as_deref();
         if status.and_then(|s| condition(s, "PodScheduled")).is_some_and(|c| c.status == "False") {
-            // It waited for a node: its creation tells nothing about us.
+            // The pod waited for scheduling: its creation time does not measure the node.
             self.pods.remove(pod.uid());
             self.settled.insert(pod.uid().clone());
             return None;
@@ -95,7 +96,7 @@ impl StartLatency {
         self.sample(pod.uid())
     }
 
-    /// The sample of a pod of which all is known.
+    /// Returns the sample of a pod whose data is complete.
     fn sample(&mut self, uid: &PodUid) -> Option<StartSample> {
         let (running_told, running_shown) =
             self.pods.get(uid).and_then(|tracked| tracked.running_told.zip(tracked.running_shown))?;
@@ -119,14 +120,14 @@ impl StartLatency {
         })
     }
 
-    /// A pull began.
+    /// Records the start of an image pull.
     pub fn pull_started(&mut self, uid: &PodUid, now: Timestamp) {
         if let Some(tracked) = self.pods.get_mut(uid) {
             tracked.pulls_open.push_back(now);
         }
     }
 
-    /// A pull ended, well or not: a failed one must not be paired with the next success.
+    /// Records the end of an image pull, successful or not: a failed pull must not be paired with a later success.
     pub fn pull_finished(&mut self, uid: &PodUid, now: Timestamp) {
         if let Some(tracked) = self.pods.get_mut(uid)
             && let Some(began) = tracked.pulls_open.pop_front()
@@ -135,7 +136,7 @@ impl StartLatency {
         }
     }
 
-    /// An init container ran; told again and again, each run counts once, those of sidecars never.
+    /// Records a run of an init container. Repeated reports of a run count once; sidecars never count.
     pub fn init_ran(&mut self, uid: &PodUid, container: &str, began: Timestamp, ended: Timestamp) {
         if let Some(tracked) = self.pods.get_mut(uid)
             && !tracked.sidecars.contains(container)
@@ -145,12 +146,12 @@ impl StartLatency {
         }
     }
 
-    /// Whether nothing more is to be measured of a pod.
+    /// Whether nothing more is measured for a pod.
     pub fn is_settled(&self, uid: &PodUid) -> bool {
         self.settled.contains(uid)
     }
 
-    /// A status was written to the API server. Gives the pod's sample where the watch was faster.
+    /// Records a status write. Returns the sample if the watch event came first.
     pub fn status_written(&mut self, uid: &PodUid, status: &api::PodStatus, now: Timestamp) -> Option<StartSample> {
         if let Some(tracked) = self.pods.get_mut(uid).filter(|t| t.running_told.is_none())
             && all_running(status)
@@ -160,7 +161,7 @@ impl StartLatency {
         self.sample(uid)
     }
 
-    /// The pod is gone.
+    /// Removes a deleted pod.
     pub fn deleted(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
         self.settled.remove(uid);
@@ -189,7 +190,7 @@ impl StartLatency {
     }
 }
 
-/// Whether every regular container runs, with a start time.
+/// Whether every regular container runs and has a start time.
 fn all_running(status: &api::PodStatus) -> bool {
     let list = status.container_statuses.as_deref().unwrap_or_default();
     let runs = |c: &api::ContainerStatus| {
@@ -198,7 +199,7 @@ fn all_running(status: &api::PodStatus) -> bool {
     !list.is_empty() && list.iter().all(runs)
 }
 
-/// Whether any volume is more than configuration and scratch space.
+/// Whether any volume is more than configuration or scratch space.
 fn is_stateful(spec: &PodSpec) -> bool {
     spec.volumes().any(|v| {
         v.secret.is_none()
@@ -209,7 +210,7 @@ fn is_stateful(spec: &PodSpec) -> bool {
     })
 }
 
-/// The time covered by any of the sessions.
+/// Total time covered by the intervals, overlaps counted once.
 fn union(sessions: &[(Timestamp, Timestamp)]) -> Duration {
     let mut sorted = sessions.to_vec();
     sorted.sort();
@@ -223,7 +224,7 @@ fn union(sessions: &[(Timestamp, Timestamp)]) -> Duration {
     covered
 }
 
-/// Zero where the end is not after the beginning.
+/// Elapsed time; zero where the end is not after the beginning.
 fn between(began: Timestamp, ended: Timestamp) -> Duration {
     Duration::try_from(ended.duration_since(began)).unwrap_or_default()
 }
@@ -247,7 +248,8 @@ mod tests {
             "ready": true, "restartCount": 0, "state": {"running": {"startedAt": at(110).to_string()}}}]})
     }
 
-    /// The sample of a pod that was seen at 101, told running at 111 and watched running at 112.
+    /// Sample of a pod that was first observed at 101, published running at 111, and reported running by the watch at
+    /// 112.
     fn sample(
         latency: &mut StartLatency,
         spec: Value,

@@ -1,8 +1,8 @@
-//! What the API sees: phase, conditions, container statuses (all pure), and the status manager.
+//! Pod status: phase, conditions, and container statuses (all pure), and the status manager.
 //!
-//! In: a pod, what the runtime showed ([`berth_types::observed`]), what probes and starts said
-//! ([`StatusInput`]). Out: `status` of the pod, built by [`build`], and the one cache of them,
-//! [`StatusManager`], which owns the state of this room.
+//! Inputs: a pod, the observation of the runtime ([`berth_types::observed`]), and results of probes and starts
+//! ([`StatusInput`]). Output: the `status` of the pod, built by [`build`], and its cache, [`StatusManager`], which owns
+//! the state of this crate.
 //!
 //! ```text
 //!  StatusInput ─► build ─► accept ─► StatusManager ─► server, `why`
@@ -11,8 +11,8 @@
 //!                   ─► conditions
 //! ```
 //!
-//! The API sender is `kube::status_writer`; it works from [`StatusManager::kept`], [`mod@merge`] and
-//! [`mod@patch`]. Behaviour: spec 02b §1-9, §14.
+//! The API sender is `kube::status_writer`; it uses [`StatusManager::kept`], [`mod@merge`], and [`mod@patch`].
+//! Implements spec 02b §1-9, §14.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

@@ -1,21 +1,21 @@
-//! Small questions about container statuses and conditions. Pure.
+//! Accessors and constructors for container states and pod conditions. Pure.
 
 use berth_types::api;
 
-/// The state of a container status, of which the API allows one at a time.
+/// State of a container status; the API allows one at a time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum State<'a> {
-    /// Runs.
+    /// `running` is set.
     Running,
-    /// Has ended.
+    /// `terminated` is set.
     Terminated(&'a api::ContainerStateTerminated),
-    /// Waits.
+    /// `waiting` is set.
     Waiting,
-    /// Says nothing.
+    /// No state is set.
     None,
 }
 
-/// The state of a status.
+/// State of a container status.
 pub fn state(status: &api::ContainerStatus) -> State<'_> {
     match &status.state {
         Some(api::ContainerState { running: Some(_), .. }) => State::Running,
@@ -25,49 +25,49 @@ pub fn state(status: &api::ContainerStatus) -> State<'_> {
     }
 }
 
-/// Why a container waits (`CrashLoopBackOff`, …); `None` where it does not, or does not tell.
+/// Reason why a container waits (`CrashLoopBackOff`, …); `None` where it does not wait or has no reason.
 pub fn waiting_reason(status: &api::ContainerStatus) -> Option<&str> {
     status.state.as_ref()?.waiting.as_ref()?.reason.as_deref()
 }
 
-/// How the state ended, where it did.
+/// `state.terminated`, if set.
 pub fn exit(status: &api::ContainerStatus) -> Option<&api::ContainerStateTerminated> {
     status.state.as_ref()?.terminated.as_ref()
 }
 
-/// How the instance before ended (`lastState.terminated`).
+/// `lastState.terminated` of the previous instance, if set.
 pub fn last_exit(status: &api::ContainerStatus) -> Option<&api::ContainerStateTerminated> {
     status.last_state.as_ref()?.terminated.as_ref()
 }
 
-/// The status of that name.
+/// Finds the status of a container by name.
 pub fn find<'a>(list: &'a [api::ContainerStatus], name: &str) -> Option<&'a api::ContainerStatus> {
     list.iter().find(|s| s.name == name)
 }
 
-/// The condition of that type.
+/// Finds a condition by type.
 pub fn condition<'a>(status: &'a api::PodStatus, type_: &str) -> Option<&'a api::PodCondition> {
     status.conditions.iter().flatten().find(|c| c.type_ == type_)
 }
 
-/// Whether the condition of that type is `True`.
+/// Whether the condition of this type is `True`.
 pub fn is_true(status: &api::PodStatus, type_: &str) -> bool {
     condition(status, type_).is_some_and(|c| c.status == "True")
 }
 
-/// A state that says how a container ended.
+/// Terminated state.
 pub fn terminated(exit: api::ContainerStateTerminated) -> api::ContainerState {
     api::ContainerState { terminated: Some(exit), ..Default::default() }
 }
 
-/// A state that says why a container waits; empty texts are left out.
+/// Waiting state; empty texts are omitted.
 pub fn waiting(reason: &str, message: &str) -> api::ContainerState {
     let text = |t: &str| (!t.is_empty()).then(|| t.to_owned());
     let waiting = api::ContainerStateWaiting { reason: text(reason), message: text(message) };
     api::ContainerState { waiting: Some(waiting), ..Default::default() }
 }
 
-/// How a container ended of which nobody saw the end: exit code 137.
+/// Terminated state of a container whose end was not observed: exit code 137.
 pub fn lost(reason: &str, message: &str) -> api::ContainerStateTerminated {
     api::ContainerStateTerminated {
         reason: Some(reason.to_owned()),

@@ -1,11 +1,11 @@
-//! The one cache of statuses: versioned, followed by whoever serves or sends them.
+//! Pod status manager: versioned cache of pod statuses with events and change notification.
 //!
 //!   worker ── set, terminate ──┐                  ┌─► snapshots (server, `why`)
 //!   probes ── set_ready, … ────┼─► entry, version ┼─► changes, events (subscribers)
 //!   housekeeping ── retain ────┘                  └─► unsent (the API sender)
 //!
-//! An update is computed outside the lock from a copy and stored if nobody was faster, else
-//! computed again: the lock is held for copies only. Behaviour: spec 02b §8.
+//! An update is computed outside the lock from a copy, stored if the entry did not change meanwhile, and recomputed
+//! otherwise: the lock protects copies only. Implements spec 02b §8.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,63 +31,63 @@ use super::{
 use berth_metrics::StatusMetrics;
 use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
 
-/// Events a slow subscriber may miss before it must read a snapshot again.
+/// Capacity of the event channel; a slow subscriber that misses more must read a snapshot.
 const EVENTS: usize = 1024;
 
-/// What became of an update.
+/// Result of an update.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// Stored under this version.
     Accepted(u64),
-    /// It says what is stored already, or concerns a pod or container that is not known.
+    /// Equal to the stored status, or for a pod or container that is not known.
     Unchanged,
-    /// It cannot follow what is stored; logged here.
+    /// Illegal transition from the stored status; already logged.
     Refused(Refused),
 }
 
-/// What happened to a pod's status.
+/// Change of a pod's status.
 #[derive(Clone, PartialEq, Debug)]
 pub enum StatusEvent {
-    /// Its first status.
+    /// The first status of a pod.
     Added(PodUid, Arc<api::PodStatus>),
     /// A changed status.
     Updated(PodUid, Arc<api::PodStatus>),
-    /// Its last status: the pod is finished.
+    /// The last status of a pod: it is finished.
     Removed(PodUid, Arc<api::PodStatus>),
 }
 
-/// A status as it is kept, for the API sender.
+/// Cached status of a pod, for the API sender.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Kept {
-    /// Whose it is.
+    /// Identity of the pod.
     pub pod: PodRef,
-    /// Whether that is a static pod: its status goes to its mirror.
+    /// Whether the pod is static: the API server gets its status on the mirror pod.
     pub is_static: bool,
     /// The status.
     pub status: Arc<api::PodStatus>,
-    /// Its version.
+    /// Version of the status, incremented with every stored update.
     pub version: u64,
-    /// When the first change happened that was not sent; `None` where all is sent.
+    /// Time of the first unsent change; `None` where everything is sent.
     pub unsent_since: Option<Timestamp>,
-    /// Whether the pod is finished here and may be deleted once the status is written.
+    /// Whether the pod is finished on this node and may be deleted once the status is written.
     pub finished: bool,
-    /// Whether anything of the pod may still run.
+    /// Whether containers of the pod may run or resources of it remain.
     pub remains: Remains,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
-    /// Its containers may run.
+    /// Containers may run.
     Goes,
-    /// Nothing runs any more.
+    /// All containers are stopped.
     Stopped,
-    /// Nothing is left to do.
+    /// The pod is finished.
     IsOver,
-    /// As before.
+    /// Unchanged.
     Unknown,
 }
 
-/// Holds every pod's latest status. Cheap to share as `Arc`.
+/// Cache of the latest status of every pod. Shared as `Arc`.
 pub struct StatusManager {
     entries: Mutex<HashMap<PodUid, Kept>>,
     stored: AtomicU64,
@@ -97,7 +97,7 @@ pub struct StatusManager {
 }
 
 impl StatusManager {
-    /// An empty one.
+    /// Creates an empty manager.
     pub fn new(metrics: StatusMetrics) -> Self {
         Self {
             entries: Mutex::default(),
@@ -108,59 +108,60 @@ impl StatusManager {
         }
     }
 
-    /// The latest status of a pod.
+    /// Latest status of a pod.
     pub fn status(&self, uid: &PodUid) -> Option<Arc<api::PodStatus>> {
         self.lock().get(uid).map(|e| e.status.clone())
     }
 
-    /// How often a status was stored or forgotten: while this number stays, so does what [`status`](Self::status) says
-    /// when it is asked after this.
+    /// Counter of stored and removed statuses: while it is unchanged, [`status`](Self::status) returns the same results
+    /// as after the counter was read.
     pub fn stored(&self) -> u64 {
         self.stored.load(Ordering::Acquire)
     }
 
-    /// The status that the next one of a pod follows; `None` where that is what the pod's object says.
+    /// The previous status for the next update of a pod; `None` where that is the status in the pod's API object.
     pub fn before(&self, pod: &Pod) -> Option<Arc<api::PodStatus>> {
         self.status(pod.uid()).filter(|kept| !follows_object(pod, kept))
     }
 
-    /// All statuses, in no order.
+    /// All statuses, unordered.
     pub fn snapshot(&self) -> Vec<(PodRef, Arc<api::PodStatus>)> {
         self.lock().values().map(|e| (e.pod.clone(), e.status.clone())).collect()
     }
 
-    /// Counts the changes of any status; wakes who waits for one.
+    /// Counter that changes with any status; notifies its receivers.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// What happens from now on. Who lags behind reads a snapshot again.
+    /// Events from now on. A subscriber that lags must read a snapshot.
     pub fn events(&self) -> broadcast::Receiver<StatusEvent> {
         self.events.subscribe()
     }
 
-    /// Takes a status just built. A pod whose deletion was requested is stored even unchanged,
-    /// so that its end can be driven on.
+    /// Stores a newly built status. Where the deletion of the pod was requested, an unchanged status is stored too, so
+    /// that its termination proceeds.
     pub fn set(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
         let first = pod.status.as_deref();
         let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Goes };
         self.update(&update, |_| Some(status.clone()))
     }
 
-    /// As [`StatusManager::set`], for a pod of which nothing runs: from then on its end may be told.
+    /// Like [`StatusManager::set`], for a pod without running containers: from then on a terminal phase may be
+    /// published.
     pub fn set_stopped(&self, pod: &Pod, status: api::PodStatus, now: Timestamp) -> Outcome {
         let first = pod.status.as_deref();
         let update = Update { pod, first, now, force: pod.is_deleting(), life: Life::Stopped };
         self.update(&update, |_| Some(status.clone()))
     }
 
-    /// Ends a pod's status: what is still open counts as failed (spec 02b §7.1).
+    /// Stores the final status of a pod: containers without a known end count as failed (spec 02b §7.1).
     pub fn terminate(&self, pod: &Pod, now: Timestamp) -> Outcome {
         let update = Update { pod, first: pod.status.as_deref(), now, force: true, life: Life::IsOver };
         self.update(&update, |old| Some(terminate(pod, old)))
     }
 
-    /// Takes a readiness probe's result and recomputes the pod's readiness.
+    /// Applies the result of a readiness probe and recomputes the pod's readiness.
     pub fn set_ready(&self, pod: &Pod, container: &ContainerId, ready: bool, now: Timestamp) -> Outcome {
         self.change(pod, now, |status| {
             let changed = own(status, container).is_some_and(|c| std::mem::replace(&mut c.ready, ready) != ready);
@@ -171,15 +172,15 @@ impl StatusManager {
         })
     }
 
-    /// Takes a startup probe's result.
+    /// Applies the result of a startup probe.
     pub fn set_started(&self, pod: &Pod, container: &ContainerId, started: bool, now: Timestamp) -> Outcome {
         self.change(pod, now, |status| {
             own(status, container).is_some_and(|c| c.started.replace(started) != Some(started))
         })
     }
 
-    /// Keeps the very status that the API shows, where that says what is kept word by word: both are there
-    /// once then.
+    /// Replaces the cached status by the one that the API server returned, if their texts are equal, so that memory
+    /// contains it only once.
     pub fn share(&self, uid: &PodUid, shown: &Arc<api::PodStatus>) {
         let Some(kept) = self.status(uid).filter(|kept| !Arc::ptr_eq(kept, shown) && is_same_text(kept, shown)) else {
             return;
@@ -189,7 +190,7 @@ impl StatusManager {
         }
     }
 
-    /// Forgets all pods but these.
+    /// Removes all pods except these.
     pub fn retain(&self, uids: &HashSet<PodUid>) {
         let mut entries = self.lock();
         let before = entries.len();
@@ -199,24 +200,24 @@ impl StatusManager {
         }
     }
 
-    /// A pod's status as it is kept.
+    /// Cache entry of a pod.
     pub fn kept_of(&self, uid: &PodUid) -> Option<Kept> {
         self.lock().get(uid).cloned()
     }
 
-    /// Every status, in no order.
+    /// All cache entries, unordered.
     pub fn kept(&self) -> Vec<Kept> {
         self.lock().values().cloned().collect()
     }
 
-    /// The statuses with a change that was not [`StatusManager::sent`] yet, the longest waiting first.
+    /// Entries with changes that were not [`StatusManager::sent`] yet, oldest first.
     pub fn unsent(&self) -> Vec<Kept> {
         let mut all: Vec<Kept> = self.lock().values().filter(|kept| kept.unsent_since.is_some()).cloned().collect();
         all.sort_by_key(|kept| kept.unsent_since);
         all
     }
 
-    /// That version was written; a newer one stays unsent, from now on.
+    /// Records that this version was written; a newer one remains unsent, with its waiting time starting now.
     pub fn sent(&self, uid: &PodUid, version: u64, now: Timestamp) {
         if let Some(entry) = self.lock().get_mut(uid)
             && let Some(since) = entry.unsent_since
@@ -227,7 +228,7 @@ impl StatusManager {
         }
     }
 
-    /// Forgets one pod: it is deleted, or another one has its name.
+    /// Removes a pod that is deleted or whose name another pod has.
     pub fn forget(&self, uid: &PodUid) {
         let mut entries = self.lock();
         if entries.remove(uid).is_some() {
@@ -235,7 +236,7 @@ impl StatusManager {
         }
     }
 
-    /// Changes a stored status; `change` says whether it did.
+    /// Updates a stored status; `change` returns whether it changed anything.
     fn change(&self, pod: &Pod, now: Timestamp, change: impl Fn(&mut api::PodStatus) -> bool) -> Outcome {
         let update = Update { pod, first: None, now, force: false, life: Life::Unknown };
         self.update(&update, |old| {
@@ -244,7 +245,7 @@ impl StatusManager {
         })
     }
 
-    /// Computes from what is stored until the result can be stored over just that.
+    /// Recomputes an update from the stored status until the status did not change during the computation.
     fn update(&self, update: &Update<'_>, make: impl Fn(&api::PodStatus) -> Option<api::PodStatus>) -> Outcome {
         let empty = api::PodStatus::default();
         loop {
@@ -277,7 +278,7 @@ impl StatusManager {
         }
     }
 
-    /// Stores an entry over the status it was computed from; `false` where somebody was faster.
+    /// Stores an entry over the status it was computed from; `false` after a concurrent update.
     fn store(&self, over: Option<&Arc<api::PodStatus>>, entry: &Kept) -> bool {
         let mut entries = self.lock();
         let same = match (entries.get(&entry.pod.uid), over) {
@@ -301,7 +302,7 @@ impl StatusManager {
             Some(_) => Some(StatusEvent::Updated(uid, status)),
         };
         if let Some(event) = event {
-            // Nobody may be listening, which is fine.
+            // An error means that there are no subscribers.
             let _ = self.events.send(event);
         }
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
@@ -312,26 +313,26 @@ impl StatusManager {
     }
 }
 
-/// One update, whoever makes it.
+/// Parameters of an update.
 struct Update<'a> {
     pod: &'a Pod,
-    /// What counts as the status before while nothing is stored.
+    /// Previous status where nothing is stored.
     first: Option<&'a api::PodStatus>,
     now: Timestamp,
-    /// Store even what says the same.
+    /// Whether to store an unchanged status.
     force: bool,
     life: Life,
 }
 
 impl<'a> Update<'a> {
-    /// What it follows. Only what was built anew may follow another status than the one that is kept.
+    /// Previous status of the update. Only a newly built status may follow one other than the cached status.
     fn before(&self, kept: Option<&'a api::PodStatus>) -> Option<&'a api::PodStatus> {
         let is_built = matches!(self.life, Life::Goes | Life::Stopped);
         kept.filter(|kept| !(is_built && follows_object(self.pod, kept))).or(self.first)
     }
 
     fn entry(&self, cached: Option<&Kept>, status: api::PodStatus) -> Kept {
-        // A static pod may come back under its UID; any other that is finished stays so.
+        // A static pod may restart under its UID; any other finished pod stays finished.
         let was_finished = cached.is_some_and(|e| e.finished) && !self.pod.is_static();
         let remains = match self.life {
             Life::Goes => Remains::Something,
@@ -350,7 +351,7 @@ impl<'a> Update<'a> {
     }
 }
 
-/// The container of that runtime id, regular ones first.
+/// Status of the container with that runtime ID, regular containers first.
 fn own<'a>(status: &'a mut api::PodStatus, id: &ContainerId) -> Option<&'a mut api::ContainerStatus> {
     let is_own = |c: &&mut api::ContainerStatus| {
         c.container_id.as_deref().and_then(|full| full.split_once("://")).is_some_and(|(_, own)| own == id.as_str())
@@ -359,7 +360,7 @@ fn own<'a>(status: &'a mut api::PodStatus, id: &ContainerId) -> Option<&'a mut a
     lists.into_iter().flatten().flatten().find(is_own)
 }
 
-/// Whether they are equal but for what says nothing, which servers may drop, and the order of conditions.
+/// Whether the statuses are equal except for empty values, which servers may drop, and the order of conditions.
 fn is_same_text(a: &api::PodStatus, b: &api::PodStatus) -> bool {
     let in_order = |status: &api::PodStatus| {
         let mut status = without_blanks(status);
@@ -378,7 +379,7 @@ fn recompute_readiness(pod: &Pod, status: &mut api::PodStatus) {
     for mut new in [containers.ready(conditions), containers.containers_ready()] {
         match conditions.iter_mut().find(|c| c.type_ == new.type_) {
             Some(place) => {
-                // Who probes knows the pod as it was when it began.
+                // A probe worker has the pod object from its start, which may be of an older generation.
                 new.observed_generation = new.observed_generation.max(place.observed_generation);
                 *place = new;
             }
@@ -411,7 +412,7 @@ mod tests {
         let world = world(Seen::Running);
         manager.set(&world.pod, world.build(), at(10));
         let kept = || manager.kept_of(world.pod.uid()).expect("kept");
-        // As servers do: conditions in an order of their own, and what is empty is not there.
+        // Like servers: conditions in another order, and empty values dropped.
         let mut shown = (*kept().status).clone();
         shown.conditions.as_mut().expect("conditions").reverse();
         shown.container_statuses.as_mut().expect("containers")[0].last_state = None;

@@ -1,4 +1,4 @@
-//! From the cached status to the one the API server is sent. Pure. Behaviour: spec 02b §8.3.
+//! Merges the cached pod status into the API server's status. Pure. Implements spec 02b §8.3.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -12,16 +12,16 @@ use super::{
 };
 use berth_types::api;
 
-/// Whether anything of the pod may still use what the end of a pod gives back.
+/// Whether the pod may still use what its termination releases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Remains {
-    /// Containers may run, or resources are still prepared: the end is not told yet.
+    /// Containers may run, or resources remain: a terminal phase is not published yet.
     Something,
-    /// Nothing.
+    /// No containers run and no resources remain.
     Nothing,
 }
 
-/// The status to write over the API's present one.
+/// Status to write over the current one of the API server.
 pub fn merge(api: &api::PodStatus, cached: &api::PodStatus, remains: Remains, now: Timestamp) -> api::PodStatus {
     let ended = |status| Phase::of(status).is_some_and(Phase::is_terminal);
     let ending = !ended(api) && ended(cached);
@@ -49,7 +49,7 @@ pub fn merge(api: &api::PodStatus, cached: &api::PodStatus, remains: Remains, no
     merged
 }
 
-/// What did not change keeps the times that an earlier agent told (spec 10a §22).
+/// Keeps the times that an earlier agent published for unchanged conditions (spec 10a §22).
 fn keep_times(merged: &mut api::PodStatus, api: &api::PodStatus) {
     merged.start_time.clone_from(&api.start_time);
     for own in merged.conditions.iter_mut().flatten().filter(|c| is_owned(&c.type_)) {
@@ -70,7 +70,7 @@ fn merged_conditions(
         if is_owned(&own.type_) {
             all.push(own.clone());
         } else if own.type_ == DISRUPTION_TARGET && disrupts {
-            // Told only now that the pod really ends, so it changes only now.
+            // Published only once the pod has really ended, so this is its transition time.
             let mut fresh = api::PodStatus { conditions: Some(vec![own.clone()]), ..Default::default() };
             set_transition_time(&mut fresh, api, DISRUPTION_TARGET, now);
             for told in fresh.conditions.into_iter().flatten() {

@@ -1,8 +1,10 @@
-//! The patch that turns the API's status into ours. Pure. Behaviour: spec 02b §8.4, 10 §5.
+//! Strategic merge patch from the API server's pod status to ours. Pure.
 //!
-//! A strategic merge patch: conditions are merged by `type`, addresses by `ip`, all other lists
-//! are replaced whole. Keys are sorted, as the reference sends them. Both sides are brought into
-//! one form first, so that what the server spells otherwise is no change (spec 10 §5.2, §8.4).
+//! Implements spec 02b §8.4, 10 §5.
+//!
+//! Conditions are merged by `type` and addresses by `ip`; all other lists are replaced as a whole. Keys are sorted, as
+//! kubelet sends them. Both sides are normalized first, so that another spelling by the server is no change
+//! (spec 10 §5.2, §8.4).
 
 use serde_json::{Map, Value, json};
 
@@ -13,9 +15,9 @@ use super::{
 };
 use berth_types::{ContainerKind, api};
 
-/// The body of the request; `None` where nothing changed and nothing is to be sent.
+/// Body of the patch request; `None` where nothing changed and no request is needed.
 ///
-/// The UID is part of it as a precondition: the API server refuses a patch for another pod.
+/// The UID is included as a precondition: the API server rejects a patch for another pod.
 pub fn patch(uid: &str, old: &api::PodStatus, new: &api::PodStatus) -> Option<Vec<u8>> {
     let (mut old, mut new) = (without_blanks(old), without_blanks(new));
     spell_alike(&mut old, &mut new);
@@ -29,7 +31,7 @@ pub fn patch(uid: &str, old: &api::PodStatus, new: &api::PodStatus) -> Option<Ve
     Some(body.to_string().into_bytes())
 }
 
-/// Forgets empty resources of `old` where `new` has none: that is no change.
+/// Removes empty resources from `old` where `new` has none: that is no change.
 fn drop_empty_resources_missing_in(old: &mut api::PodStatus, new: &api::PodStatus) {
     let is_blank =
         |resources: &Option<api::ResourceRequirements>| *resources == Some(api::ResourceRequirements::default());
@@ -54,12 +56,12 @@ fn drop_empty_resources_missing_in(old: &mut api::PodStatus, new: &api::PodStatu
 fn to_map(status: &api::PodStatus) -> Map<String, Value> {
     match serde_json::to_value(status) {
         Ok(Value::Object(map)) => map,
-        // A status is a struct: it serialises to an object.
+        // Unreachable: a struct serializes to an object.
         _ => Map::new(),
     }
 }
 
-/// The key by which a list is merged; `None` for lists that are replaced.
+/// Merge key of a list; `None` for lists that are replaced.
 fn merge_key(list: &str) -> Option<&'static str> {
     match list {
         "conditions" => Some("type"),
@@ -93,7 +95,7 @@ fn diff_objects(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<Strin
     patch
 }
 
-/// Changed entries in the new order, then the removed ones, and the order of all.
+/// Patches a list: changed entries in the new order, then deletions, and the order of all entries.
 fn diff_lists(patch: &mut Map<String, Value>, list: &str, old: &[Value], new: &[Value]) {
     let Some(key) = merge_key(list) else { return };
     let by_key = |entries: &'_ [Value], wanted: &Value| entries.iter().position(|e| e.get(key) == Some(wanted));
@@ -158,7 +160,7 @@ mod tests {
         assert_eq!(body(server, ours), None);
     }
 
-    /// Clients and the API server's resize take the key for given.
+    /// Clients and the resize code of the API server require the key.
     #[test]
     fn empty_resources_are_sent_where_the_server_has_none() {
         let with = |resources: &Value| {

@@ -1,28 +1,28 @@
-//! The phase of a pod from its container statuses. Pure. Behaviour: spec 02b §4.
+//! The phase of a pod from its container statuses. Pure. Implements spec 02b §4.
 
 use std::fmt;
 
 use super::lookup::{State, find, last_exit, state};
 use berth_types::{Pod, api, restart::restarts_after_exit};
 
-/// Reason of a state that a restart of all containers left behind.
+/// Reason of a state left by a restart of all containers.
 pub const RESTARTING_ALL: &str = "RestartingAllContainers";
 
-/// `status.phase`.
+/// Value of `status.phase`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Phase {
-    /// Not everything was started yet.
+    /// Some containers have not been started yet.
     Pending,
-    /// Something runs, or will again.
+    /// At least one container runs or will restart.
     Running,
-    /// Everything ended well.
+    /// All containers succeeded.
     Succeeded,
-    /// Something ended badly.
+    /// A container failed permanently.
     Failed,
 }
 
 impl Phase {
-    /// The API's text.
+    /// Text in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -32,17 +32,17 @@ impl Phase {
         }
     }
 
-    /// Reads the API's text; `None` for anything else.
+    /// Parses the text in the API; `None` for anything else.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Pending, Self::Running, Self::Succeeded, Self::Failed].into_iter().find(|p| p.as_str() == text)
     }
 
-    /// The phase of a status; `None` where unset or unknown.
+    /// Phase of a status; `None` where unset or unknown.
     pub fn of(status: &api::PodStatus) -> Option<Self> {
         Self::parse(status.phase.as_deref()?)
     }
 
-    /// Whether the pod is over.
+    /// Whether the phase is `Succeeded` or `Failed`.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
@@ -54,7 +54,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// What a phase follows from.
+/// Inputs of the phase.
 pub struct PhaseInput<'a> {
     /// The pod.
     pub pod: &'a Pod,
@@ -62,9 +62,9 @@ pub struct PhaseInput<'a> {
     pub init: &'a [api::ContainerStatus],
     /// Statuses of regular containers.
     pub regular: &'a [api::ContainerStatus],
-    /// All containers have been stopped for good.
+    /// Whether all containers are stopped permanently.
     pub terminal_build: bool,
-    /// A regular container exists in the current sandbox.
+    /// Whether a regular container exists in the current sandbox.
     pub initialized: bool,
 }
 
@@ -81,7 +81,7 @@ struct Counts {
     stopped_final: usize,
 }
 
-/// The phase; every input has one.
+/// Computes the phase; defined for every input.
 pub fn phase(input: &PhaseInput<'_>) -> Phase {
     let mut n = Counts::default();
     for container in input.pod.init_containers() {
@@ -122,7 +122,7 @@ impl Counts {
                 self.running += 1;
                 self.pending_sidecar += usize::from(status.started != Some(true));
             }
-            // A stopped sidecar, even a failed one, never decides the phase.
+            // A terminated sidecar, even a failed one, never decides the phase.
             State::Terminated(_) => {}
             State::Waiting if last_exit(status).is_some() => {}
             State::Waiting => {
@@ -189,7 +189,7 @@ mod tests {
     use crate::testing::{exited, pod, running, status, waiting, waiting_after};
     use proptest::prelude::*;
 
-    /// `policy`, then containers as name (`i…` init, `s…` sidecar, else regular) and state.
+    /// `policy`, then containers as name (`i…` init, `s…` sidecar, otherwise regular) and state.
     fn phase_of(policy: &str, containers: &[(&str, serde_json::Value)], terminal: bool) -> Phase {
         let names: Vec<&str> = containers.iter().map(|(n, _)| *n).collect();
         let pod = pod(policy, &names);
@@ -283,7 +283,7 @@ mod tests {
             }).collect();
             let containers: Vec<(&str, serde_json::Value)> = named.iter().map(|(n, s)| (n.as_str(), s.clone())).collect();
             let one = phase_of(&policy, &containers, terminal);
-            // What runs is never reported as ended, unless initialisation failed for good.
+            // A pod with running containers is never terminal, unless initialization failed permanently.
             let runs = named.iter().any(|(n, s)| !n.starts_with('i') && s.get("running").is_some());
             if runs && one == Phase::Succeeded {
                 prop_assert!(false, "succeeded while running: {named:?}");

@@ -1,4 +1,4 @@
-//! Whether containers have started and are ready. Pure. Behaviour: spec 02b §3.6.
+//! `started` and `ready` of container statuses, from probe results. Pure. Implements spec 02b §3.6.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use berth_types::{ContainerId, Pod, api};
 
-/// Containers that are this much older than the agent were started by an earlier one.
+/// Containers that started this much before the agent were started by an earlier agent.
 const BEFORE_AGENT: Duration = Duration::from_secs(10);
 
 /// Sets `started` and `ready` of all init and regular containers.
@@ -44,13 +44,13 @@ fn ready(input: &StatusInput<'_>, container: &api::Container, status: &api::Cont
     }
     match outcome(input, status).readiness {
         Some(success) => success,
-        // Never forget over a restart of the agent what was ready, never promise what was not.
+        // A restart of the agent neither loses readiness nor grants it to a container that was not ready.
         None if is_inherited(input, status) => container.readiness_probe.is_none() || was_ready(input, status),
         None => container.readiness_probe.is_none(),
     }
 }
 
-/// Whether the API's status said that this very instance is ready.
+/// Whether the API status reports this same instance as ready.
 fn was_ready(input: &StatusInput<'_>, status: &api::ContainerStatus) -> bool {
     let Some(told) = input.pod.status.as_deref() else { return false };
     let lists = [&told.container_statuses, &told.init_container_statuses];
@@ -97,7 +97,7 @@ mod tests {
         api::ContainerStatus { container_id: Some("containerd://c-0".to_owned()), ..status("c", state) }
     }
 
-    /// Running since so many seconds before the agent started.
+    /// Running, started this many seconds before the agent.
     fn older_than_agent(seconds: i64) -> api::ContainerStatus {
         entry(serde_json::json!({"running": {"startedAt": at(AGENT_STARTED - seconds).to_string()}}))
     }

@@ -1,4 +1,4 @@
-//! Resources in the status: what was granted and what is in force. Pure. Behaviour: spec 02b §6.3-6.4.
+//! Resources in the pod status: allocated and actual. Pure. Implements spec 02b §6.3-6.4.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ use berth_types::{
 
 type List = BTreeMap<String, Quantity>;
 
-/// Below this many milli-CPU the kernel has no smaller quota: shown and granted values are alike.
+/// Minimum CPU limit in milli-CPU that the kernel can represent; lower actual and allocated values are equivalent.
 const LEAST_LIMIT_MILLI: i64 = 10;
-/// The same for CPU weights.
+/// Minimum CPU request in milli-CPU that a CPU weight can represent.
 const LEAST_REQUEST_MILLI: i64 = 2;
 
-/// The resources of a container with an instance: what is granted, overlaid with what a running
-/// instance really has. Values the runtime does not tell stay as they were told before.
+/// Resources of a container with an instance: the allocated ones, overlaid with the actual ones of a running instance.
+/// Values that the runtime does not report keep their last published value.
 pub(super) fn container_resources(
     container: &api::Container,
     instance: &ObservedContainer,
@@ -56,8 +56,8 @@ pub(super) fn pod_allocated(pod: &Pod) -> Option<List> {
     some(quantities(pod_requests(pod.spec(), Overhead::Included)))
 }
 
-/// `status.resources` of a pod. While it runs, its cgroup tells; what the cgroup does not tell
-/// stays as it was, else is what was granted.
+/// `status.resources` of a pod. While it runs, values come from its cgroup; a value that the cgroup does not have keeps
+/// its last published value, else is the allocated one.
 pub(super) fn pod_resources(pod: &Pod, cgroup: Option<PodCgroup>, old: &api::PodStatus) -> api::ResourceRequirements {
     let requests = quantities(pod_requests(pod.spec(), Overhead::Included));
     let limits = quantities(pod_limits(pod.spec(), Overhead::Included));
@@ -69,7 +69,7 @@ pub(super) fn pod_resources(pod: &Pod, cgroup: Option<PodCgroup>, old: &api::Pod
     let mut shown_requests = level.requests.unwrap_or_default();
     let mut shown_limits = level.limits.unwrap_or_default();
     for (shown, granted) in [(&mut shown_requests, &requests), (&mut shown_limits, &limits)] {
-        // Pod-level values do not hold the overhead, effective ones do.
+        // Pod-level values exclude the overhead, effective ones include it.
         for (name, value) in shown.iter_mut() {
             if let Some(effective) = granted.get(name) {
                 value.clone_from(effective);
@@ -80,7 +80,7 @@ pub(super) fn pod_resources(pod: &Pod, cgroup: Option<PodCgroup>, old: &api::Pod
     let old_requests = before.and_then(|b| b.requests.as_ref());
     let old_limits = before.and_then(|b| b.limits.as_ref());
     overlay(&mut shown_requests, "cpu", seen.cpu_request_milli.map(milli_cpu), old_requests, LEAST_REQUEST_MILLI);
-    // The kernel does not know memory requests.
+    // The kernel has no memory requests.
     if let Some(memory) = requests.get("memory") {
         shown_requests.insert("memory".to_owned(), memory.clone());
     }
@@ -90,7 +90,7 @@ pub(super) fn pod_resources(pod: &Pod, cgroup: Option<PodCgroup>, old: &api::Pod
 }
 
 impl PodCgroup {
-    /// What a pod's cgroup would hold if there were one: what it was granted.
+    /// Values that the pod's cgroup would have: the allocated ones.
     pub fn granted(pod: &Pod) -> Self {
         let requests = pod_requests(pod.spec(), Overhead::Included);
         let limits = pod_limits(pod.spec(), Overhead::Included);
@@ -103,7 +103,7 @@ impl PodCgroup {
 }
 
 fn requirements(pod: &Pod, mut requests: List, mut limits: List) -> api::ResourceRequirements {
-    // A pod's group has no other.
+    // Pod-level resources exclude ephemeral storage.
     for list in [&mut requests, &mut limits] {
         list.retain(|name, _| name != EPHEMERAL_STORAGE);
     }
@@ -111,8 +111,8 @@ fn requirements(pod: &Pod, mut requests: List, mut limits: List) -> api::Resourc
     api::ResourceRequirements { claims, requests: some(requests), limits: some(limits) }
 }
 
-/// Puts in what was seen, unless both it and the granted value are at or below `least` (in
-/// thousandths), where the kernel cannot tell them apart.
+/// Inserts the actual value, unless both it and the allocated value are at or below `least` (in thousandths), where the
+/// kernel cannot distinguish them.
 fn overlay(list: &mut List, name: &str, seen: Option<Amount>, before: Option<&List>, least: i64) {
     let value = match seen {
         Some(seen) => {

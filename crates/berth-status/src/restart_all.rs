@@ -1,4 +1,6 @@
-//! When one container's exit restarts all containers of its pod. Pure. Behaviour: spec 02b §5.4.
+//! Restart of all containers of a pod, triggered by one container's exit. Pure.
+//!
+//! Implements spec 02b §5.4.
 
 use super::{
     conditions::{ALL_CONTAINERS_RESTARTING, make},
@@ -11,17 +13,17 @@ use berth_types::{
     restart::{RuleAction, matching_rule},
 };
 
-/// Whether any container of the pod could ask for it: only then has the pod the condition.
+/// Whether any container of the pod has a `RestartAllContainers` rule; only then the pod has the condition.
 pub fn has_rule(pod: &Pod) -> bool {
     all(pod).any(|c| {
         c.restart_policy_rules.as_deref().unwrap_or_default().iter().any(|r| r.action == "RestartAllContainers")
     })
 }
 
-/// Whether a restart of all containers is due or under way.
+/// Whether a restart of all containers is due or in progress.
 ///
-/// A container that the runtime still holds is judged by its newest instance; one that is gone
-/// by how the status says it ended, so that a restart survives a restart of the agent.
+/// A container that exists in the runtime is evaluated by its newest instance, a missing one by its terminated state in
+/// the status, so that the restart survives a restart of the agent.
 pub fn triggered(pod: &Pod, observed: &ObservedPod, status: &api::PodStatus) -> bool {
     if !has_rule(pod) {
         return false;
@@ -36,12 +38,12 @@ pub fn triggered(pod: &Pod, observed: &ObservedPod, status: &api::PodStatus) -> 
         })
 }
 
-/// Whether the status says that all containers are being removed now: the runtime's flag.
+/// Whether the condition `AllContainersRestarting` is true: all containers are being removed now.
 pub fn in_progress(status: &api::PodStatus) -> bool {
     is_true(status, ALL_CONTAINERS_RESTARTING)
 }
 
-/// The condition `AllContainersRestarting`, which carries no observed generation.
+/// Computes the condition `AllContainersRestarting`, which has no observed generation.
 pub(super) fn condition(pod: &Pod, observed: &ObservedPod, triggered: bool, phase: Phase) -> api::PodCondition {
     let type_ = ALL_CONTAINERS_RESTARTING;
     let remains = all(pod).any(|c| observed.newest(&c.name).is_some());

@@ -1,4 +1,6 @@
-//! The last status of a pod: nothing is left open. Pure. Behaviour: spec 02b §7.1.
+//! Final status of a pod: every container terminated, and a terminal phase. Pure.
+//!
+//! Implements spec 02b §7.1.
 
 use super::{
     containers::{LOST_AT_END, STATUS_UNKNOWN},
@@ -7,8 +9,8 @@ use super::{
 };
 use berth_types::{Pod, api};
 
-/// The status with which a pod's life ends: containers of which nobody saw the end count as
-/// failed, and the phase is terminal (except for static pods).
+/// Final status of a pod: containers whose end was not observed count as failed, and the phase is terminal (except for
+/// static pods).
 pub fn terminate(pod: &Pod, status: &api::PodStatus) -> api::PodStatus {
     let mut status = status.clone();
     if initialized(pod, &status) {
@@ -17,7 +19,7 @@ pub fn terminate(pod: &Pod, status: &api::PodStatus) -> api::PodStatus {
         }
     }
     if let Some(init) = status.init_container_statuses.as_mut() {
-        // Those behind the last one that ever started never had their turn.
+        // Init containers after the last one that ever started were never due to start.
         let started = init.iter().rposition(was_started).map_or(1, |last| last + 1);
         init.iter_mut().take(started).for_each(close);
     }
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
     use crate::testing::{exited, pod, running, static_pod, status, waiting, waiting_after};
 
-    /// The exit codes after the end, `None` for what stays open; init containers first.
+    /// Exit codes in the final status, `None` for containers that stay open; init containers first.
     fn codes(entries: &[(&str, serde_json::Value)]) -> Vec<Option<i32>> {
         let names: Vec<&str> = entries.iter().map(|(n, _)| *n).collect();
         let all = entries.iter().map(|(n, s)| api::ContainerStatus { started: Some(true), ..status(n, s.clone()) });

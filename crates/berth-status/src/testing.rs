@@ -1,4 +1,4 @@
-//! Pods, statuses and observations for the tables of this room.
+//! Test fixtures: pods, statuses, and observations for table-driven tests.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -13,21 +13,21 @@ use berth_types::{
     },
 };
 
-/// When the agent of these tests started, in seconds.
+/// Start time of the agent in these tests, in Unix seconds.
 pub const AGENT_STARTED: i64 = 1_000_000;
 
-/// A moment.
+/// Timestamp from Unix seconds.
 pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).expect("a small number")
 }
 
-/// A pod by its specification; it gets a generation.
+/// Pod with this specification, and a generation.
 pub fn pod_with(spec: Value) -> Pod {
     let metadata = json!({"name": "p", "namespace": "n", "uid": "u", "generation": 3});
     Pod::new(serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")).expect("complete")
 }
 
-/// Names beginning with `i` are init containers, with `s` sidecars, all others regular.
+/// Container names beginning with `i` are init containers, with `s` sidecars, all others regular.
 fn spec(policy: &str, names: &[&str]) -> Value {
     let mut init = Vec::new();
     let mut regular = Vec::new();
@@ -41,12 +41,12 @@ fn spec(policy: &str, names: &[&str]) -> Value {
     json!({"restartPolicy": policy, "initContainers": init, "containers": regular})
 }
 
-/// A pod of the API.
+/// Pod from the API server.
 pub fn pod(policy: &str, names: &[&str]) -> Pod {
     pod_with(spec(policy, names))
 }
 
-/// A pod of a file.
+/// Static pod from a file.
 pub fn static_pod(policy: &str, names: &[&str]) -> Pod {
     let metadata = json!({"name": "p", "namespace": "n", "uid": "u",
         "annotations": {"kubernetes.io/config.source": "file"}});
@@ -54,14 +54,14 @@ pub fn static_pod(policy: &str, names: &[&str]) -> Pod {
     Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete")
 }
 
-/// Replaces the API's status of a pod.
+/// Replaces the API status of a pod.
 pub fn set_status(pod: &mut Pod, status: Value) {
     let mut object = pod.to_object();
     object.status = Some(serde_json::from_value(status).expect("a status"));
     *pod = Pod::new(object).expect("complete");
 }
 
-/// A status by its state; `lastState` may stand beside it.
+/// Container status with this state, which may include `lastState`.
 pub fn status(name: &str, state: Value) -> api::ContainerStatus {
     let mut state = state;
     let last = state.as_object_mut().and_then(|s| s.remove("lastState")).unwrap_or_else(|| json!({}));
@@ -76,7 +76,7 @@ pub fn running() -> Value {
     json!({"running": {}})
 }
 
-/// `waiting` for the first time.
+/// `waiting`, before the first start.
 pub fn waiting() -> Value {
     json!({"waiting": {}})
 }
@@ -91,7 +91,7 @@ pub fn waiting_after(code: i32) -> Value {
     json!({"waiting": {}, "lastState": {"terminated": {"exitCode": code}}})
 }
 
-/// A container as the runtime shows it.
+/// State of a container in the runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seen {
     /// Created.
@@ -100,11 +100,11 @@ pub enum Seen {
     Running,
     /// Exited with that code.
     Exited(i32),
-    /// The runtime does not know.
+    /// Unknown to the runtime.
     Unknown,
 }
 
-/// The `number`-th instance of a container, of the sandbox `box`.
+/// The `number`-th instance of a container, in the sandbox `box`.
 pub fn instance(name: &str, number: i32, seen: Seen) -> ObservedContainer {
     let created = AGENT_STARTED + i64::from(number) * 60;
     let (state, exit_code) = match seen {
@@ -136,7 +136,7 @@ pub fn instance(name: &str, number: i32, seen: Seen) -> ObservedContainer {
     }
 }
 
-/// A sandbox with those addresses.
+/// Sandbox with these addresses.
 pub fn sandbox(id: &str, state: SandboxState, ips: &[&str]) -> ObservedSandbox {
     ObservedSandbox {
         id: SandboxId::from(id),
@@ -150,7 +150,7 @@ pub fn sandbox(id: &str, state: SandboxState, ips: &[&str]) -> ObservedSandbox {
     }
 }
 
-/// A look that shows one instance of each container, in a ready sandbox if there are any.
+/// Observation with one instance of each container, in a ready sandbox if there are any.
 pub fn observed(seen: &[(&str, Seen)]) -> ObservedPod {
     let id = pod("Always", &[]).id().clone();
     let mut observed = ObservedPod::empty(id, Generation(1), at(AGENT_STARTED));
@@ -162,7 +162,7 @@ pub fn observed(seen: &[(&str, Seen)]) -> ObservedPod {
     observed
 }
 
-/// Everything a build looks at, owned.
+/// Owned inputs of a build.
 pub struct World {
     pub pod: Pod,
     pub observed: ObservedPod,
@@ -177,7 +177,7 @@ pub struct World {
 }
 
 impl World {
-    /// Nothing special.
+    /// Inputs with default values.
     pub fn new(pod: Pod, observed: ObservedPod) -> Self {
         Self {
             pod,
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// Lets the probes of every container say this.
+    /// Sets the probe results of every container.
     pub fn probes_say(&mut self, outcome: ProbeOutcome) {
         self.probes = Box::new(move |_| outcome);
     }
@@ -205,12 +205,12 @@ impl World {
         self.pod = Pod::new(object).expect("complete");
     }
 
-    /// What the API server says.
+    /// Sets the status of the API server.
     pub fn set_api_status(&mut self, status: Value) {
         set_status(&mut self.pod, status);
     }
 
-    /// The input of a build.
+    /// Inputs of a build.
     pub fn input(&self) -> StatusInput<'_> {
         StatusInput {
             pod: &self.pod,
@@ -234,7 +234,7 @@ impl World {
         }
     }
 
-    /// The status.
+    /// Builds the status.
     pub fn build(&self) -> api::PodStatus {
         build(&self.input())
     }

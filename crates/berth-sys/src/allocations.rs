@@ -1,11 +1,11 @@
-//! Who asked for memory: the allocator, with a sampler that is off until somebody looks.
+//! Heap profiler: a jemalloc wrapper with a sampling profiler that is off until first used.
 //!
-//! Off, it costs a load and a branch each way. On, every 512 KiB or so of a thread's requests (an exponential
-//! distance, so that no pattern hides) one block is noted with its stack, and forgotten when it is freed. Blocks
-//! that are not noted pass by a small table of counters. What is noted lies in pages mapped once, whose size is
-//! bounded; they stay, for who has looked once will look again.
+//! Disabled, it costs a load and a branch per allocation and free. Enabled, it samples one block per 512 KiB of a
+//! thread's requests on average (exponentially distributed, so that no pattern hides), records it with its stack, and
+//! removes it on free. A small table of counters makes frees of unsampled blocks skip the lock. Samples are stored in
+//! pages mapped once, of bounded size; they are never unmapped, because who profiled once will profile again.
 //!
-//! Nothing here may allocate where it is asked for memory: a thread that is noting is not noted.
+//! Nothing here may allocate while serving an allocation: a thread that records a sample is not sampled.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -20,30 +20,30 @@ use tikv_jemallocator::Jemalloc;
 
 use super::sampler;
 
-/// Bytes between two samples of a thread, on average.
+/// Average number of bytes between two samples of a thread.
 pub const INTERVAL: u64 = 512 << 10;
-/// Frames of a stack that are kept, innermost first.
+/// Maximum number of stack frames stored, innermost first.
 const DEPTH: usize = 72;
-/// Different stacks; what comes after is lost, and counted.
+/// Maximum number of distinct stacks; further ones are dropped and counted.
 const STACKS: usize = 2048;
-/// Noted blocks that are not freed yet; likewise.
+/// Maximum number of live sampled blocks; further ones are dropped and counted.
 const BLOCKS: usize = 16_384;
-/// Chains of either table.
+/// Hash buckets of either table.
 const CHAINS: usize = 4096;
 
 static ON: AtomicBool = AtomicBool::new(false);
 static BOOK: Mutex<Option<&'static mut Book>> = Mutex::new(None);
-/// How many noted blocks share a chain; who finds zero need not look further.
+/// Number of sampled blocks per hash bucket; at zero, a free skips the table.
 static NOTED: [AtomicU16; CHAINS] = [const { AtomicU16::new(0) }; CHAINS];
 
-/// jemalloc, sampled.
+/// Global allocator: jemalloc with sampling.
 #[derive(Debug)]
 pub struct Sampled;
 
-// SAFETY: every call goes on to jemalloc as it came, and its answer is returned as it is.
+// SAFETY: every call is forwarded to jemalloc unchanged, and its result is returned unchanged.
 unsafe impl GlobalAlloc for Sampled {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are the ones asked for.
+        // SAFETY: the caller's guarantees are those that jemalloc requires.
         let block = unsafe { Jemalloc.alloc(layout) };
         gained(block, layout.size());
         block
@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Sampled {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // Before: as soon as it is free, somebody else may get it.
+        // Before the free: afterwards another thread may receive the same address.
         lost(block);
         // SAFETY: as above.
         unsafe { Jemalloc.dealloc(block, layout) }
@@ -68,7 +68,7 @@ unsafe impl GlobalAlloc for Sampled {
         // SAFETY: as above.
         let moved = unsafe { Jemalloc.realloc(block, layout, size) };
         match noted {
-            // It was refused: the old block lives on.
+            // The reallocation failed: the old block stays valid.
             Some(noted) if moved.is_null() => put_back(noted),
             _ => gained(moved, size),
         }
@@ -76,41 +76,41 @@ unsafe impl GlobalAlloc for Sampled {
     }
 }
 
-/// So many blocks of so many bytes together.
+/// Number of blocks and their total size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sum {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Bytes.
+    /// Total bytes.
     pub bytes: u64,
 }
 
-/// What was noted of one stack since sampling began.
+/// Samples of one stack since sampling began.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Noted {
-    /// Addresses of instructions, innermost first; the first ones are the allocator's own.
+    /// Instruction addresses, innermost first; the first ones are the allocator's own.
     pub frames: Vec<u64>,
-    /// What was asked for.
+    /// Sampled allocations.
     pub asked: Sum,
-    /// What was freed of it.
+    /// Sampled allocations that were freed.
     pub freed: Sum,
 }
 
-/// Everything noted since sampling began.
+/// All samples since sampling began.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Record {
     /// By stack, in the order of their first samples: a later record begins with the same stacks.
     pub stacks: Vec<Noted>,
-    /// Samples there was no room for.
+    /// Samples dropped because a table was full.
     pub missed: u64,
 }
 
-/// Begins to sample, for good; tells whether that was now.
+/// Starts sampling permanently; returns false if it had started before.
 ///
 /// # Errors
-/// The kernel gives no memory.
+/// If the kernel provides no memory.
 pub fn start() -> Result<bool, std::io::Error> {
-    // The unwinder sets itself up at its first use, which had better not be in the middle of a request.
+    // The unwinder initializes itself at its first use, which must not happen during an allocation.
     backtrace::trace(|_| true);
     let mut book = open();
     if book.is_some() {
@@ -118,13 +118,13 @@ pub fn start() -> Result<bool, std::io::Error> {
     }
     let pages = sampler::map(size_of::<Book>()).ok_or_else(std::io::Error::last_os_error)?;
     let pages: *mut Book = std::ptr::with_exposed_provenance_mut(pages);
-    // SAFETY: a mapping of this size that is never unmapped and that nobody else knows; all zero is a valid book.
+    // SAFETY: a mapping of this size that is never unmapped and has no other user; all zeros is a valid book.
     *book = Some(unsafe { &mut *pages });
     ON.store(true, Ordering::Release);
     Ok(true)
 }
 
-/// What was noted so far; nothing where nobody began.
+/// Samples so far; empty if sampling was never started.
 pub fn record() -> Record {
     let _unnoted = Noting::begin();
     let book = open();
@@ -138,11 +138,11 @@ pub fn record() -> Record {
     Record { stacks: stacks.collect(), missed: book.missed }
 }
 
-/// What lies in the pages. All zero when they are mapped: nothing. Places are counted from 1; 0 is none.
+/// Content of the mapped pages. Mapped as all zeros: empty. Indexes count from 1; 0 is none.
 struct Book {
     stacks_used: usize,
     blocks_used: usize,
-    /// Freed places among the blocks, a chain.
+    /// Head of the free list of blocks.
     spare: u32,
     missed: u64,
     stack_chains: [u32; CHAINS],
@@ -178,14 +178,14 @@ impl Book {
         known.asked.add(bytes);
         if !self.keep(Block { next: 0, stack, address, bytes }) {
             self.missed = self.missed.saturating_add(1);
-            // It would be held for ever otherwise.
+            // Otherwise it would count as live forever.
             if let Some(known) = at_mut(&mut self.stacks, stack) {
                 known.freed.add(bytes);
             }
         }
     }
 
-    /// The place of a stack, new or known; 0 where there is no room.
+    /// Index of a stack, new or existing; 0 if the table is full.
     fn stack(&mut self, frames: &[usize]) -> u32 {
         let hash = frames.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, ip| mix(hash ^ *ip as u64));
         let chain = chain(hash);
@@ -222,7 +222,7 @@ impl Book {
         true
     }
 
-    /// Takes a block out, where it was noted.
+    /// Removes a block if it was sampled.
     fn forget(&mut self, address: usize) -> Option<Block> {
         let chain = chain(mix(address as u64));
         let (mut before, mut place) = (0, self.block_chains[chain]);
@@ -258,7 +258,7 @@ fn at_mut<T>(list: &mut [T], place: u32) -> Option<&mut T> {
     list.get_mut(usize::try_from(place).ok()?.checked_sub(1)?)
 }
 
-/// Spreads the bits of a number over all of it.
+/// Hash finalizer: distributes the bits of a number.
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     number ^ (number >> 32)
@@ -272,10 +272,10 @@ fn open() -> MutexGuard<'static, Option<&'static mut Book>> {
     BOOK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a thread knows of its own requests. Plain cells, alive as long as the thread is.
+/// Per-thread sampling state. Plain cells, alive as long as the thread is.
 #[derive(Clone, Copy)]
 struct Meter {
-    /// Bytes until the next sample; nothing is drawn yet while the seed is 0.
+    /// Bytes until the next sample; not drawn yet while the seed is 0.
     left: i64,
     seed: u64,
     is_noting: bool,
@@ -285,7 +285,7 @@ thread_local! {
     static METER: Cell<Meter> = const { Cell::new(Meter { left: 0, seed: 0, is_noting: false }) };
 }
 
-/// As long as this lives, nothing that this thread allocates or frees is looked at.
+/// Guard: while it lives, allocations and frees of this thread are ignored.
 struct Noting {
     was: bool,
 }
@@ -311,14 +311,14 @@ fn gained(block: *mut u8, bytes: usize) {
     }
 }
 
-/// Whether this request of the thread is one to be noted.
+/// Whether this request of the thread is to be sampled.
 fn is_due(bytes: usize) -> bool {
     let mut meter = METER.get();
     if meter.is_noting {
         return false;
     }
     if meter.seed == 0 {
-        // The address of the meter differs from thread to thread.
+        // The address of the meter differs between threads.
         meter.seed = METER.with(|here| mix(std::ptr::from_ref(here).addr() as u64)) | 1;
         meter.left = distance(&mut meter.seed);
     }
@@ -331,7 +331,7 @@ fn is_due(bytes: usize) -> bool {
     is_due
 }
 
-/// Bytes until the next sample: exponentially distributed.
+/// Draws the bytes until the next sample: exponentially distributed.
 fn distance(seed: &mut u64) -> i64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -345,8 +345,7 @@ fn note(address: usize, bytes: usize) {
     let _noting = Noting::begin();
     let mut frames = [0; DEPTH];
     let mut length = 0;
-    // SAFETY: "unsynchronized" means that symbols must not be looked up at the same time elsewhere; frames only
-    // are walked here.
+    // SAFETY: "unsynchronized" forbids concurrent symbol lookups elsewhere; this only walks frames.
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
             if let Some(place) = frames.get_mut(length) {
@@ -371,7 +370,7 @@ fn lost(block: *mut u8) -> Option<Block> {
 #[cold]
 fn forget(address: usize) -> Option<Block> {
     if METER.get().is_noting {
-        return None; // its own blocks are never noted
+        return None; // the profiler's own blocks are never sampled
     }
     let _noting = Noting::begin();
     open().as_mut()?.forget(address)

@@ -1,4 +1,4 @@
-//! Takes any server, where the specification wants that: probes and hooks, and registries with `skip_verify`.
+//! TLS without server verification, for probes, hooks, and registries with `skip_verify`.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-/// Verifies nothing but signatures, for registries: who answers has the key of the certificate that was shown.
+/// Verifies only handshake signatures, for registries: the peer has the private key of the presented certificate.
 #[derive(Debug)]
 pub struct AnyCertificate(pub Arc<CryptoProvider>);
 
@@ -48,13 +48,13 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// Verifies nothing, for probes and hooks. Signatures are not even looked at: what looks at them refuses certificates
-/// that the reference takes (X.509 version 1, short keys, what no library parses), and a certificate that anybody may
-/// have made proves nothing anyway.
+/// Verifies nothing, for probes and hooks. Signatures are not checked either: the check rejects certificates that the
+/// kubelet accepts (X.509 version 1, short keys, unparsable ones), and a certificate that anybody may have created
+/// proves nothing anyway.
 #[derive(Debug)]
 pub struct AnyServer(pub Arc<CryptoProvider>);
 
-/// What servers may sign with that the provider does not know, and the reference does.
+/// Signature schemes that the kubelet offers and the provider lacks.
 const ALSO: [SignatureScheme; 2] = [SignatureScheme::RSA_PKCS1_SHA1, SignatureScheme::ECDSA_SHA1_Legacy];
 
 impl ServerCertVerifier for AnyServer {

@@ -1,7 +1,7 @@
-//! Replacing a small file so that a crash leaves either the old or the new content.
+//! Atomic replacement of a small file: a crash leaves either the old or the new content.
 //!
-//! Temporary file in the same directory (name begins with `.`), fsync, rename, fsync of the
-//! directory. Behaviour: spec 06 §4, 01 §17.1. Blocking: call it from the blocking pool.
+//! Temporary file in the same directory (name begins with `.`), fsync, rename, fsync of the directory. Blocking: call
+//! it from the blocking pool. Implements spec 06 §4, 01 §17.1.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -13,10 +13,10 @@ use std::{
 /// Attempts to find an unused temporary name.
 const ATTEMPTS: u32 = 16;
 
-/// The content; `None` where there is no file.
+/// Reads the content; `None` if the file does not exist.
 ///
 /// # Errors
-/// Whatever reading says, other than that there is no such file.
+/// Any read error other than a missing file.
 pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Ok(content) => Ok(Some(content)),
@@ -25,34 +25,33 @@ pub fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Replaces the content; creates the file where there is none. `mode` is taken as it is,
-/// whatever the umask. The directory must exist.
+/// Replaces the content; creates a missing file. `mode` is applied regardless of the umask. The directory must exist.
 ///
 /// # Errors
-/// Whatever writing, syncing or renaming says; the old content is in place then, unless only
-/// the last sync (of the directory) failed.
+/// Any error of writing, syncing, or renaming; the old content is in place then, unless only the last sync (of the
+/// directory) failed.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (temporary, file) = create_temporary(directory)?;
     let result = fill(file, content, mode).and_then(|()| fs::rename(&temporary, path));
     if let Err(e) = result {
-        // The write failed and that is what is told; a leftover is ignored by whoever lists.
+        // The write error is returned; a leftover is ignored by whoever lists the directory.
         let _ = fs::remove_file(&temporary);
         return Err(e);
     }
     File::open(directory)?.sync_all()
 }
 
-/// Like [`replace`] but without syncing: for what is written again after a crash anyway.
+/// Like [`replace`] but without syncing: for content that is rewritten after a crash anyway.
 ///
 /// # Errors
-/// Whatever writing or renaming says; the old content is in place then.
+/// Any error of writing or renaming; the old content is in place then.
 pub fn replace_unsynced(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (temporary, mut file) = create_temporary(directory)?;
     let written = file.write_all(content).and_then(|()| file.set_permissions(Permissions::from_mode(mode)));
     if let Err(e) = written.and_then(|()| fs::rename(&temporary, path)) {
-        // The write failed and that is what is told; a leftover is ignored by whoever lists.
+        // The write error is returned; a leftover is ignored by whoever lists the directory.
         let _ = fs::remove_file(&temporary);
         return Err(e);
     }

@@ -1,11 +1,10 @@
-//! Files below a directory that others write to, opened so that nobody is led out of it.
+//! Symlink-safe file access below a directory that untrusted pods may write (`/var/log` endpoint).
 //!
-//! Pods may be given the directory: every name in it is hostile. The kernel resolves the whole
-//! path below the directory's descriptor and follows no link (`openat2`, `RESOLVE_BENEATH`,
-//! `RESOLVE_NO_SYMLINKS`); what is found is looked at before it is opened, so that a FIFO cannot
-//! make us wait and a device notices nothing. One kind of link is known: `containers/<name>` to a
-//! file below `pods/`, which is resolved again from the directory. Blocking: call it from the blocking pool.
-//! Behaviour: spec 04 §5.6, §10.
+//! Every name in the directory is hostile. The kernel resolves the whole path below the directory's descriptor and
+//! follows no link (`openat2`, `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS`); the result is checked before it is opened, so
+//! that a FIFO cannot block and a device is not touched. One kind of link is supported: `containers/<name>` to a file
+//! below `pods/`, which is resolved again from the directory. Blocking: call it from the blocking pool.
+//! Implements spec 04 §5.6, §10.
 
 use std::{
     ffi::OsStr,
@@ -23,7 +22,7 @@ use rustix::{
     io::Errno,
 };
 
-/// What a path names.
+/// An opened file or directory.
 #[derive(Debug)]
 pub enum Found {
     /// A regular file, open for reading.
@@ -32,10 +31,10 @@ pub enum Found {
     Directory(OwnedFd),
 }
 
-/// Opens what the relative `path` names below `root`.
+/// Opens the relative `path` below `root`.
 ///
 /// # Errors
-/// `NotFound` also for what is no regular file or directory and for what a link leads to; else what the kernel says.
+/// `NotFound`, also for other file types and for links; otherwise the kernel's error.
 pub fn open(root: &Path, path: &Path) -> io::Result<Found> {
     let root_fd = rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let found = match beneath(&root_fd, path) {
@@ -54,7 +53,7 @@ pub fn open(root: &Path, path: &Path) -> io::Result<Found> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             Ok(Found::Directory(rustix::fs::openat(&found, ".", flags, Mode::empty())?))
         }
-        // Our own link to what was just looked at: nobody can swap it.
+        // Our own link to the descriptor just checked: nobody can replace it.
         FileType::RegularFile => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map(Found::File),
         _ => Err(io::ErrorKind::NotFound.into()),
     }
@@ -63,7 +62,7 @@ pub fn open(root: &Path, path: &Path) -> io::Result<Found> {
 /// Names in a directory and whether each is a directory, sorted; at most `most` of them.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn list(directory: &OwnedFd, most: usize) -> io::Result<Vec<(String, bool)>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)?.take(most.saturating_add(2)) {
@@ -83,14 +82,14 @@ fn beneath(root: &impl AsFd, path: &Path) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     loop {
         match rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
-            // The kernel saw a rename while it walked and wants to be asked again.
+            // The kernel detected a concurrent rename and requests a retry.
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }
     }
 }
 
-/// Where below the root a link `containers/<name>` leads, if it leads into `pods/`.
+/// Target of a link `containers/<name>` relative to the root; `None` unless it leads into `pods/`.
 fn container_log(root_fd: &OwnedFd, root: &Path, path: &Path) -> Option<PathBuf> {
     let mut parts = path.components();
     let (Some(Component::Normal(folder)), Some(Component::Normal(name)), None) =

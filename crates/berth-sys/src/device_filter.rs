@@ -1,5 +1,6 @@
-//! Attaches a program that decides about devices to a control group of the unified hierarchy (`bpf(2)`).
-//! Behaviour: spec 09a §9.4.
+//! eBPF device filter of a cgroup v2: loads and attaches the program (`bpf(2)`).
+//!
+//! Implements spec 09a §9.4.
 
 use std::{
     io,
@@ -19,7 +20,7 @@ const DEVICE_PROGRAM: u32 = 15;
 const DEVICE: u32 = 6;
 /// `BPF_F_ALLOW_MULTI`
 const ALLOW_MULTI: u32 = 2;
-/// Most programs that are looked for; a group of ours has one, while it is replaced two.
+/// Maximum number of attached programs queried; a cgroup of ours has one, or two during a replacement.
 const MOST: usize = 16;
 
 #[repr(C)]
@@ -65,19 +66,19 @@ struct ById {
     flags: u32,
 }
 
-/// Puts a program in the place of those that are attached to a group. At no time is there none.
+/// Replaces the programs attached to a cgroup. At no time is the cgroup without a program.
 ///
 /// # Errors
-/// What the kernel says: it has no such programs, does not take this one, or we may not.
+/// The kernel's error: it lacks such programs, rejects this one, or denies permission.
 pub fn replace(group: BorrowedFd<'_>, program: &[u64]) -> io::Result<()> {
     let earlier = attached(group)?;
     let new = load(program)?;
     let attach =
         |program: &OwnedFd, flags| Attach { group: number(&group), program: number(program), kind: DEVICE, flags };
-    // SAFETY: the record holds numbers only.
+    // SAFETY: the struct contains integers only.
     unsafe { bpf(ATTACH, &mut attach(&new, ALLOW_MULTI)) }?;
     for old in &earlier {
-        // SAFETY: the record holds numbers only.
+        // SAFETY: the struct contains integers only.
         unsafe { bpf(DETACH, &mut attach(old, 0)) }?;
     }
     Ok(())
@@ -91,25 +92,26 @@ fn load(program: &[u64]) -> io::Result<OwnedFd> {
         license: address(c"Apache-2.0".as_ptr()),
         ..Load::default()
     };
-    // SAFETY: the addresses are those of `count` instructions and of a text with its end, both alive; there is no log.
+    // SAFETY: the addresses are those of `count` instructions and of a NUL-terminated text, both alive; there is no
+    // log.
     let fd = unsafe { bpf(LOAD, &mut record) }?;
-    // SAFETY: the kernel has just opened it for us.
+    // SAFETY: the kernel has just opened it for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Programs that are attached to the group itself.
+/// Programs attached to the cgroup itself.
 fn attached(group: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
     let mut ids = [0_u32; MOST];
     let count = u32::try_from(MOST).map_err(io::Error::other)?;
     let mut record =
         Query { group: number(&group), kind: DEVICE, ids: address(ids.as_mut_ptr()), count, ..Query::default() };
-    // SAFETY: the address is that of `count` numbers that may be written.
+    // SAFETY: the address is that of `count` writable integers.
     unsafe { bpf(QUERY, &mut record) }?;
     let found = ids.iter().take(usize::try_from(record.count).unwrap_or_default());
     let open = |id: &u32| {
-        // SAFETY: the record holds numbers only.
+        // SAFETY: the struct contains integers only.
         let fd = unsafe { bpf(BY_ID, &mut ById { id: *id, ..ById::default() }) }?;
-        // SAFETY: the kernel has just opened it for us.
+        // SAFETY: the kernel has just opened it for this process.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     found.map(open).collect()
@@ -124,9 +126,9 @@ fn address<T>(pointer: *const T) -> u64 {
 }
 
 /// # Safety
-/// Addresses in the record have to be those of what the command reads and writes.
+/// Addresses in the struct must be valid for what the command reads and writes.
 unsafe fn bpf<T>(command: libc::c_int, record: &mut T) -> io::Result<libc::c_int> {
-    // SAFETY: the record is as long as is told, and lives on; for its addresses the caller answers.
+    // SAFETY: the struct has the given size and outlives the call; the caller guarantees its addresses.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(record), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { libc::c_int::try_from(result).map_err(io::Error::other) }
 }
@@ -137,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers the same to everything.
+    /// A program that returns the same decision for every access.
     fn always(answer: u8) -> [u64; 2] {
         [u64::from_ne_bytes([0xb7, 0, 0, 0, answer, 0, 0, 0]), u64::from_ne_bytes([0x95, 0, 0, 0, 0, 0, 0, 0])]
     }

@@ -1,8 +1,8 @@
-//! Counts the disk usage of directory trees that containers own and may change meanwhile. Blocking.
+//! Disk usage of directory trees that containers own and may modify concurrently (like `du`).
 //!
-//! The only such walk in the program. It has one directory open at a time: names lead down, `..` leads up again, so depth
-//! costs no descriptors, no stack, and no path. No link is followed and no other file system is entered. What it cannot
-//! count is an error, never left out in silence.
+//! The only such walk in the program; it blocks. It has one directory open at a time: names lead down, `..` leads up
+//! again, so depth costs no descriptors, no stack, and no path. It follows no link and enters no other file system.
+//! What it cannot count is an error, never omitted silently.
 
 use std::{
     collections::HashSet,
@@ -17,21 +17,21 @@ use rustix::{
     io::Errno,
 };
 
-/// Most memory for names of directories that wait to be walked, bytes: some 700,000 of them.
+/// Maximum memory for names of directories not yet walked, bytes: about 700,000 names.
 const MAX_PENDING: usize = 32 << 20;
-/// What a waiting name takes besides its bytes.
+/// Memory of a pending name besides its bytes.
 const PER_NAME: usize = 40;
-/// Most files with several names that are remembered.
+/// Maximum number of hard-linked files remembered.
 const MAX_LINKS: usize = 1 << 20;
-/// A block of `st_blocks`, whatever the file system's own is.
+/// Unit of `st_blocks`, bytes, independent of the file system's block size.
 const BLOCK: u64 = 512;
 
-/// What files take.
+/// Disk usage of files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Bytes on disk, in whole blocks.
     pub bytes: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
 }
 
@@ -43,11 +43,11 @@ impl Usage {
     }
 }
 
-/// What a directory and all below it take, as `du` counts: files with several names once, nothing on other file
-/// systems. What vanishes meanwhile counts or does not. `pace` is called for each entry: it may sleep, or end the walk.
+/// Disk usage of a directory tree, as `du` counts: hard-linked files once, nothing on other file systems. Entries that
+/// disappear during the walk may or may not count. `pace` is called for each entry: it may sleep, or end the walk.
 ///
 /// # Errors
-/// A directory cannot be read or was moved meanwhile, too many directories wait, or `pace` ends the walk.
+/// If a directory cannot be read or was moved meanwhile, too many directories are pending, or `pace` ends the walk.
 pub fn count(directory: &Path, mut pace: impl FnMut() -> io::Result<()>) -> io::Result<Usage> {
     let mut here = open(CWD, directory)?;
     let top = fstat(&here)?;
@@ -59,13 +59,13 @@ pub fn count(directory: &Path, mut pace: impl FnMut() -> io::Result<()>) -> io::
         if let Some(name) = level.names.pop() {
             walk.pending -= name.as_bytes().len() + PER_NAME;
             match open(&here, name.as_c_str()) {
-                // Another one by that name may be a mount.
+                // The name may refer to a mount by now.
                 Ok(below) if fstat(&below)?.st_dev == walk.device => {
                     here = below;
                     above.push(walk.read(&here, &mut pace)?);
                 }
                 Ok(_) => {}
-                // Gone, or something else now.
+                // Deleted, or no longer a directory.
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -80,10 +80,10 @@ pub fn count(directory: &Path, mut pace: impl FnMut() -> io::Result<()>) -> io::
     }
 }
 
-/// What the files directly in a directory take, without directories.
+/// Disk usage of the files directly in a directory, without subdirectories.
 ///
 /// # Errors
-/// The directory cannot be read, or `pace` ends the walk.
+/// If the directory cannot be read, or `pace` ends the walk.
 pub fn count_files(directory: &Path, mut pace: impl FnMut() -> io::Result<()>) -> io::Result<Usage> {
     let here = open(CWD, directory)?;
     let mut walk = Walk { device: fstat(&here)?.st_dev, usage: Usage::default(), links: HashSet::new(), pending: 0 };
@@ -100,20 +100,20 @@ pub fn count_files(directory: &Path, mut pace: impl FnMut() -> io::Result<()>) -
     Ok(walk.usage)
 }
 
-/// What one file takes; a link is not followed.
+/// Disk usage of one file; does not follow a link.
 ///
 /// # Errors
-/// It cannot be looked at.
+/// If `stat` fails.
 pub fn count_file(path: &Path) -> io::Result<Usage> {
     let mut usage = Usage::default();
     usage.add(&statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?);
     Ok(usage)
 }
 
-/// A directory on the way to the one that is open.
+/// An ancestor of the open directory, or the open directory itself.
 struct Level {
     identity: (u64, u64),
-    /// Directories in it that wait to be walked.
+    /// Subdirectories that are still to be walked.
     names: Vec<CString>,
 }
 
@@ -121,16 +121,16 @@ struct Walk {
     device: u64,
     usage: Usage,
     links: HashSet<u64>,
-    /// Memory of all waiting names, bytes.
+    /// Memory of all pending names, bytes.
     pending: usize,
 }
 
 impl Walk {
-    /// Counts what is in a directory.
+    /// Counts the entries of a directory.
     fn read(&mut self, here: &OwnedFd, pace: &mut impl FnMut() -> io::Result<()>) -> io::Result<Level> {
         let mut level = Level { identity: identity(&fstat(here)?), names: Vec::new() };
         let entries = match Dir::read_from(here) {
-            // Removed since it was opened: nothing is in it.
+            // Removed since it was opened: it is empty.
             Err(Errno::NOENT) => return Ok(level),
             other => other?,
         };
@@ -161,7 +161,7 @@ impl Walk {
         Ok(level)
     }
 
-    /// Whether a file with several names is seen for the first time.
+    /// Whether a hard-linked file is encountered for the first time.
     fn is_first(&mut self, stat: &Stat) -> io::Result<bool> {
         if stat.st_nlink <= 1 {
             return Ok(true);
@@ -188,7 +188,7 @@ fn open(at: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     Ok(openat(at, name, flags, Mode::empty())?)
 }
 
-/// `None` where the entry has gone meanwhile.
+/// Stats an entry; `None` if it disappeared.
 fn look(directory: &OwnedFd, name: &CStr) -> io::Result<Option<Stat>> {
     match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
@@ -288,7 +288,7 @@ mod tests {
     fn a_directory_that_is_removed_while_it_is_read_ends_no_walk() {
         let root = tempfile::tempdir().expect("a directory");
         fs::write(root.path().join("kept"), "x").expect("written");
-        // More entries than one read of the kernel's returns.
+        // More entries than one getdents call returns.
         for number in 0..20_000 {
             fs::create_dir_all(root.path().join("busy")).expect("made");
             fs::write(root.path().join(format!("busy/{number}")), "").expect("written");

@@ -1,8 +1,7 @@
-//! Notices that one of several files may have changed.
+//! inotify watcher of a set of files, e.g. certificates; also through links and renames.
 //!
-//! Directories are watched, not files: certificates are replaced by renaming, and mounted ones by
-//! turning a link (`..data`) to another directory. Whoever waits also looks now and then: what is
-//! missed here must be found all the same.
+//! Watches directories, not files: certificates are replaced by rename, and mounted ones by redirecting a link
+//! (`..data`) to another directory. The caller also checks periodically: a missed change must be found all the same.
 
 use std::{collections::BTreeSet, ffi::OsString, path::PathBuf};
 
@@ -10,7 +9,7 @@ use futures::StreamExt;
 use inotify::{Event, EventMask, EventStream, Inotify, WatchMask};
 use tracing::debug;
 
-/// Directories under watch.
+/// A set of watched directories.
 pub struct FileWatch {
     events: Option<EventStream<Vec<u8>>>,
     directories: BTreeSet<PathBuf>,
@@ -18,9 +17,9 @@ pub struct FileWatch {
 }
 
 impl FileWatch {
-    /// Begins; what cannot be watched is tried again with [`FileWatch::arm`].
+    /// Starts watching; [`FileWatch::arm`] retries what cannot be watched.
     pub fn new(files: Vec<PathBuf>) -> Self {
-        // What a link leads to may be replaced as well as the link.
+        // The target of a link may be replaced as well as the link.
         let real = files.iter().filter_map(|file| file.canonicalize().ok());
         let all: Vec<PathBuf> = real.chain(files.iter().cloned()).collect();
         let parent = |file: &PathBuf| match file.parent() {
@@ -36,7 +35,7 @@ impl FileWatch {
         watch
     }
 
-    /// Watches what exists now: a directory may have come, or have been replaced.
+    /// Watches what exists now: a directory may have been created or replaced.
     pub fn arm(&mut self) {
         if self.directories.is_empty() {
             return;
@@ -60,14 +59,14 @@ impl FileWatch {
         }
     }
 
-    /// Returns when something happened to one of the names. Safe to drop while waiting.
+    /// Waits for a change of one of the names. Cancel-safe.
     pub async fn moved(&mut self) {
         loop {
             let Some(events) = &mut self.events else { return std::future::pending().await };
             match events.next().await {
                 Some(Ok(event)) if self.counts(&event) => return,
                 Some(Ok(_)) => {}
-                Some(Err(_)) | None => self.events = None, // made anew by the next `arm`
+                Some(Err(_)) | None => self.events = None, // recreated by the next `arm`
             }
         }
     }
@@ -76,7 +75,7 @@ impl FileWatch {
         let lost = EventMask::Q_OVERFLOW | EventMask::IGNORED | EventMask::UNMOUNT;
         event.mask.intersects(lost)
             || event.name.as_ref().is_some_and(|name| {
-                self.names.contains(name) || name.to_string_lossy().starts_with("..") // a mounted volume turns
+                self.names.contains(name) || name.to_string_lossy().starts_with("..") // update of a mounted volume
             })
     }
 }
@@ -91,7 +90,7 @@ mod tests {
 
     async fn noticed(watch: &mut FileWatch, change: &str) {
         timeout(Duration::from_secs(60), watch.moved()).await.expect(change);
-        // One change may be several notifications.
+        // One change may cause several notifications.
         while timeout(Duration::from_millis(50), watch.moved()).await.is_ok() {}
     }
 

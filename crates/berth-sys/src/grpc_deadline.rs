@@ -1,7 +1,7 @@
-//! The deadline of a call, as gRPC tells it to a client: `DEADLINE_EXCEEDED`.
+//! Server-side gRPC deadlines: answers an expired `grpc-timeout` with `DEADLINE_EXCEEDED`.
 //!
-//! tonic ends a call whose `grpc-timeout` has passed with `CANCELLED`, and what the client sees is then a matter of whose
-//! clock rings first. Here the call ends a moment before that.
+//! tonic ends a call whose `grpc-timeout` has expired with `CANCELLED`, and which status the client sees then depends
+//! on whose timer fires first. This layer ends the call a moment earlier.
 
 use std::{
     convert::Infallible,
@@ -14,10 +14,10 @@ use http::{Request, Response};
 use tokio::time::timeout;
 use tonic::{Status, body::Body, codegen::Service, server::NamedService};
 
-/// How long before tonic the call ends: more than one step of the clock.
+/// Time before tonic's timeout at which the call ends: more than one step of the timer.
 const AHEAD: Duration = Duration::from_millis(5);
 
-/// A service whose calls keep their clients' deadlines.
+/// A gRPC service that enforces the deadlines of its clients.
 #[derive(Clone, Debug)]
 pub struct Deadline<S>(pub S);
 
@@ -42,7 +42,7 @@ where
         let told = request.headers().get("grpc-timeout").and_then(|told| limit(told.to_str().ok()?));
         let answer = self.0.call(request);
         let Some(limit) = told else { return answer.boxed() };
-        // From now on, not from when somebody looks first.
+        // The timeout starts now, not at the first poll.
         let answer = timeout(limit - AHEAD.min(limit / 2), answer);
         async move {
             let passed = || Status::deadline_exceeded("context deadline exceeded").into_http();
@@ -52,7 +52,7 @@ where
     }
 }
 
-/// A `grpc-timeout`: at most eight digits and a unit; `None` where it is none.
+/// Parses a `grpc-timeout`: at most eight digits and a unit; `None` if malformed.
 fn limit(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers after a second.
+    /// Replies after one second.
     #[derive(Clone)]
     struct Slow;
 

@@ -1,9 +1,9 @@
-//! The allocator's habits, set for an agent that is small and mostly idle.
+//! jemalloc configuration for a small, mostly idle agent, and its resource usage.
 //!
-//! What a burst leaves are holes. glibc gives back the pages of its heap that are wholly free, and with blocks of all
-//! sizes side by side few are: a node of 500 pods kept 18 MB that way. jemalloc keeps sizes apart and returns free
-//! pages as they come. One arena is enough for two workers that mostly wait, and caches of threads would hide from
-//! it what is free; its holes are filled by whoever comes next.
+//! A burst of allocations leaves holes. glibc returns only wholly free pages of its heap, and with blocks of all sizes
+//! side by side few are: a node of 500 pods kept 18 MB that way. jemalloc separates sizes and returns free pages as
+//! they appear. One arena is enough for two worker threads that mostly wait; thread caches would hide free blocks from
+//! it, and later allocations fill its holes.
 
 use std::ffi::c_char;
 
@@ -12,40 +12,40 @@ use nix::sys::{
     time::TimeValLike,
 };
 
-/// Read by jemalloc before the first block is asked for. Free pages go back within three seconds, so that a page of
-/// statistics that is asked for does not have to touch new ones for each line. A thread that keeps blocks
-/// ([`keep_some_here`]) keeps few, and small ones, and looks for those it does not need once in a megabyte.
+/// jemalloc options, read before the first allocation. Free pages are returned within three seconds, so that a request
+/// for statistics does not touch new pages for each line. A thread with a cache ([`keep_some_here`]) caches few and
+/// only small blocks, and collects unused ones once per megabyte.
 #[unsafe(export_name = "_rjem_malloc_conf")]
-// SAFETY: the name is jemalloc's own for its options, a pointer to text that ends with a zero and never changes.
+// SAFETY: the name is jemalloc's symbol for its options, a pointer to a NUL-terminated text that never changes.
 static HABITS: &c_char = unsafe {
     &*c"narenas:1,tcache:false,tcache_max:14336,tcache_nslots_small_max:16,\
       tcache_gc_incr_bytes:1048576,dirty_decay_ms:3000,muzzy_decay_ms:0"
         .as_ptr()
 };
 
-/// Makes sure that the habits are linked into the program: a library's constant that nobody names is left out, and
-/// jemalloc has defaults of its own. Call once, at the start.
+/// Ensures that the options are linked into the program: the linker drops a library's constant without a reference, and
+/// jemalloc then uses its defaults. Call once, at startup.
 pub fn tune() {
     std::hint::black_box(HABITS);
 }
 
-/// Gives those free pages back to the kernel whose time has come.
+/// Returns free pages whose decay time has passed to the kernel.
 pub fn give_back_what_rests() {
     // jemalloc's number for "all arenas".
     const DECAY: &std::ffi::CStr = c"arena.4096.decay";
     let (value, size, none) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the name ends with a zero; the control neither reads nor writes a value, and may be called from any thread
-    // at any time. A refusal changes nothing.
+    // SAFETY: the name is NUL-terminated; the control neither reads nor writes a value, and is thread-safe at any time.
+    // A failure changes nothing.
     let _done = unsafe { tikv_jemalloc_sys::mallctl(DECAY.as_ptr(), value, size, none, 0) };
 }
 
-/// From now on this thread keeps some of the blocks it frees, for itself: to one that works in bursts that are all
-/// alike they are worth what they take.
+/// Enables the thread cache of the calling thread: it is worth its memory for a thread with recurring, similar bursts
+/// of work.
 pub fn keep_some_here() {
     let mut keeps = true;
     let (old, none) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the name ends with a zero; the control reads one truth value of C, which is a byte as ours is. A refusal
-    // changes nothing.
+    // SAFETY: the name is NUL-terminated; the control reads one C bool, which is a byte like ours. A failure changes
+    // nothing.
     let _done = unsafe {
         tikv_jemalloc_sys::mallctl(
             c"thread.tcache.enabled".as_ptr(),
@@ -57,16 +57,16 @@ pub fn keep_some_here() {
     };
 }
 
-/// What this process has used since it began.
+/// Resource usage of this process since its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Used {
-    /// How often it has touched a page that it did not have yet.
+    /// Minor page faults: first accesses to a page.
     pub page_faults: u64,
-    /// Time of processors, microseconds.
+    /// CPU time in user and kernel mode, microseconds.
     pub processor: u64,
 }
 
-/// What this process has used.
+/// Resource usage of this process; all zeros if it cannot be read.
 pub fn used() -> Used {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Used::default() };
     let whole = |number: i64| u64::try_from(number).unwrap_or(0);
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn new_memory_shows_as_faults() {
         let before = used().page_faults;
-        // Other tests may have left some that is touched already, but not without end.
+        // Other tests may have left touched free pages, but only a limited number.
         let mut kept = Vec::new();
         while used().page_faults == before && kept.len() < 64 {
             kept.push(std::hint::black_box(vec![1_u8; 4 << 20]));

@@ -1,7 +1,7 @@
-//! Paths of a container's root, walked so that no link and nobody who changes the root meanwhile leads outside.
+//! Race-free path resolution inside a container's root file system (`openat2`, `RESOLVE_IN_ROOT`).
 //!
-//! The kernel takes the root's descriptor for `/` (`openat2`, `RESOLVE_IN_ROOT`); what is missing is made in the
-//! directory a descriptor holds. Spec 09a §8.2.
+//! No link, and no concurrent change of the root, leads outside. The kernel treats the root's descriptor as `/`;
+//! missing components are created relative to a directory descriptor. Implements spec 09a §8.2.
 
 use std::{
     io,
@@ -17,12 +17,12 @@ use rustix::{
     io::Errno,
 };
 
-/// The root is `/`, and links of `/proc` that lead out of it are refused.
+/// The root is `/`, and magic links of `/proc` are refused.
 const RESOLVE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
-/// More links than the kernel follows in one path.
+/// Maximum number of dangling links followed; the kernel follows 40 links per path.
 const MOST_LINKS: usize = 40;
 
-/// What is made where nothing is.
+/// What to create if the path does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Missing {
     /// A directory, 0755.
@@ -31,33 +31,33 @@ pub enum Missing {
     File,
 }
 
-/// Opens what a path names inside the root, as `O_PATH` and links followed.
+/// Opens a path inside the root as an `O_PATH` descriptor; follows links.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn open(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     open_with(root, path, OFlags::PATH)
 }
 
-/// As [`open`], with flags of its own.
+/// As [`open`], with the given flags.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn open_with(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new("/") } else { path };
     loop {
         match openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), RESOLVE) {
-            // The kernel saw a rename while it walked and wants to be asked again.
+            // The kernel detected a concurrent rename and requests a retry.
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return Ok(other?),
         }
     }
 }
 
-/// Whether a path is a directory or missing, with no link in it: where `/proc` and `/sys` may be mounted.
+/// Whether a path is a directory or missing, without a link in it: suitable as mount point of `/proc` and `/sys`.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn is_ordinary_directory(root: BorrowedFd<'_>, path: &Path) -> io::Result<bool> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     loop {
@@ -71,10 +71,10 @@ pub fn is_ordinary_directory(root: BorrowedFd<'_>, path: &Path) -> io::Result<bo
     }
 }
 
-/// Opens what a path names inside the root; what is missing of it is made, its parents as directories.
+/// Opens a path inside the root and creates it if missing, with its parent directories.
 ///
 /// # Errors
-/// What the kernel says; `ELOOP` for too many links.
+/// The kernel's error; `ELOOP` for too many links.
 pub fn open_or_make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<OwnedFd> {
     let mut wanted = path.to_owned();
     for _ in 0..MOST_LINKS {
@@ -90,14 +90,14 @@ pub fn open_or_make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::
     Err(Errno::LOOP.into())
 }
 
-/// Makes the first missing part of a path; where a link that leads nowhere stands instead, tells where it leads.
+/// Creates the missing components of a path; at a dangling link it stops and returns the path that the link leads to.
 fn make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<Option<PathBuf>> {
     let parts: Vec<Component<'_>> = path.components().collect();
     let mut parent = open(root, Path::new("/"))?;
     for (index, part) in parts.iter().enumerate() {
         let walked: PathBuf = parts.iter().take(index + 1).collect();
         let Component::Normal(name) = part else {
-            // The target of a link may lead upwards: what follows is made there.
+            // The target of a link may contain `..`: what follows is created there.
             parent = open(root, &walked)?;
             continue;
         };
@@ -119,12 +119,12 @@ fn make(root: BorrowedFd<'_>, path: &Path, missing: Missing) -> io::Result<Optio
         };
         match made {
             Ok(()) => {}
-            // Somebody was faster, or it is a link that leads nowhere.
+            // Created concurrently, or a dangling link.
             Err(Errno::EXIST) => match readlinkat(parent.as_fd(), *name, Vec::new()) {
                 Ok(target) => {
                     let target = Path::new(std::ffi::OsStr::from_bytes(target.as_bytes()));
                     let base = walked.parent().unwrap_or(Path::new("/"));
-                    // Nothing is joined behind the last part: a path that ends in a slash names no file.
+                    // Nothing is joined after the last component: a path that ends in a slash names no file.
                     let rest = parts.iter().skip(index + 1);
                     return Ok(Some(rest.fold(base.join(target), |path, part| path.join(part))));
                 }
@@ -149,12 +149,12 @@ mod tests {
         let (dir, outside) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("a/b")).expect("makeable");
-        symlink("/run", at("a/run")).expect("makeable"); // leads to nothing yet, inside
+        symlink("/run", at("a/run")).expect("makeable"); // dangling so far, inside
         symlink("../../..", at("a/up")).expect("makeable");
         symlink(outside.path(), at("out")).expect("makeable");
         symlink("loop", at("loop")).expect("makeable");
         fs::create_dir_all(at("etc")).expect("makeable");
-        // As distributions have them, and as nobody has.
+        // As in distributions, and unusual ones.
         symlink("../run/systemd/resolve/stub-resolv.conf", at("etc/resolv.conf")).expect("makeable");
         symlink("/tmp/elsewhere", at("etc/hosts")).expect("makeable");
         symlink("nowhere", at("etc/hostname")).expect("makeable");

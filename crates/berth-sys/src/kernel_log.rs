@@ -1,4 +1,6 @@
-//! The kernel's log, record by record. Behaviour: spec 05 §8, `Documentation/ABI/testing/dev-kmsg`.
+//! Kernel log reader (`/dev/kmsg`), record by record.
+//!
+//! Implements spec 05 §8, `Documentation/ABI/testing/dev-kmsg`.
 
 use std::{
     fs::OpenOptions,
@@ -14,14 +16,14 @@ use rustix::{
 
 use super::watched::Watched;
 
-/// Where it is.
+/// Device of the kernel log.
 const LOG: &str = "/dev/kmsg";
-/// Longest record.
+/// Maximum size of a record, bytes.
 const RECORD: usize = 8192;
-/// How often a reader that was overrun tries to catch up at once.
+/// Maximum immediate retries of a reader that was overrun.
 const OVERRUNS: u32 = 16;
 
-/// A reader, which begins with the oldest record there is.
+/// A reader that starts at the oldest available record.
 #[derive(Debug)]
 pub struct KernelLog {
     log: Watched,
@@ -29,10 +31,10 @@ pub struct KernelLog {
 }
 
 impl KernelLog {
-    /// Opens it. Must be called within a runtime.
+    /// Opens the kernel log. Must be called within a runtime.
     ///
     /// # Errors
-    /// There is none, or we may not read it.
+    /// If it does not exist, or permission is denied.
     pub fn open() -> io::Result<Self> {
         Self::at(Path::new(LOG))
     }
@@ -43,30 +45,29 @@ impl KernelLog {
         Ok(Self { log: Watched::new(OwnedFd::from(file))?, record: vec![0; RECORD] })
     }
 
-    /// The next record; `None` where there is none yet. Records that were overwritten before they were read are passed
-    /// over: their numbers are missing.
+    /// Next record; `None` if there is none yet. Skips records that were overwritten before they were read: their
+    /// sequence numbers are missing.
     ///
     /// # Errors
-    /// It cannot be read any more.
+    /// If the read fails.
     pub fn take(&mut self) -> io::Result<Option<&[u8]>> {
         let log = self.log.get_ref();
         let length = catch_up(|record| read(log, record), &mut self.record)?;
         Ok(length.and_then(|length| self.record.get(..length)))
     }
 
-    /// Waits until there may be a record. Safe to drop.
+    /// Waits until there may be a record. Cancel-safe.
     ///
     /// # Errors
-    /// The kernel does not tell any more.
+    /// If the descriptor can no longer be polled.
     pub async fn wait(&self) -> io::Result<()> {
-        // Cleared before it is read: what comes meanwhile is told again.
+        // Cleared before the read: a record that arrives meanwhile sets it again.
         self.log.readable().await?.clear_ready();
         Ok(())
     }
 }
 
-/// Reads a record, and again where the kernel says that it has overwritten some meanwhile; how long it is, `None` where there
-/// is none yet.
+/// Reads a record, and retries after an overrun; returns its length, `None` if there is none yet.
 fn catch_up(mut read: impl FnMut(&mut [u8]) -> Result<usize, Errno>, record: &mut [u8]) -> io::Result<Option<usize>> {
     for _ in 0..OVERRUNS {
         match read(record) {
@@ -110,7 +111,7 @@ mod tests {
             return;
         };
         let mark = format!("berth test {} {test}", std::process::id());
-        // A record without its end is shown when the next one begins.
+        // The kernel shows a record without a newline only when the next one begins.
         if kernel.write_all(format!("{mark}\n").as_bytes()).is_err() {
             println!("skipped: {test}: {LOG} cannot be written");
             return;

@@ -1,4 +1,4 @@
-//! Landlock: a process forbids itself to change files outside a directory, for ever and for all it starts.
+//! Landlock sandbox: permanently restricts file changes of a thread and its children to a directory.
 
 use std::{
     io,
@@ -11,14 +11,14 @@ use nix::libc;
 const ASK_VERSION: u32 = 1;
 /// `LANDLOCK_RULE_PATH_BENEATH`.
 const PATH_BENEATH: u32 = 1;
-/// Writing files, removing and making anything: bits 1 and 4 to 12 of `LANDLOCK_ACCESS_FS_*`.
+/// Write, remove, and create rights: bits 1 and 4 to 12 of `LANDLOCK_ACCESS_FS_*`.
 const CHANGE: u64 = 1 << 1 | 0x1ff0;
-/// Linking from one directory to another; earlier versions forbid that everywhere.
+/// Linking or renaming between directories; Landlock version 1 denies that everywhere.
 const REFER: u64 = 1 << 13;
-/// Cutting files off.
+/// Truncating files.
 const TRUNCATE: u64 = 1 << 14;
 
-/// `struct landlock_ruleset_attr`, its first field.
+/// First field of `struct landlock_ruleset_attr`.
 #[repr(C)]
 struct Ruleset {
     handled: u64,
@@ -31,13 +31,14 @@ struct Beneath {
     parent: i32,
 }
 
-/// From now on this thread, and what it starts, changes files only beneath a directory. What is open already stays usable.
+/// Restricts this thread, and the processes it starts, to change files only beneath a directory. Open descriptors stay
+/// usable.
 ///
 /// # Errors
-/// `Unsupported` where the kernel has none, or one that cannot tell links apart; else what the kernel says. Needs
-/// CAP_SYS_ADMIN or `no_new_privs`.
+/// `Unsupported` if the kernel lacks Landlock or has version 1 only; otherwise the kernel's error. Needs CAP_SYS_ADMIN
+/// or `no_new_privs`.
 pub fn change_only_beneath(directory: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: with this flag nothing is read: the kernel answers with its version.
+    // SAFETY: with this flag nothing is read: the kernel returns its version.
     let version =
         unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<Ruleset>(), 0_usize, ASK_VERSION) };
     let changes = match version {
@@ -46,18 +47,18 @@ pub fn change_only_beneath(directory: BorrowedFd<'_>) -> io::Result<()> {
         _ => CHANGE | REFER | TRUNCATE,
     };
     let rules = Ruleset { handled: changes };
-    // SAFETY: `rules` is a whole record of that size, and is only read.
+    // SAFETY: `rules` is a complete struct of that size, and is only read.
     let made =
         unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const rules, size_of::<Ruleset>(), 0_u32) };
     let made = i32::try_from(checked(made)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made it for us alone.
+    // SAFETY: the kernel has just created it for this process alone.
     let set = unsafe { OwnedFd::from_raw_fd(made) };
     let beneath = Beneath { allowed: changes, parent: directory.as_raw_fd() };
-    // SAFETY: `beneath` is a whole record as this kind of rule has it, and is only read; both descriptors are open.
+    // SAFETY: `beneath` is a complete struct for this rule type, and is only read; both descriptors are open.
     let added =
         unsafe { libc::syscall(libc::SYS_landlock_add_rule, set.as_raw_fd(), PATH_BENEATH, &raw const beneath, 0_u32) };
     checked(added)?;
-    // SAFETY: a descriptor and a number.
+    // SAFETY: a descriptor and an integer.
     checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, set.as_raw_fd(), 0_u32) }).map(drop)
 }
 
@@ -75,12 +76,12 @@ mod tests {
     fn only_what_is_beneath_can_be_changed() {
         let (inside, outside) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         let (kept, other) = (inside.path().to_owned(), outside.path().to_owned());
-        // A thread of its own: there is no way back.
+        // A thread of its own: the restriction is permanent.
         let done = std::thread::spawn(move || {
             let folder = fs::File::open(&kept).expect("there");
             match change_only_beneath(folder.as_fd()) {
                 Err(error) if error.kind() == io::ErrorKind::Unsupported => return None,
-                // Without the privilege it takes `no_new_privs`, which would stay with the test's other threads.
+                // Without the privilege it needs `no_new_privs`, which would persist in the test's other threads.
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => return None,
                 restricted => restricted.expect("restricted"),
             }

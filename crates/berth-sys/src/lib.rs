@@ -1,4 +1,4 @@
-//! Kernel interfaces; the only crate that ships with `unsafe`.
+//! Kernel interfaces (cgroups, mounts, netlink, processes, TLS); the only crate with `unsafe` code.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 

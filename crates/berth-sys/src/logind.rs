@@ -1,4 +1,6 @@
-//! logind over D-Bus: how long it waits for whom, and that the machine goes down. Behaviour: spec 05 §7.2.
+//! systemd-logind D-Bus client: inhibitor locks and shutdown signals.
+//!
+//! Implements spec 05 §7.2.
 
 use std::{
     collections::HashMap,
@@ -13,7 +15,7 @@ use zbus::{
     Connection, DynamicType, MatchRule, Message, MessageStream, OwnedVariant, connection::Builder, message::Type,
 };
 
-/// The system's bus, where the environment names no other.
+/// Socket of the system bus, unless the environment names another.
 const BUS: &str = "/run/dbus/system_bus_socket";
 const BUS_ADDRESS: &str = "DBUS_SYSTEM_BUS_ADDRESS";
 const LOGIND: Service = Service {
@@ -27,31 +29,31 @@ const SYSTEMD: Service = Service {
     interface: "org.freedesktop.systemd1.Manager",
 };
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
-/// How long a connection may take, and an answer.
+/// Timeouts of the connection and of a reply.
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(15);
 const HANGUP: i32 = 1;
 
-/// logind is not there, or does not do what it is asked for.
+/// logind is unavailable or a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LogindError {
-    /// There is no connection.
+    /// The connection failed.
     #[error("no D-Bus at {at}: {cause}")]
     Bus {
-        /// Where.
+        /// Path of the bus socket.
         at: String,
-        /// Why.
+        /// Cause of the failure.
         cause: String,
     },
-    /// It refused, or the connection was lost.
+    /// logind returned an error, or the connection was lost.
     #[error("{what}: {cause}")]
     Call {
-        /// What was asked.
+        /// Called method or read property.
         what: &'static str,
-        /// Why.
+        /// Cause of the failure.
         cause: String,
     },
-    /// Nothing more is heard.
+    /// The connection was lost: no further signals arrive.
     #[error("the D-Bus connection is lost")]
     Lost,
 }
@@ -62,49 +64,49 @@ struct Service {
     interface: &'static str,
 }
 
-/// Where logind is asked.
+/// Address of logind: the bus socket.
 #[derive(Clone, Debug)]
 pub struct Logind(PathBuf);
 
-/// A connection: what logind is asked on it.
+/// A connection for method calls and properties.
 pub struct Session(Connection);
 
-/// What logind says on that connection by itself.
+/// Shutdown signals of logind on a connection.
 pub struct Signals {
     ends: MessageStream,
-    /// The same again in other words, of releases that say how.
+    /// Additional signal with metadata, in releases of systemd that send it.
     details: MessageStream,
 }
 
-/// What logind says of the machine's end.
+/// A shutdown signal of logind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Heard {
-    /// It begins (true), or is called off.
+    /// A shutdown begins (true) or is cancelled (false).
     Begins(bool),
-    /// How it will be: `reboot`, `power-off`, `soft-reboot`, …
+    /// Kind of shutdown: `reboot`, `power-off`, `soft-reboot`, …
     How(String),
 }
 
-/// Longest word for how that is taken, characters.
+/// Maximum length of the kind of shutdown, characters.
 const HOW: usize = 64;
 
 impl Logind {
-    /// This machine's.
+    /// logind of this machine.
     pub fn of_this_machine() -> Self {
         let named = std::env::var(BUS_ADDRESS).ok();
         let socket = named.as_deref().and_then(socket);
         Self(socket.unwrap_or_else(|| PathBuf::from(BUS)))
     }
 
-    /// On the bus of that socket.
+    /// logind on the bus at that socket.
     pub fn on(socket: &Path) -> Self {
         Self(socket.to_owned())
     }
 
-    /// Connects, and hears what logind says from then on.
+    /// Connects and subscribes to the shutdown signals.
     ///
     /// # Errors
-    /// There is no bus.
+    /// If there is no bus.
     pub async fn connect(&self) -> Result<(Session, Signals), LogindError> {
         let failed = |cause: String| LogindError::Bus { at: self.0.display().to_string(), cause };
         let connecting = async {
@@ -123,7 +125,7 @@ impl Logind {
 async fn listen(connection: &Connection, member: &'static str) -> zbus::Result<MessageStream> {
     let rule = MatchRule::builder()
         .msg_type(Type::Signal)
-        .sender(LOGIND.name) // others can shout on the bus, too
+        .sender(LOGIND.name) // other clients can broadcast on the bus, too
         .interface(LOGIND.interface)
         .member(member)
         .path(LOGIND.object)
@@ -131,7 +133,7 @@ async fn listen(connection: &Connection, member: &'static str) -> zbus::Result<M
     MessageStream::for_match_rule(rule, connection, None).await
 }
 
-/// How the machine goes down; `None` where that is not said, or it does not.
+/// Kind of shutdown; `None` if the message has none or cancels the shutdown.
 fn how(message: &Message) -> Option<String> {
     let (begins, mut said): (bool, HashMap<String, OwnedVariant>) = message.body().deserialize().ok()?;
     let how = String::try_from(said.remove("type")?).ok()?;
@@ -140,10 +142,10 @@ fn how(message: &Message) -> Option<String> {
 }
 
 impl Session {
-    /// How long logind waits for those that delay a shutdown.
+    /// Maximum time that logind waits for delay inhibitors (`InhibitDelayMaxUSec`).
     ///
     /// # Errors
-    /// It does not say.
+    /// If the property cannot be read.
     pub async fn longest_delay(&self) -> Result<Duration, LogindError> {
         let value = self.property("InhibitDelayMaxUSec").await?;
         let microseconds = u64::try_from(value);
@@ -152,20 +154,20 @@ impl Session {
             .map_err(|error| LogindError::Call { what: "InhibitDelayMaxUSec", cause: error.to_string() })
     }
 
-    /// Whether the machine goes down.
+    /// Whether a shutdown is in progress (`PreparingForShutdown`).
     ///
     /// # Errors
-    /// It does not say.
+    /// If the property cannot be read.
     pub async fn is_preparing(&self) -> Result<bool, LogindError> {
         let value = self.property("PreparingForShutdown").await?;
         bool::try_from(value)
             .map_err(|error| LogindError::Call { what: "PreparingForShutdown", cause: error.to_string() })
     }
 
-    /// A lock that delays a shutdown until it is closed.
+    /// Takes an inhibitor lock that delays a shutdown until the descriptor is closed.
     ///
     /// # Errors
-    /// There is none.
+    /// If logind grants no lock.
     pub async fn inhibit(&self) -> Result<OwnedFd, LogindError> {
         let asked = ("shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay");
         let answer = self.call(&LOGIND, None, "Inhibit", &asked).await?;
@@ -173,10 +175,10 @@ impl Session {
         lock.map(Into::into).map_err(|error| LogindError::Call { what: "Inhibit", cause: error.to_string() })
     }
 
-    /// Has logind read its configuration again.
+    /// Reloads the configuration of logind by SIGHUP.
     ///
     /// # Errors
-    /// systemd refuses.
+    /// If systemd refuses.
     pub async fn reload(&self) -> Result<(), LogindError> {
         self.call(&SYSTEMD, None, "KillUnit", &("systemd-logind.service", "all", HANGUP)).await.map(drop)
     }
@@ -207,13 +209,13 @@ impl Session {
 }
 
 impl Signals {
-    /// Waits until the machine begins to go down, or stays after all. Safe to drop.
+    /// Waits for the next shutdown signal. Cancel-safe.
     ///
     /// # Errors
-    /// The connection is lost.
+    /// If the connection is lost.
     pub async fn next(&mut self) -> Result<Heard, LogindError> {
         loop {
-            // Signals of another shape are nobody's: they are passed over.
+            // Signals with an unexpected body are skipped.
             tokio::select! {
                 biased;
                 message = self.details.next() => {
@@ -233,7 +235,7 @@ impl Signals {
     }
 }
 
-/// The socket of an address; `None` for what is none of a file.
+/// Socket path of a D-Bus address; `None` for an address without a path.
 fn socket(address: &str) -> Option<PathBuf> {
     let first = address.split(';').next()?.strip_prefix("unix:")?;
     first.split(',').find_map(|part| part.strip_prefix("path=")).map(PathBuf::from)

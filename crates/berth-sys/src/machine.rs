@@ -1,5 +1,6 @@
-//! Facts of this machine that do not change while it runs. Read once at start; a fact that
-//! cannot be read counts as absent.
+//! Hardware and kernel facts that are constant while the machine runs.
+//!
+//! Read once at startup; a fact that cannot be read counts as absent.
 
 use std::{fs, path::Path};
 
@@ -19,7 +20,7 @@ pub fn selinux_enabled() -> bool {
     Path::new("/sys/fs/selinux/enforce").exists()
 }
 
-/// Paths that tell of thermal throttling: a side channel that containers do not see (spec 03a §6.4).
+/// Paths of thermal throttling counters: a side channel that is masked in containers (spec 03a §6.4).
 pub fn thermal_throttle_paths() -> Vec<String> {
     let root = "/sys/devices/system/cpu";
     let is_cpu = |name: &String| {
@@ -32,9 +33,9 @@ pub fn thermal_throttle_paths() -> Vec<String> {
     paths
 }
 
-/// Whether this process lives in a user namespace: not all ids are mapped to themselves.
+/// Whether this process is in a user namespace other than the initial one: not all ids map to themselves.
 pub fn in_user_namespace() -> bool {
-    // Without the file the kernel knows no user namespaces.
+    // Without the file the kernel has no user namespaces.
     fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps_all_ids(&map))
 }
 

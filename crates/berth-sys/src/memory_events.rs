@@ -1,5 +1,6 @@
-//! The kernel's word on memory: tasks wait for it (pressure stall information), a group met one of its limits
-//! (`memory.events.local`), or a group of the old hierarchy uses more or less than a line (its event counter). Behaviour: spec 05 §3.10, `Documentation/accounting/psi.rst`.
+//! Memory pressure notifications: PSI triggers, memory.events.local, and cgroup v1 usage thresholds.
+//!
+//! Implements spec 05 §3.10, `Documentation/accounting/psi.rst`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -22,24 +23,24 @@ use tokio_stream::StreamExt;
 
 use super::watched::Watched;
 
-/// When the kernel tells of stalls: so many microseconds of waiting within so many. Without privileges only whole multiples
-/// of two seconds are taken.
+/// PSI triggers: stall time and window in microseconds. Without privileges the kernel accepts only windows that are
+/// multiples of two seconds.
 const STALLS: [&str; 2] = ["some 50000 1000000\0", "some 100000 2000000\0"];
 
-/// Counts how often a group met its own limits, and not those of groups below it.
+/// Event counters of a cgroup's own limits, without those of its descendants.
 const LIMITS_MET: &str = "memory.events.local";
-/// Bytes for events of one file.
+/// Size of the event buffer for one file, bytes.
 const EVENTS: usize = 1024;
 
-/// Tells when tasks wait for memory.
+/// PSI trigger: notifies when tasks stall on memory.
 #[derive(Debug)]
 pub struct Stalls(Watched);
 
 impl Stalls {
-    /// Hears of those that a pressure file (`/proc/pressure/memory`) counts. Must be called within a runtime.
+    /// Registers a trigger on a PSI file (`/proc/pressure/memory`). Must be called within a runtime.
     ///
     /// # Errors
-    /// There is no such file, or the kernel does not tell.
+    /// If the file does not exist, or the kernel refuses the trigger.
     pub fn of(file: &Path) -> io::Result<Self> {
         let nonblock = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
         let open = || OpenOptions::new().read(true).write(true).custom_flags(nonblock).open(file);
@@ -54,10 +55,10 @@ impl Stalls {
         Err(refused)
     }
 
-    /// Waits until tasks wait again. Safe to drop.
+    /// Waits for the next notification. Cancel-safe.
     ///
     /// # Errors
-    /// The kernel does not tell any more.
+    /// If the trigger no longer works.
     pub async fn next(&self) -> io::Result<()> {
         let mut told = self.0.ready(tokio::io::Interest::PRIORITY).await?;
         let is_over = told.ready().is_error();
@@ -66,24 +67,24 @@ impl Stalls {
     }
 }
 
-/// Tells when a group of the unified hierarchy meets one of its limits.
+/// Watcher of a cgroup v2: notifies when it reaches one of its memory limits.
 pub struct GroupEvents(EventStream<Vec<u8>>);
 
 impl GroupEvents {
-    /// Hears of those of the group of that directory. Must be called within a runtime.
+    /// Watches the cgroup of that directory. Must be called within a runtime.
     ///
     /// # Errors
-    /// There is no such group, or the kernel has no watch left.
+    /// If the cgroup does not exist, or no inotify watch is available.
     pub fn of(group: &Path) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         inotify.watches().add(group.join(LIMITS_MET), WatchMask::MODIFY)?;
         Ok(Self(inotify.into_event_stream(vec![0; EVENTS])?))
     }
 
-    /// Waits until it does. Safe to drop.
+    /// Waits for the next event. Cancel-safe.
     ///
     /// # Errors
-    /// The group is gone, or the kernel does not tell any more.
+    /// If the cgroup is gone, or the inotify descriptor fails.
     pub async fn next(&mut self) -> io::Result<()> {
         match self.0.next().await {
             Some(Ok(event)) if !event.mask.contains(EventMask::IGNORED) => Ok(()),
@@ -93,34 +94,34 @@ impl GroupEvents {
     }
 }
 
-/// Tells when a group's use of memory crosses a line, either way. Of the old hierarchy.
+/// Usage threshold of a cgroup v1: notifies when memory usage crosses it in either direction.
 #[derive(Debug)]
 pub struct UsageLine(Counter);
 
 impl UsageLine {
-    /// Draws a line of so many bytes in the group of that directory. Must be called within a runtime.
+    /// Sets a threshold in bytes for the cgroup of that directory. Must be called within a runtime.
     ///
     /// # Errors
-    /// There is no such group, or the kernel does not tell.
+    /// If the cgroup does not exist, or the kernel refuses the threshold.
     pub fn draw(group: &Path, bytes: u64) -> io::Result<Self> {
         Counter::of(group, "memory.usage_in_bytes", &format!(" {bytes}")).map(Self)
     }
 
-    /// Waits until it is crossed. Safe to drop.
+    /// Waits until usage crosses the threshold. Cancel-safe.
     ///
     /// # Errors
-    /// The kernel does not tell any more.
+    /// If the eventfd fails.
     pub async fn next(&self) -> io::Result<()> {
         self.0.next().await
     }
 }
 
-/// A counter of events of a group of the old hierarchy; the kernel also adds to it when the group goes.
+/// Eventfd of a cgroup v1 notification; the kernel also signals it when the cgroup is removed.
 #[derive(Debug)]
 pub(super) struct Counter(Watched);
 
 impl Counter {
-    /// Counts what that file of a group tells of; `arguments` begin with a blank.
+    /// Registers for the notifications of a cgroup file; `arguments` begin with a blank.
     pub(super) fn of(group: &Path, file: &str, arguments: &str) -> io::Result<Self> {
         let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let of = File::open(group.join(file))?;
@@ -129,7 +130,7 @@ impl Counter {
         Watched::new(counter).map(Self)
     }
 
-    /// Waits until it counted. Safe to drop.
+    /// Waits for the next notification. Cancel-safe.
     pub(super) async fn next(&self) -> io::Result<()> {
         loop {
             let mut told = self.0.readable().await?;
@@ -181,7 +182,7 @@ mod tests {
             return;
         }
         let stalls = Stalls::of(file).expect("watched");
-        // A machine may stall while it tests: what counts is that waiting neither fails nor spins.
+        // The machine may stall during the test: what matters is that the wait neither fails nor spins.
         let heard = tokio::time::timeout(Duration::from_millis(10), stalls.next()).await;
         assert!(heard.is_err() || heard.is_ok_and(|told| told.is_ok()));
     }
@@ -203,7 +204,7 @@ mod tests {
         let used = Command::new("sh").arg("-c").arg(script).output().expect("a shell");
         let told = tokio::time::timeout(Duration::from_secs(60), line.next()).await;
         drop(line);
-        // Who was in it is gone; the kernel may need a moment.
+        // Its processes have exited; the kernel may need a moment.
         for _ in 0..100 {
             if fs::remove_dir(&group).is_ok() {
                 break;

@@ -1,8 +1,8 @@
-//! Mounts at paths of this mount namespace: new file systems, and binds.
+//! Mounts, bind mounts, shared propagation, and unmounts at paths of this mount namespace.
 //!
-//! Through the new mount API: what is mounted gets its options before anybody can see it, and no path is resolved
-//! twice. A kernel without it (or a filter that hides it) gets `mount(2)`. Blocking: call it from the blocking pool;
-//! the kernel may wait for a disk or a server. Behaviour: spec 07 §14.
+//! Uses the new mount API: a mount has its options before it is visible, and no path is resolved twice. A kernel
+//! without it (or a seccomp filter that blocks it) falls back to `mount(2)`. Blocks: call it from the blocking pool;
+//! the kernel may wait for a disk or a server. Implements spec 07 §14.
 
 use std::{
     ffi::CString,
@@ -25,7 +25,7 @@ use super::{
     mount_table::{self, Mount},
 };
 
-/// Options that say how one mount behaves, with their `MS_*` flags; all others are the file system's.
+/// Per-mount options with their `MS_*` flags; all others belong to the file system.
 const FLAGS: [(&str, u64); 13] = [
     ("ro", libc::MS_RDONLY),
     ("rw", 0),
@@ -42,12 +42,12 @@ const FLAGS: [(&str, u64); 13] = [
     ("exec", 0),
 ];
 
-/// What is to be mounted.
+/// Parameters of a new mount.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFileSystem<'a> {
-    /// Its type, `tmpfs`.
+    /// File system type, e.g. `tmpfs`.
     pub kind: &'a str,
-    /// What it is on: a device, or any word where it is on none.
+    /// Source: a device, or any text for a file system without one.
     pub source: &'a str,
     /// Options as `mount(8)` takes them.
     pub options: &'a [String],
@@ -56,7 +56,7 @@ pub struct NewFileSystem<'a> {
 /// Mounts a new file system on a directory.
 ///
 /// # Errors
-/// What the kernel says; `EINVAL` for an option that its type does not know.
+/// The kernel's error; `EINVAL` for an option that the file system does not know.
 pub fn file_system(new: NewFileSystem<'_>, target: &Path) -> io::Result<()> {
     let (flags, data) = split(new.options);
     let made = mount_api::new_mount_of(new.kind, new.source, &data, flags).and_then(|mount| {
@@ -74,10 +74,10 @@ pub fn file_system(new: NewFileSystem<'_>, target: &Path) -> io::Result<()> {
     }
 }
 
-/// Binds what an open descriptor leads to on a path, without the mounts below it.
+/// Bind-mounts the target of an open descriptor on a path, without its submounts.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn bind(source: impl AsFd, target: &Path, options: &[String]) -> io::Result<()> {
     let (flags, _) = split(options);
     let made = mount_api::clone_at(source.as_fd(), Reach::Top).and_then(|mount| {
@@ -94,12 +94,12 @@ pub fn bind(source: impl AsFd, target: &Path, options: &[String]) -> io::Result<
     }
 }
 
-/// Sees to it that what is mounted below a directory from now on travels to and from mount namespaces that want it:
-/// where its mount is not shared it is bound on itself, with all that is mounted below, and that is. Returns whether
-/// it had to be. The path must be without symbolic links.
+/// Ensures that future mounts below a directory propagate to and from other mount namespaces: if its mount is not
+/// shared, bind-mounts the directory recursively on itself and makes that mount shared. Returns whether this was
+/// necessary. The path must not contain symbolic links.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn share(directory: &Path) -> io::Result<bool> {
     share_with(directory, &mount_table::read()?)
 }
@@ -123,8 +123,8 @@ fn share_with(directory: &Path, table: &[Mount]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The bind of old kernels: our own link to the descriptor is resolved by the kernel, which leads to what was opened
-/// and nowhere else.
+/// Bind mount for old kernels: the kernel resolves our own `/proc/self/fd` link, which leads to exactly what was
+/// opened.
 fn bind_by_path(source: impl AsFd, target: &Path, flags: u64) -> io::Result<()> {
     let link = format!("/proc/self/fd/{}", source.as_fd().as_raw_fd());
     mount_bind(link, target)?;
@@ -132,18 +132,18 @@ fn bind_by_path(source: impl AsFd, target: &Path, flags: u64) -> io::Result<()> 
         return Ok(());
     }
     let flags = MountFlags::from_bits_retain(u32::try_from(flags).unwrap_or_default());
-    // What the source forbids stays forbidden: the kernel refuses to lift it.
+    // Restrictions of the source stay in force: the kernel refuses to lift them.
     let inherited = inherited(target)?;
     mount_remount(target, MountFlags::BIND | flags | inherited, "").map_err(|e| {
-        let _ = unmount(target); // a bind that anybody may write to is worse than none
+        let _ = unmount(target); // a writable bind mount is worse than none
         e.into()
     })
 }
 
-/// What a mount already forbids, as flags of a remount.
+/// Restrictions of an existing mount, as flags for a remount.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn inherited(at: &Path) -> io::Result<MountFlags> {
     let all = MountFlags::RDONLY
         | MountFlags::NOSUID
@@ -155,10 +155,10 @@ pub fn inherited(at: &Path) -> io::Result<MountFlags> {
     Ok(MountFlags::from_bits_retain(u32::try_from(found).unwrap_or_default()) & all)
 }
 
-/// Unmounts what is on top at a path; nothing mounted there is fine.
+/// Unmounts the topmost mount at a path; success if nothing is mounted there.
 ///
 /// # Errors
-/// What the kernel says, `EBUSY` where it is used.
+/// The kernel's error, `EBUSY` if the mount is in use.
 pub fn unmount(target: &Path) -> io::Result<()> {
     match rustix::mount::unmount(target, UnmountFlags::NOFOLLOW) {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
@@ -166,10 +166,10 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes a mount away from where it can be seen; it ends once nobody uses it. For storage that does not answer.
+/// Lazily unmounts a mount: it ends once nobody uses it. For storage that does not respond.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn detach(target: &Path) -> io::Result<()> {
     match rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
@@ -177,10 +177,10 @@ pub fn detach(target: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether something is mounted at a path; no server is asked.
+/// Whether a path is a mount point; contacts no file server.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     match statx(CWD, path, flags, StatxFlags::TYPE) {
@@ -194,7 +194,7 @@ pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     Ok(rustix::fs::lstat(path)?.st_dev != rustix::fs::lstat(parent)?.st_dev)
 }
 
-/// The `MS_*` flags of options, and what is left for the file system.
+/// Splits options into `MS_*` flags and the remaining options of the file system.
 fn split(options: &[String]) -> (u64, String) {
     let (mut flags, mut data) = (0, Vec::new());
     for option in options {
@@ -210,7 +210,7 @@ fn open(target: &Path) -> io::Result<OwnedFd> {
     Ok(openat(CWD, target, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The new interface is missing, hidden, or not known to the type of file system.
+/// Whether the new mount API is missing, blocked, or unknown to the file system type.
 fn is_unknown(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     [Errno::NOSYS, Errno::PERM, Errno::OPNOTSUPP].iter().any(|errno| Some(errno.raw_os_error()) == code)
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(split(&[]), (0, String::new()));
     }
 
-    /// In a mount namespace of its own: nothing of it is seen outside.
+    /// In a mount namespace of its own: not visible outside.
     #[test]
     fn what_is_mounted_in_a_shared_directory_travels() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -251,13 +251,13 @@ mod tests {
             let tmpfs = |at: &Path| file_system(NewFileSystem { kind: "tmpfs", source: "tmpfs", options: &[] }, at);
             tmpfs(&earlier).expect("mountable");
             fs::write(earlier.join("file"), "x").expect("writable");
-            // The table of the thread: that of the process is another namespace's.
+            // The table of the thread: that of the process belongs to another namespace.
             let table = || mount_table::parse(&fs::read("/proc/thread-self/mountinfo").expect("a table"));
             assert!(!mount_table::holding(&table(), &root).expect("in /").is_shared);
             share_with(&root, &table()).expect("shareable");
             assert!(mount_table::holding(&table(), &root).expect("itself").is_shared);
             assert!(earlier.join("file").exists(), "what was mounted before is not hidden");
-            // As a container that gets it both ways has it.
+            // As in a container with bidirectional propagation.
             rustix::mount::mount_bind_recursive(&root, &copy).expect("bindable");
             tmpfs(&root.join("later")).expect("mountable");
             tmpfs(&copy.join("earlier")).expect("mountable");
@@ -312,7 +312,7 @@ mod tests {
         let odd = options(&["no-such-option=1"]);
         let refused = file_system(NewFileSystem { kind: "tmpfs", source: "x", options: &odd }, dir.path());
         let code = refused.expect_err("refused").raw_os_error();
-        // Without privileges nothing is looked at.
+        // Without privileges the options are not checked.
         let expected = [Errno::INVAL, Errno::PERM].map(|errno| Some(errno.raw_os_error()));
         assert!(expected.contains(&code), "{code:?}");
     }

@@ -1,6 +1,6 @@
-//! Mounts as descriptors: taken from a path, changed while nobody sees them, then attached.
+//! File-descriptor mount API: fsopen, fsmount, open_tree, move_mount, and mount_setattr.
 //!
-//! What is not yet attached propagates nowhere and is gone with its descriptor. Spec 09 D7.
+//! A detached mount propagates nowhere and disappears with its descriptor. Implements spec 09 D7.
 
 use std::{
     io,
@@ -17,27 +17,27 @@ use rustix::{
     },
 };
 
-/// How far a call reaches.
+/// Scope of a mount operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
-    /// One mount.
+    /// Only the mount itself.
     Top,
-    /// It and all mounts below.
+    /// The mount and all submounts.
     Tree,
 }
 
-/// Copies what is mounted at a path, links followed.
+/// Clones the mount at a path as a detached mount; follows symbolic links.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn clone_path(path: &Path, reach: Reach) -> io::Result<OwnedFd> {
     Ok(open_tree(CWD, path, clone_flags(reach))?)
 }
 
-/// Copies what an `O_PATH` descriptor leads to.
+/// Clones the mount at an `O_PATH` descriptor as a detached mount.
 ///
 /// # Errors
-/// What the kernel says; `EINVAL` where it belongs to another mount namespace.
+/// The kernel's error; `EINVAL` if it belongs to another mount namespace.
 pub fn clone_at(at: BorrowedFd<'_>, reach: Reach) -> io::Result<OwnedFd> {
     Ok(open_tree(at, "", clone_flags(reach) | OpenTreeFlags::AT_EMPTY_PATH)?)
 }
@@ -47,24 +47,24 @@ fn clone_flags(reach: Reach) -> OpenTreeFlags {
     if reach == Reach::Tree { flags | OpenTreeFlags::AT_RECURSIVE } else { flags }
 }
 
-/// A new file system that is mounted nowhere yet: its type, its options as `mount(8)` spells them, its `MS_*` flags.
+/// Creates a detached mount of a new file system: its type, options as `mount(8)` spells them, and `MS_*` flags.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn new_mount(kind: &str, data: &str, flags: u64) -> io::Result<OwnedFd> {
     new_mount_of(kind, kind, data, flags)
 }
 
-/// [`new_mount`] of that source: a device, or a word for the mount table.
+/// As [`new_mount`], with a source: a device, or a text for the mount table.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn new_mount_of(kind: &str, source: &str, data: &str, flags: u64) -> io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
-    // Shown in mount tables; a type that takes none says so.
+    // Shown in mount tables; a file system type without a source rejects it.
     let _ignored = fsconfig_set_string(&context, "source", source);
     if flags & libc::MS_RDONLY != 0 {
-        // Of the file system too: a device must not be written to either.
+        // Also for the file system: the device must not be written either.
         let _ignored = fsconfig_set_flag(&context, "ro");
     }
     for option in data.split(',').filter(|option| !option.is_empty()) {
@@ -78,30 +78,30 @@ pub fn new_mount_of(kind: &str, source: &str, data: &str, flags: u64) -> io::Res
     Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// Attaches a mount on what `target` leads to.
+/// Attaches a detached mount at `target`.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn attach(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(move_mount(mount, "", target, "", flags)?)
 }
 
-/// What is changed about mounts.
+/// Mount attributes to change.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Change<'a> {
-    /// `MOUNT_ATTR_*` that are set; see [`attributes`].
+    /// `MOUNT_ATTR_*` bits to set; see [`attributes`].
     pub set: u64,
-    /// `MS_PRIVATE`, `MS_SLAVE` or `MS_SHARED`; 0 leaves it.
+    /// `MS_PRIVATE`, `MS_SLAVE`, or `MS_SHARED`; 0 for no change.
     pub propagation: u64,
-    /// The user namespace whose ids are shown.
+    /// User namespace of an idmapped mount.
     pub ids: Option<BorrowedFd<'a>>,
 }
 
-/// Changes the mount a descriptor leads to (`mount_setattr`, Linux 5.12).
+/// Changes the attributes of a mount (`mount_setattr`, Linux 5.12).
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn change(mount: BorrowedFd<'_>, reach: Reach, change: Change<'_>) -> io::Result<()> {
     let mut attr =
         libc::mount_attr { attr_set: change.set, attr_clr: 0, propagation: change.propagation, userns_fd: 0 };
@@ -109,13 +109,13 @@ pub fn change(mount: BorrowedFd<'_>, reach: Reach, change: Change<'_>) -> io::Re
         attr.attr_set |= libc::MOUNT_ATTR_IDMAP;
         attr.userns_fd = u64::try_from(ids.as_raw_fd()).unwrap_or_default(); // an open descriptor is never negative
     }
-    // They are one field of several bits: what was there has to go first.
+    // The access time modes are one field of several bits: the old value must be cleared.
     if attr.attr_set & libc::MOUNT_ATTR__ATIME != 0 {
         attr.attr_clr |= libc::MOUNT_ATTR__ATIME;
     }
     let reach = if reach == Reach::Tree { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: the path is an empty string, `attr` a whole record of the size that is told; both outlive the call, and
-    // the descriptors are open.
+    // SAFETY: the path is an empty string, `attr` a complete struct of the given size; both outlive the call, and the
+    // descriptors are open.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -129,7 +129,7 @@ pub fn change(mount: BorrowedFd<'_>, reach: Reach, change: Change<'_>) -> io::Re
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// `MS_*` bits as `MOUNT_ATTR_*` bits; what has no counterpart is left out.
+/// Converts `MS_*` bits to `MOUNT_ATTR_*` bits; bits without a counterpart are dropped.
 pub fn attributes(flags: u64) -> u64 {
     const PAIRS: [(u64, u64); 7] = [
         (libc::MS_RDONLY, libc::MOUNT_ATTR_RDONLY),
@@ -143,10 +143,10 @@ pub fn attributes(flags: u64) -> u64 {
     PAIRS.into_iter().filter(|(flag, _)| flags & flag != 0).fold(0, |all, (_, attribute)| all | attribute)
 }
 
-/// Changes how mounts below `/` of this mount namespace travel: `MS_SLAVE`, `MS_PRIVATE` or `MS_SHARED`.
+/// Changes the propagation of `/` or of all mounts of this mount namespace: `MS_SLAVE`, `MS_PRIVATE`, or `MS_SHARED`.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn change_root(propagation: u64, reach: Reach) -> io::Result<()> {
     let root =
         rustix::fs::open("/", rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?;

@@ -1,6 +1,6 @@
-//! What is mounted where, as this process sees it (`/proc/self/mountinfo`).
+//! Mount table of this process, parsed from `/proc/self/mountinfo` and cached.
 //!
-//! Reading it touches no file system, so it does not hang where a `stat` would.
+//! Reading it accesses no file system, so it does not hang where a `stat` would.
 
 use std::{
     ffi::OsString,
@@ -15,24 +15,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// One mount.
+/// One entry of the mount table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mount {
-    /// The device behind it, `major:minor`: equal for all places at which the same file system is mounted.
+    /// Device number, `major:minor`: equal for all mounts of the same file system.
     pub device: String,
-    /// Where it is mounted.
+    /// Mount point.
     pub target: PathBuf,
-    /// Type of the file system, e.g. `tmpfs`.
+    /// File system type, e.g. `tmpfs`.
     pub kind: String,
-    /// Whether it belongs to a peer group (`shared:`).
+    /// Whether it is in a peer group (`shared:`).
     pub is_shared: bool,
-    /// Whether it receives from another peer group (`master:`).
+    /// Whether it receives propagation from another peer group (`master:`).
     pub is_slave: bool,
-    /// Options of the file system itself, e.g. `rw,cpu,cpuacct`.
+    /// Super block options, e.g. `rw,cpu,cpuacct`.
     pub options: String,
 }
 
-/// All mounts, in the order in which they were made.
+/// Reads all mounts, in the order of the mount table.
 ///
 /// # Errors
 /// If `/proc` cannot be read.
@@ -40,10 +40,10 @@ pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read(TABLE)?))
 }
 
-/// The mounts at or below a path, which must be without symbolic links.
+/// Mounts at or below a path, which must not contain symbolic links.
 ///
-/// The table is read again only when something was mounted or unmounted since: who asks for a thousand paths in turn
-/// reads it once. For the agent itself, not for a child that goes to another mount namespace.
+/// The table is read again only if something was mounted or unmounted since: a caller with a thousand paths in a row
+/// reads it once. For the agent itself, not for a child that enters another mount namespace.
 ///
 /// # Errors
 /// If `/proc` cannot be read.
@@ -51,7 +51,7 @@ pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
     static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
     let mounts = {
         let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-        // What fails is opened anew next time.
+        // After a failure the file is reopened next time.
         let mut table = match seen.take() {
             Some(table) => table,
             None => Seen::open()?,
@@ -63,13 +63,13 @@ pub fn below(path: &Path) -> io::Result<Vec<Mount>> {
     Ok(mounts.iter().filter(|mount| mount.target.starts_with(path)).cloned().collect())
 }
 
-/// The mount that a path without symbolic links lies in: the last one of the deepest that lead to it.
+/// The mount that contains a path without symbolic links: the last one of the deepest.
 pub fn holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let leading = mounts.iter().filter(|mount| path.starts_with(&mount.target));
     leading.max_by_key(|mount| mount.target.components().count())
 }
 
-/// The table as it was last read. The kernel tells of each open file of it, once, that there is another by now.
+/// Cached table. The kernel notifies each open file of a change once, by `POLLPRI`.
 struct Seen {
     file: File,
     mounts: Option<Arc<[Mount]>>,
@@ -81,7 +81,7 @@ impl Seen {
     }
 
     fn current(&mut self) -> io::Result<Arc<[Mount]>> {
-        // Before it is read: what changes meanwhile is told the next time.
+        // Before the read: a change during the read is noticed the next time.
         let is_old = self.is_old()?;
         if let Some(mounts) = self.mounts.as_ref().filter(|_| !is_old) {
             return Ok(mounts.clone());
@@ -101,12 +101,12 @@ impl Seen {
     }
 }
 
-/// Reads the table's text; lines that are not understood are left out.
+/// Parses the table; malformed lines are skipped.
 pub fn parse(text: &[u8]) -> Vec<Mount> {
     text.split(|b| *b == b'\n').filter_map(mount).collect()
 }
 
-/// `36 35 98:0 /root /target opts shared:1 - ext3 /dev/x rw`
+/// Parses a line: `36 35 98:0 /root /target opts shared:1 - ext3 /dev/x rw`.
 fn mount(line: &[u8]) -> Option<Mount> {
     let fields: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
     let device = String::from_utf8_lossy(fields.get(2)?).into_owned();
@@ -126,7 +126,7 @@ fn mount(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// Blank, tab, newline and backslash are written as three octal digits.
+/// Decodes octal escapes: the kernel escapes blank, tab, newline, and backslash.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

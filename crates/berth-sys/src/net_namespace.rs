@@ -1,7 +1,7 @@
-//! Network namespaces: entering one, and the file that names it.
+//! Network namespaces: run code in one, and bind one to a file (as `ip netns` does).
 //!
-//! Only a thread enters a namespace, so that what is to be done there is done on a thread of its own that ends afterwards:
-//! threads of pools never change theirs.
+//! Entering a namespace affects one thread, so the work runs on a thread of its own that ends afterwards: pool threads
+//! never change their namespace.
 
 use std::{
     fs::{self, OpenOptions},
@@ -27,13 +27,13 @@ use nix::{
 
 /// `NSFS_MAGIC`.
 const NSFS: FsType = FsType(0x6e73_6673);
-/// Enough for a few system calls.
+/// Stack size, bytes: enough for a few system calls.
 const STACK: usize = 256 * 1024;
 
-/// Does something in a namespace, on a thread of its own. Blocks until it is done.
+/// Runs a function in a network namespace, on a thread of its own. Blocks until it is done.
 ///
 /// # Errors
-/// What entering says, or what is done.
+/// The error of entering the namespace, or of the function.
 pub fn within<T: Send>(namespace: BorrowedFd<'_>, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     thread::scope(|scope| {
         let body = || {
@@ -46,10 +46,10 @@ pub fn within<T: Send>(namespace: BorrowedFd<'_>, act: impl FnOnce() -> io::Resu
     })
 }
 
-/// Opens the namespace a file names.
+/// Opens the namespace that a file is bound to.
 ///
 /// # Errors
-/// What opening says; `EINVAL` where the file names none.
+/// The error of opening; `EINVAL` if the file is not a namespace.
 pub fn open_file(path: &Path) -> io::Result<OwnedFd> {
     let fd = open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, Mode::empty())?;
     if fstatfs(&fd)?.filesystem_type() != NSFS {
@@ -58,10 +58,10 @@ pub fn open_file(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Lets a file name a namespace. A file that names one already is replaced.
+/// Binds a namespace to a file. A file bound to another namespace is replaced.
 ///
 /// # Errors
-/// What the kernel says; nothing is left then.
+/// The kernel's error; no file is left then.
 pub fn bind_file(path: &Path, namespace: BorrowedFd<'_>) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
@@ -71,16 +71,16 @@ pub fn bind_file(path: &Path, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let source = format!("/proc/thread-self/fd/{}", namespace.as_fd().as_raw_fd());
     let none: Option<&str> = None;
     mount(Some(source.as_str()), path, none, MsFlags::MS_BIND, none).map_err(|e| {
-        // What counts is why it could not be mounted.
+        // The mount error matters more.
         let _ = fs::remove_file(path);
         e.into()
     })
 }
 
-/// Removes such a file. One that is gone is fine.
+/// Unmounts and deletes the file of a namespace. A missing file is success.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn unbind_file(path: &Path) -> io::Result<()> {
     loop {
         match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
@@ -95,7 +95,7 @@ pub fn unbind_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a file names a namespace.
+/// Whether a namespace is bound to the file.
 pub fn is_bound(path: &Path) -> bool {
     open_file(path).is_ok()
 }

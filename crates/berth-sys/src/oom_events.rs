@@ -1,9 +1,9 @@
-//! The kernel's word that something in a group was killed for want of memory: `memory.events` of the unified hierarchy,
-//! heard of by one inotify instance for all groups, and `memory.oom_control` of the old one, by a counter of events each.
-//! Behaviour: spec 05 §8.
+//! OOM kill notifications and counters of cgroups, v1 and v2.
 //!
-//! An event is a hint, the counter in the group's file is the truth: the old hierarchy tells *before* it kills, also where
-//! a group above has no memory left.
+//! cgroup v2: `memory.events`, watched by one inotify instance for all cgroups. cgroup v1: `memory.oom_control`, with
+//! one eventfd per cgroup. An event is a hint, the counter in the cgroup's file is the truth: cgroup v1 notifies
+//! *before* it kills, also if an ancestor has reached its memory limit.
+//! Implements spec 05 §8.
 
 use std::{collections::HashMap, io, path::Path, pin::Pin, sync::Arc};
 
@@ -15,28 +15,28 @@ use inotify::{EventMask, EventStream, Inotify, WatchDescriptor, WatchMask, Watch
 
 use super::memory_events::Counter;
 
-/// Counts events of a group of the unified hierarchy, and of those below it.
+/// Event counters of a cgroup and its descendants (cgroup v2).
 const UNIFIED: &str = "memory.events";
-/// The same for one group of the old hierarchy.
+/// OOM state and kill counter of one cgroup (cgroup v1).
 const OLD: &str = "memory.oom_control";
-/// In both.
+/// Kill counter in both files.
 const KILLS: &str = "oom_kill ";
-/// Groups that were killed as one, in the first; kernels before 5.17 do not count them.
+/// Group kill counter in `memory.events`; absent in kernels before 5.17.
 const WHOLE: &str = "oom_group_kill ";
-/// Whether a group is killed as one.
+/// Whether an OOM kill kills the whole cgroup.
 const AS_ONE: &str = "memory.oom.group";
-/// Bytes of events read at once.
+/// Size of the event buffer, bytes.
 const EVENTS: usize = 4096;
 
-/// Hears of many groups, each by a name.
+/// Watcher of many cgroups, each identified by a name.
 pub struct OomEvents(Kind);
 
-/// Where something happened.
+/// Which cgroups an event concerns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stir {
-    /// In the group of that name.
+    /// The cgroup of that name.
     In(Arc<str>),
-    /// In any: there was more to tell than the kernel keeps.
+    /// Any cgroup: the kernel's event queue overflowed.
     Anywhere,
 }
 
@@ -51,10 +51,10 @@ enum Kind {
 }
 
 impl OomEvents {
-    /// Hears of no group yet. Must be called within a runtime.
+    /// Creates a watcher without cgroups. Must be called within a runtime.
     ///
     /// # Errors
-    /// The kernel has no watch left.
+    /// If no inotify instance can be created.
     pub fn new(is_unified: bool) -> io::Result<Self> {
         if !is_unified {
             return Ok(Self(Kind::Old(SelectAll::new())));
@@ -65,10 +65,10 @@ impl OomEvents {
         Ok(Self(Kind::Unified { watches, events, names: HashMap::new(), watched: HashMap::new() }))
     }
 
-    /// Hears of the group of that directory, too, until it is [`OomEvents::remove`]d: the kernel does not say when it goes.
+    /// Watches the cgroup of that directory until [`OomEvents::remove`]: the kernel does not report its removal.
     ///
     /// # Errors
-    /// There is no such group, or the kernel does not tell.
+    /// If the cgroup does not exist, or the kernel refuses the watch.
     pub fn add(&mut self, group: &Path, name: Arc<str>) -> io::Result<()> {
         match &mut self.0 {
             Kind::Unified { watches, names, watched, .. } => {
@@ -77,7 +77,7 @@ impl OomEvents {
                 names.insert(watch, name);
             }
             Kind::Old(all) => {
-                // Kernels before 4.13 do not count: what they tell would say nothing, and is not taken back.
+                // Kernels before 4.13 do not count: their notifications carry no information and cannot be cancelled.
                 if kills(group, false).is_none() {
                     return Err(io::ErrorKind::Unsupported.into());
                 }
@@ -92,20 +92,20 @@ impl OomEvents {
         Ok(())
     }
 
-    /// Hears of that group no more. Of the old hierarchy the kernel says itself when a group goes.
+    /// Stops watching a cgroup. On cgroup v1 the kernel itself reports the removal of a cgroup.
     pub fn remove(&mut self, name: &str) {
         if let Kind::Unified { watches, names, watched, .. } = &mut self.0
             && let Some(watch) = watched.remove(name)
         {
             names.remove(&watch);
-            let _ = watches.remove(watch); // it may be gone with the group
+            let _ = watches.remove(watch); // the kernel may have removed it with the cgroup
         }
     }
 
-    /// Waits for the next event; for ever where there is none to come. Safe to drop.
+    /// Waits for the next event; pending forever if nothing is watched. Cancel-safe.
     ///
     /// # Errors
-    /// The kernel does not tell any more.
+    /// If the inotify descriptor fails.
     pub async fn next(&mut self) -> io::Result<Stir> {
         match &mut self.0 {
             Kind::Unified { events, names, watched, .. } => loop {
@@ -129,23 +129,23 @@ impl OomEvents {
     }
 }
 
-/// What was killed in a group for want of memory, ever.
+/// OOM kills in a cgroup since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Kills {
-    /// Processes.
+    /// Killed processes.
     pub processes: u64,
-    /// How often all of a group at once.
+    /// Kills of the whole cgroup at once.
     pub groups: u64,
 }
 
-/// What was killed in the group of that directory; `None` where it is gone, or the kernel does not say.
+/// Reads the OOM kills of the cgroup of that directory; `None` if it is gone, or the kernel does not count.
 pub fn kills(group: &Path, is_unified: bool) -> Option<Kills> {
     let text = std::fs::read_to_string(group.join(if is_unified { UNIFIED } else { OLD })).ok()?;
     let number =
         |name: &str| -> Option<u64> { text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok() };
     let processes = number(KILLS)?;
     let ends_as_one = || std::fs::read_to_string(group.join(AS_ONE)).is_ok_and(|text| text.trim() == "1");
-    // Who does not count groups has killed this one at most once: nothing of it is left to be killed again.
+    // Kernels without the counter: the whole cgroup was killed at most once, since nothing is left to be killed again.
     let groups = number(WHOLE).unwrap_or_else(|| u64::from(is_unified && processes > 0 && ends_as_one()));
     Some(Kills { processes, groups })
 }
@@ -181,7 +181,7 @@ mod tests {
             events.add(&group, name.into()).expect("watched");
             file
         });
-        // The same again, of one file, would be one event.
+        // Consecutive events of one file would be merged into one.
         for _ in 0..=kept / 2 {
             a.write_all(b"x").expect("written");
             b.write_all(b"x").expect("written");
@@ -220,13 +220,13 @@ mod tests {
                 {
                     return;
                 }
-                let _ = timeout(Duration::from_millis(10), events.next()).await; // it has no end of its own
+                let _ = timeout(Duration::from_millis(10), events.next()).await; // it does not end by itself
             }
         };
         timeout(PATIENCE, gone).await.expect("what is gone is forgotten");
     }
 
-    /// What is kept of groups.
+    /// Number of watches by descriptor and by name.
     fn watches(events: &OomEvents) -> (usize, usize) {
         match &events.0 {
             Kind::Unified { names, watched, .. } => (names.len(), watched.len()),
@@ -236,7 +236,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_kept_of_a_group_that_is_removed() {
-        // As of a group of the kernel, nothing is said when the file goes: it is held open by another name.
+        // As for a removed cgroup, no event arrives when the file is unlinked: another name keeps it alive.
         let root = tempfile::tempdir().expect("a folder");
         let file = root.path().join(UNIFIED);
         let mut events = OomEvents::new(true).expect("watched");
@@ -316,7 +316,7 @@ mod tests {
         let mut events = OomEvents::new(false).expect("nothing to refuse");
         events.add(&group, "c".into()).expect("counted");
         let before = kills(&group, false);
-        // The shell lives on: what is killed is a child.
+        // The shell survives: the killed process is a child.
         let eats = "head -c 67108864 /dev/zero | tail -c 67108864 | wc -c";
         let script = format!("echo $$ > {}/cgroup.procs; {eats}; exit 0", group.display());
         let shell = tokio::task::spawn_blocking(move || Command::new("sh").arg("-c").arg(script).output());

@@ -1,22 +1,24 @@
-//! Open files of processes, and how many one may open. Blocking, and dear where there are many. Behaviour: spec 04b §11.
+//! Open file descriptors and file limits of processes.
+//!
+//! Blocks, and is expensive for many descriptors. Implements spec 04b §11.
 
 use std::{fs, io, path::Path};
 
-/// Descriptors that are told apart; the others count as no sockets.
+/// Maximum number of descriptors that are classified; further ones do not count as sockets.
 const MAX_TOLD: u64 = 20_000;
 
-/// Open files of some processes.
+/// Open files of a set of processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OpenFiles {
-    /// Descriptors.
+    /// Number of descriptors.
     pub descriptors: u64,
-    /// Those that are sockets.
+    /// Number of sockets among them.
     pub sockets: u64,
-    /// Soft limit of the first process, -1 for none; `None` where it is not known.
+    /// Soft limit of the first process, -1 for unlimited; `None` if unknown.
     pub soft_limit: Option<i64>,
 }
 
-/// Counts what these processes, by their numbers in `proc`, have open. Those that end meanwhile have nothing.
+/// Counts the open files of these processes, by their PIDs in `proc`. Processes that exit meanwhile count as none.
 pub fn of(proc: &Path, processes: impl Iterator<Item = u32>) -> OpenFiles {
     let mut open = OpenFiles::default();
     for (place, pid) in processes.enumerate() {
@@ -42,7 +44,7 @@ fn of_process(process: &Path, open: &mut OpenFiles) -> io::Result<()> {
     Ok(())
 }
 
-/// The soft limit of open files in `/proc/<pid>/limits`; -1 for none.
+/// Parses the soft limit of open files in `/proc/<pid>/limits`; -1 for unlimited.
 fn soft_limit(limits: &str) -> Option<i64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {

@@ -1,8 +1,8 @@
-//! What those say who panic.
+//! Text of a caught panic, for logs.
 
 use std::any::Any;
 
-/// The text of a panic that was caught.
+/// Message of a caught panic, prefixed by `panic: `; `panic` if it has no text.
 pub fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

@@ -1,4 +1,4 @@
-//! Giving up what a process may do.
+//! Linux capabilities: drops capabilities of the calling thread.
 
 use std::io;
 
@@ -8,17 +8,17 @@ use rustix::thread::{
     set_capabilities,
 };
 
-/// Number of capabilities there can be.
+/// Upper bound of capability numbers.
 const CAPABILITIES: u32 = 64;
 
-/// Takes from this thread what it, and what it executes, could ever have, except for `keep`: a bit for each capability.
+/// Drops all capabilities but `keep` (a bit mask) from the bounding set of this thread and of programs it executes.
 ///
 /// # Errors
-/// What the kernel says, with the number.
+/// The kernel's error, with the capability number.
 pub fn drop_bounding(keep: u64) -> io::Result<()> {
     for number in (0..CAPABILITIES).filter(|number| keep >> number & 1 == 0) {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
-            // The first number the kernel does not know: nor does it know those that follow.
+            // The first number that the kernel does not know: it does not know later ones either.
             Err(error) if error.raw_os_error() == libc::EINVAL => break,
             Err(error) => return Err(io::Error::other(format!("drop capability {number}: {error}"))),
             Ok(()) => {}
@@ -27,10 +27,10 @@ pub fn drop_bounding(keep: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Leaves this thread only these of its capabilities, and nothing to what it executes.
+/// Keeps only these capabilities for this thread, and none for programs it executes.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn keep_only(wanted: CapabilitySet) -> io::Result<()> {
     drop_bounding(wanted.bits())?;
     clear_ambient_capability_set()?;

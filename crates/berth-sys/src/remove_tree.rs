@@ -1,8 +1,9 @@
-//! Removes directory trees that containers may have built and may still change. Blocking.
+//! Race-free recursive removal of directory trees that containers built and may still modify.
 //!
-//! The only removal of trees in the program (clippy bans `std::fs::remove_dir_all`). Every step is relative to an open
-//! directory, no link is followed, a mount ends the removal, and after going back up the directory must be the one that was
-//! left. Depth costs no stack and no descriptors, and has no limit. Immutable and append-only flags are cleared.
+//! The only removal of trees in the program (clippy bans `std::fs::remove_dir_all`); it blocks. Every step is relative
+//! to an open directory, no link is followed, a mount stops the removal, and after ascending the directory must be the
+//! one that was left. Depth costs no stack and no descriptors, and has no limit. Immutable and append-only flags are
+//! cleared.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -24,10 +25,10 @@ use rustix::{
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
 
-/// Removes whatever is at the path, which may be a link (it is not followed); nothing there is fine.
+/// Removes any file, link (not followed), or tree at the path; a missing path is success.
 ///
 /// # Errors
-/// For the first entry that cannot be removed, and for a mount.
+/// The first entry that cannot be removed, or a mount point.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of an entry"));
@@ -40,7 +41,7 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes an entry of an open directory, with all below it; nothing there is fine.
+/// Removes an entry of an open directory, with all below it; a missing entry is success.
 ///
 /// # Errors
 /// As [`remove_tree`].
@@ -50,7 +51,7 @@ pub fn remove_tree_at(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     }
     let Some(mut here) = descend(parent, name)? else { return Ok(()) };
     let mut own = name.to_owned();
-    // Names of the directories above `here` that are removed with it, and the identity of each.
+    // Names of the ancestors of `here` that are removed with it, and the identity of each.
     let mut above: Vec<(OsString, (u64, u64))> = Vec::new();
     loop {
         if let Some(next) = clear(&here)? {
@@ -70,7 +71,7 @@ pub fn remove_tree_at(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     }
 }
 
-/// Removes a directory if it is empty; nothing there is fine.
+/// Removes an empty directory; a missing one is success.
 ///
 /// # Errors
 /// If it is not empty or cannot be removed.
@@ -81,14 +82,14 @@ pub fn remove_empty_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes everything but directories from a directory; names one directory that is left.
+/// Removes all non-directories of a directory; returns the name of one remaining subdirectory.
 fn clear(here: &OwnedFd) -> io::Result<Option<OsString>> {
     seek(here, SeekFrom::Start(0))?;
     let mut buffer = Vec::with_capacity(16 << 10);
     let mut entries = RawDir::new(here, buffer.spare_capacity_mut());
     while let Some(entry) = entries.next() {
         let entry = match entry {
-            // Somebody else has removed the directory: nothing is in it.
+            // The directory was removed concurrently: it is empty.
             Err(Errno::NOENT) => return Ok(None),
             other => other?,
         };
@@ -113,7 +114,7 @@ fn unlink(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<Unlinked> {
     match unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(Unlinked::Gone),
         Err(Errno::ISDIR) => Ok(Unlinked::IsDirectory),
-        // POSIX' word for a directory, and the kernel's for one that is immutable.
+        // POSIX' errno for a directory, and the kernel's for an immutable file.
         Err(Errno::PERM) if is_directory(parent, name) => Ok(Unlinked::IsDirectory),
         Err(Errno::PERM) => {
             clear_flags(parent, name);
@@ -145,11 +146,11 @@ fn is_directory(parent: BorrowedFd<'_>, name: &OsStr) -> bool {
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Clears what keeps a file or its directory from being changed; if that fails, the removal returns the error.
+/// Clears the immutable and append-only flags of an entry and its parent; a failure surfaces in the removal's error.
 fn clear_flags(parent: BorrowedFd<'_>, name: &OsStr) {
     let clear = |fd: BorrowedFd<'_>| {
         if let Ok(flags) = ioctl_getflags(fd) {
-            let _ = ioctl_setflags(fd, flags - IFlags::IMMUTABLE - IFlags::APPEND); // the removal that follows fails then
+            let _ = ioctl_setflags(fd, flags - IFlags::IMMUTABLE - IFlags::APPEND); // the removal then fails
         }
     };
     clear(parent);
@@ -159,7 +160,7 @@ fn clear_flags(parent: BorrowedFd<'_>, name: &OsStr) {
     }
 }
 
-/// Opens a directory below; `None` if it is gone. Refuses the root of a mount.
+/// Opens a subdirectory; `None` if it is gone. Refuses a mount point.
 fn descend(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<OwnedFd>> {
     let below = match openat(parent, name, DIRECTORY, Mode::empty()) {
         Ok(below) => below,
@@ -218,7 +219,7 @@ mod tests {
         assert!(outside.exists());
     }
 
-    /// Twenty thousand levels, on a thread with a small stack: no limit, no recursion, no path.
+    /// Twenty thousand levels on a thread with a small stack: no limit, no recursion, no path.
     #[test]
     fn depth_costs_nothing() {
         let dir = tempfile::tempdir().expect("a directory");

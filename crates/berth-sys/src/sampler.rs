@@ -1,9 +1,9 @@
-//! Where processor time goes: the stack of whoever runs, noted a hundred times per second of it.
+//! CPU profiler: samples stacks on `SIGPROF`, 99 times per second of CPU time.
 //!
-//! A timer of the process's own processor time raises `SIGPROF`; the handler walks the stack into
-//! memory that was mapped before and belongs to nobody else. No lock, no allocation, no clock in
-//! the handler. When a sampling ends its pages go back to the kernel, so that one profile a year
-//! costs nothing for the rest of it; that is why this is not the `pprof` crate, whose tables stay (64 MB).
+//! A timer of the process's CPU time raises `SIGPROF`; the handler walks the stack into memory that was mapped before
+//! and has no other user. The handler takes no lock, allocates nothing, and reads no clock. When sampling ends, its
+//! pages are returned to the kernel, so that one profile a year costs nothing for the rest of it; the `pprof` crate is
+//! not used because its tables stay allocated (64 MB).
 
 use std::{
     sync::{
@@ -15,14 +15,14 @@ use std::{
 
 use nix::libc;
 
-/// Samples per second of processor time; no whole tenth, so as not to march in step with timers.
+/// Samples per second of CPU time; not a multiple of ten, so as not to synchronize with timers.
 pub const PER_SECOND: u32 = 99;
-/// Frames of a stack that are kept, innermost first.
+/// Maximum number of stack frames stored, innermost first.
 const DEPTH: usize = 96;
-/// Samples of one sampling; what comes after is dropped.
+/// Maximum number of samples per profile; further ones are dropped.
 const MOST: usize = 8192;
 
-/// What the handler writes to. All zero when it is mapped: no sample.
+/// Buffer that the signal handler writes. Mapped as all zeros: no samples.
 #[repr(C)]
 struct Store {
     next: AtomicUsize,
@@ -31,7 +31,7 @@ struct Store {
 
 #[repr(C)]
 struct Slot {
-    /// How many frames there are; written last.
+    /// Number of frames; written last.
     length: AtomicUsize,
     frames: [AtomicU64; DEPTH],
 }
@@ -39,24 +39,24 @@ struct Slot {
 static STORE: AtomicPtr<Store> = AtomicPtr::new(std::ptr::null_mut());
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Why there is no sampling.
+/// Why sampling cannot start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// There is one.
+    /// Another sampling is active.
     Busy,
-    /// The kernel gave no memory, handler or timer.
+    /// The kernel refused the memory, the signal handler, or the timer.
     Kernel,
 }
 
-/// Samples are taken until this is dropped.
+/// Guard of an active sampling; dropping it stops the sampling.
 #[derive(Debug)]
 pub struct Sampling(());
 
 impl Sampling {
-    /// Begins.
+    /// Starts sampling.
     ///
     /// # Errors
-    /// Another one goes on, or the kernel refuses.
+    /// If another sampling is active, or the kernel refuses.
     pub fn start() -> Result<Self, Refused> {
         if BUSY.swap(true, Ordering::AcqRel) {
             return Err(Refused::Busy);
@@ -65,7 +65,7 @@ impl Sampling {
         static MAPPED: LazyLock<Option<usize>> = LazyLock::new(|| map(size_of::<Store>()));
         let store = MAPPED.ok_or(Refused::Kernel)?;
         static HANDLED: LazyLock<bool> = LazyLock::new(handle);
-        // The unwinder sets itself up at its first use, which must not be in the handler.
+        // The unwinder initializes itself at its first use, which must not happen in the signal handler.
         backtrace::trace(|_| true);
         if !*HANDLED {
             return Err(Refused::Kernel);
@@ -74,7 +74,7 @@ impl Sampling {
         if set_timer(1_000_000 / PER_SECOND) { Ok(sampling) } else { Err(Refused::Kernel) }
     }
 
-    /// The stacks so far: addresses of instructions, innermost first. The frames of the handler are not among them.
+    /// Stacks so far: instruction addresses, innermost first, without the frames of the signal handler.
     pub fn stacks(&self) -> Vec<Vec<u64>> {
         let store = STORE.load(Ordering::Acquire);
         // SAFETY: null, or the mapping that is never unmapped and whose parts are all atomics.
@@ -96,19 +96,19 @@ impl Drop for Sampling {
         if !store.is_null() {
             // A handler that still runs has a few microseconds of work left.
             std::thread::sleep(Duration::from_millis(2));
-            // SAFETY: the whole mapping, which is ours; its pages read as zero afterwards, as they did at first.
+            // SAFETY: exactly our mapping; its pages read as zero afterwards, as they did at first.
             let _kept = unsafe { libc::madvise(store.cast(), size_of::<Store>(), libc::MADV_DONTNEED) };
         }
         BUSY.store(false, Ordering::Release);
     }
 }
 
-/// The frames of the handler are the innermost ones, and the same in every stack.
+/// Removes the handler's frames: the innermost ones, equal in every stack.
 fn without_handler(mut stacks: Vec<Vec<u64>>) -> Vec<Vec<u64>> {
     let Some((first, rest)) = stacks.split_first() else { return stacks };
     let same = |stack: &Vec<u64>| first.iter().zip(stack).take_while(|(a, b)| a == b).count();
     let Some(common) = rest.iter().map(same).min() else { return stacks };
-    // Who is sampled at one instruction only keeps that frame.
+    // If all samples are at one instruction, only that frame stays.
     let shortest = stacks.iter().map(Vec::len).min().unwrap_or(0);
     let own = if stacks.iter().all(|stack| *stack == stacks[0]) { 0 } else { common.min(shortest.saturating_sub(1)) };
     stacks.iter_mut().for_each(|stack| drop(stack.drain(..own)));
@@ -122,8 +122,8 @@ extern "C" fn note(_signal: libc::c_int) {
     // SAFETY: errno belongs to this thread; its address is always valid.
     let errno = unsafe { *libc::__errno_location() };
     let mut length = 0;
-    // SAFETY: "unsynchronized" means that symbols must not be looked up at the same time elsewhere; frames
-    // only are walked here, which takes no lock (glibc ≥ 2.35) and allocates nothing once it was used.
+    // SAFETY: "unsynchronized" forbids concurrent symbol lookups elsewhere; this only walks frames, which takes no
+    // lock (glibc ≥ 2.35) and allocates nothing after its first use.
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
             if let Some(place) = slot.frames.get(length) {
@@ -138,7 +138,7 @@ extern "C" fn note(_signal: libc::c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Pages of the process's own, all zero, that are never given back; the address is exposed.
+/// Maps private anonymous zeroed pages that are never unmapped; the address is exposed.
 pub(super) fn map(bytes: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at a place the kernel chooses touches nothing that exists.
@@ -146,17 +146,17 @@ pub(super) fn map(bytes: usize) -> Option<usize> {
     (at != libc::MAP_FAILED).then(|| at.expose_provenance())
 }
 
-/// The handler stays when sampling ends: a late signal would end the process otherwise.
+/// Installs the handler. It stays when sampling ends: a late signal would otherwise terminate the process.
 fn handle() -> bool {
-    // SAFETY: all zero is a valid sigaction: no flags, an empty mask.
+    // SAFETY: all zeros is a valid sigaction: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = note as *const () as usize;
     action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the handler has the right type and only does what a handler may.
+    // SAFETY: the handler has the right type and is async-signal-safe.
     unsafe { libc::sigaction(libc::SIGPROF, &action, std::ptr::null_mut()) == 0 }
 }
 
-/// Every so many microseconds of processor time; 0 for never.
+/// Sets the interval of the profiling timer, microseconds of CPU time; 0 stops it.
 fn set_timer(every: u32) -> bool {
     let every = libc::timeval { tv_sec: 0, tv_usec: libc::suseconds_t::from(every) };
     let timer = libc::itimerval { it_interval: every, it_value: every };

@@ -1,5 +1,6 @@
-//! What the policy of SELinux on this machine gives to files of containers, and labels of files of ours. A machine
-//! without SELinux has none of it.
+//! SELinux: file context of containers from the policy, and file labels.
+//!
+//! On a machine without SELinux there is no context.
 
 use std::{fs, io, path::Path};
 
@@ -8,11 +9,11 @@ use rustix::fs::{XattrFlags, setxattr};
 use super::machine;
 
 const ROOT: &str = "/etc/selinux";
-/// What is longer is no such file.
+/// Maximum size of a configuration file, bytes; a larger one is ignored.
 const LONGEST: usize = 64 << 10;
 
-/// The context that files of containers have (`user:role:type:level`); `None` where SELinux is off or its policy knows
-/// no containers.
+/// Context of container files (`user:role:type:level`); `None` if SELinux is disabled or its policy has no container
+/// contexts.
 pub fn file_context() -> Option<String> {
     if !machine::selinux_enabled() {
         return None;
@@ -23,14 +24,14 @@ pub fn file_context() -> Option<String> {
     of_files(&read(&contexts)?)
 }
 
-/// The policy that `/etc/selinux/config` names.
+/// Policy name in `/etc/selinux/config`; default `targeted`.
 fn policy(config: &str) -> Option<&str> {
     let named = config.lines().find_map(|line| line.trim().strip_prefix("SELINUXTYPE="));
     let name = named.map_or("targeted", |name| name.trim().trim_matches('"'));
     (!name.is_empty() && !name.contains('/') && !name.starts_with('.')).then_some(name)
 }
 
-/// What `lxc_contexts` says of files; `None` where it does not say what processes are.
+/// File context in `lxc_contexts`; `None` if the file has no process context.
 fn of_files(contexts: &str) -> Option<String> {
     let value = |key: &str| {
         contexts.lines().find_map(|line| {
@@ -42,10 +43,10 @@ fn of_files(contexts: &str) -> Option<String> {
     value("process").and(value("file"))
 }
 
-/// Gives a file that label.
+/// Sets the label of a file.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn set_label(path: &Path, label: &str) -> io::Result<()> {
     let value: Vec<u8> = label.bytes().chain([0]).collect();
     Ok(setxattr(path, "security.selinux", &value, XattrFlags::empty())?)

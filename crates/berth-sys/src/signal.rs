@@ -1,14 +1,14 @@
-//! Signals by their numbers, real-time ones too: images name those to be stopped by.
+//! Signals by number, including real-time signals: an image may name one as its stop signal.
 
 use rustix::process::Signal;
 
-/// The first and the last real-time signal a program may use: the C library keeps 32 and 33.
+/// Real-time signals available to programs: the C library reserves 32 and 33.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
-/// The signal of a number; none where there is none, or where it is the C library's own.
+/// Signal of a number; `None` if there is none, or if the C library reserves it.
 pub fn by_number(number: i32) -> Option<Signal> {
     if REAL_TIME.contains(&number) {
-        // SAFETY: the number is that of a signal, and of none the C library keeps for itself.
+        // SAFETY: the number is that of a signal, and not one that the C library reserves.
         return Some(unsafe { Signal::from_raw_unchecked(number) });
     }
     Signal::from_named_raw(number)

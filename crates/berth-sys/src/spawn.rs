@@ -1,8 +1,8 @@
-//! Processes made by `clone3` without a program of their own, and what they do to themselves before they execute one.
+//! `clone3` without exec, and the setup a child performs on itself before `execve`.
 //!
-//! A child that goes on in our code inherits only the calling thread: a lock another thread holds stays locked for
-//! ever. So only a process that has one thread may do it; [`Alone`] is the proof, and a child that has it keeps it.
-//! Behaviour: spec 09 D8, 09a §7.5, §10, §11.
+//! A child that continues in our code inherits only the calling thread: a lock that another thread holds stays locked
+//! forever. Therefore only a single-threaded process may clone; [`Alone`] is the proof, and stays valid in the child.
+//! Implements spec 09 D8, 09a §7.5, §10, §11.
 
 use std::{
     fs,
@@ -13,12 +13,12 @@ use std::{
 
 use nix::libc;
 
-/// Proof that the process has one thread.
+/// Proof that the process is single-threaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone(());
 
 impl Alone {
-    /// Counts the threads.
+    /// Counts the threads of this process.
     ///
     /// # Errors
     /// If there is more than one, or `/proc` cannot be read.
@@ -30,33 +30,33 @@ impl Alone {
     }
 }
 
-/// Whose child a new process is.
+/// Parent of a new process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kin {
-    /// Ours.
+    /// The calling process.
     Child,
-    /// Our parent's.
+    /// The parent of the calling process (`CLONE_PARENT`).
     Sibling,
 }
 
-/// Makes a process that does `body` and ends with its result; returns its number as this process sees it.
+/// Creates a process that runs `body` and exits with its result; returns its PID in the caller's namespace.
 ///
-/// `group` is a directory of the unified hierarchy it is born into. Nothing of `body` returns to the caller's stack.
+/// `group` is a cgroup v2 directory in which the child is created. `body` never returns to the caller's stack.
 ///
 /// # Errors
-/// What the kernel says: `EBUSY` where the group has groups of its own, `EOPNOTSUPP` where its type forbids it.
+/// The kernel's error: `EBUSY` if the cgroup has children of its own, `EOPNOTSUPP` if its type forbids it.
 pub fn spawn(_: Alone, kin: Kin, group: Option<BorrowedFd<'_>>, body: impl FnOnce() -> i32) -> io::Result<u32> {
     match clone3(kin, group)? {
         0 => {
             let code = catch_unwind(AssertUnwindSafe(body)).unwrap_or(127);
-            // SAFETY: ends this process without running what the parent registered for its own end.
+            // SAFETY: terminates this process without running exit handlers that the parent registered for itself.
             unsafe { libc::_exit(code) }
         }
         child => u32::try_from(child).map_err(|_| io::Error::other("the child's number is out of range")),
     }
 }
 
-/// The C library's constant is too narrow for its own value.
+/// `CLONE_INTO_CGROUP`: the C library's constant is too narrow for its own value.
 const INTO_CGROUP: u64 = 1 << 33;
 
 fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
@@ -66,7 +66,7 @@ fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
         flags |= INTO_CGROUP;
         target = u64::try_from(group.as_raw_fd()).unwrap_or_default(); // an open descriptor is never negative
     }
-    // A sibling tells our parent what we would tell it; the kernel refuses a signal of its own.
+    // A sibling notifies our parent as our own exit would; the kernel rejects an exit signal of its own.
     let exit_signal = match kin {
         Kin::Child => libc::SIGCHLD as u64,
         Kin::Sibling => {
@@ -74,13 +74,13 @@ fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
             0
         }
     };
-    // SAFETY: all zeros is a valid value of this plain record of numbers.
+    // SAFETY: all zeros is a valid value of this plain struct of integers.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.flags = flags;
     args.exit_signal = exit_signal;
     args.cgroup = target;
-    // SAFETY: `args` is a whole record of that size; no memory is shared and no stack is given, so the child goes on
-    // in its own copy. The caller proved (`Alone`) that no other thread can hold a lock the copy inherits.
+    // SAFETY: `args` is a complete struct of that size; no memory is shared and no stack is given, so the child
+    // continues in its own copy. The caller proved (`Alone`) that no other thread can hold a lock the copy inherits.
     let done = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
     match (done, io::Error::last_os_error()) {
         (-1, error) if error.raw_os_error() == Some(libc::ENOSYS) && group.is_none() => old_clone(kin),
@@ -89,7 +89,7 @@ fn clone3(kin: Kin, group: Option<BorrowedFd<'_>>) -> io::Result<i64> {
     }
 }
 
-/// Where a filter answers `clone3` with ENOSYS, as those of containers do.
+/// Fallback for a seccomp filter that answers `clone3` with ENOSYS, as those of containers do.
 fn old_clone(kin: Kin) -> io::Result<i64> {
     let flags = match kin {
         Kin::Child => i64::from(libc::SIGCHLD),
@@ -100,12 +100,12 @@ fn old_clone(kin: Kin) -> io::Result<i64> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }
 
-/// Closes every descriptor but standard input, output, error and those given.
+/// Closes every descriptor except standard input, output, and error and those in `keep`.
 ///
-/// Only for a process that [`spawn`] made: the owners of the closed descriptors never run again.
+/// Only for a process that [`spawn`] created: the owners of the closed descriptors never run again.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn close_all_but(_: Alone, keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
@@ -121,32 +121,32 @@ pub fn close_all_but(_: Alone, keep: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes every descriptor but standard input, output and error close at the next `execve`.
+/// Sets close-on-exec on every descriptor except standard input, output, and error.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn close_on_exec() -> io::Result<()> {
     close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
 }
 
 fn close_range(first: u32, last: u32, flags: u32) -> io::Result<()> {
-    // SAFETY: three numbers. With flags nothing is closed; without, the caller says nobody uses them any more.
+    // SAFETY: three integers. With CLOEXEC nothing is closed; without it, the caller guarantees that nobody uses them.
     match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// Makes every signal do again what it does by itself, and lets all through.
+/// Resets every signal to its default action and unblocks all signals.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn reset_signals() -> io::Result<()> {
-    // Past the C library: it keeps 32 and 33 to itself and refuses to touch them, and an ignored one outlives execve.
+    // Bypasses the C library, which reserves 32 and 33 and rejects changes to them: an ignored one survives execve.
     let default = [0_u64; 4];
     for signal in 1..=libc::SIGRTMAX() {
-        // SAFETY: all zero is the kernel's sigaction with the default action, no flags and an empty mask, which runs no
-        // code of ours; nothing is asked back. The refusals (KILL, STOP) have no other action than the default.
+        // SAFETY: all zeros is the kernel's sigaction with the default action, no flags, and empty mask, which runs no
+        // code of ours; no old action is requested. The refusals (KILL, STOP) have no other action than the default.
         unsafe {
             libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), std::ptr::null_mut::<u64>(), 8_usize);
         }
@@ -157,38 +157,38 @@ pub fn reset_signals() -> io::Result<()> {
 /// Sets a resource limit of this process by its number.
 ///
 /// # Errors
-/// What the kernel says; raising the hard limit needs a capability.
+/// The kernel's error; raising the hard limit needs a capability.
 pub fn set_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
     let limit = libc::rlimit64 { rlim_cur: soft, rlim_max: hard };
-    // SAFETY: `limit` lives over the call, and nothing is asked back.
+    // SAFETY: `limit` outlives the call, and no old limit is requested.
     let done = unsafe {
         libc::syscall(libc::SYS_prlimit64, 0, resource, &raw const limit, std::ptr::null_mut::<libc::rlimit64>())
     };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The hard limit of a resource.
+/// Returns the hard limit of a resource.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn hard_limit(resource: u32) -> io::Result<u64> {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: nothing is set, and `limit` has room for the answer.
+    // SAFETY: no new limit is set, and `limit` is large enough for the result.
     let done =
         unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, std::ptr::null::<libc::rlimit64>(), &raw mut limit) };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(limit.rlim_max) }
 }
 
-/// Joins the session keyring of a name, or a nameless new one where that is another's, so that keys of the session that
-/// started us are out of reach.
+/// Joins the session keyring of this name, or a new anonymous one if that keyring belongs to another user, so that
+/// keys of the session that started the agent are out of reach.
 ///
 /// # Errors
-/// What the kernel says; `ENOSYS` and `EDQUOT` mean that there are none to be had.
+/// The kernel's error; `ENOSYS` and `EDQUOT` mean that no keyring is available.
 pub fn join_keyring(name: &str) -> io::Result<()> {
     const JOIN_SESSION_KEYRING: i32 = 1;
     let name = std::ffi::CString::new(name)?;
     for name in [name.as_ptr(), std::ptr::null()] {
-        // SAFETY: the name ends with a zero and lives over the call; none is allowed too.
+        // SAFETY: the name is NUL-terminated and outlives the call; a null pointer is allowed too.
         if unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, name) } != -1 {
             return Ok(());
         }
@@ -196,10 +196,10 @@ pub fn join_keyring(name: &str) -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
-/// Sets a seccomp filter: `sock_filter` records of 8 bytes in the machine's byte order.
+/// Loads a seccomp filter: `sock_filter` records of 8 bytes in native byte order.
 ///
 /// # Errors
-/// If the length is odd, or what the kernel says: `EACCES` without `no_new_privs` and CAP_SYS_ADMIN.
+/// If the length is invalid, or the kernel's error: `EACCES` without `no_new_privs` and CAP_SYS_ADMIN.
 pub fn load_filter(program: &[u8], flags: u32) -> io::Result<()> {
     let (records, rest) = program.as_chunks::<8>();
     let length = u16::try_from(records.len()).ok().filter(|length| *length > 0 && rest.is_empty());
@@ -214,28 +214,28 @@ pub fn load_filter(program: &[u8], flags: u32) -> io::Result<()> {
         })
         .collect();
     let program = libc::sock_fprog { len: length, filter: records.as_ptr().cast_mut() };
-    // SAFETY: the kernel copies `length` records during the call and checks them; `records` outlives it.
+    // SAFETY: the kernel copies and verifies `length` records during the call; `records` outlives it.
     let done = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A descriptor by the number the process that executed us gave it.
+/// Takes ownership of a descriptor by the number that the executing process assigned.
 ///
 /// # Errors
-/// If nothing is open under that number.
+/// If no descriptor is open under that number.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: only asks for a flag.
+    // SAFETY: only reads a descriptor flag.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, and by agreement with who executed us nobody else in this process knows it.
+    // SAFETY: it is open, and by agreement with the executing process no other owner exists in this process.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Field 22 of `<pid>/stat` in a `/proc`: when the process started, in clock ticks since boot.
+/// Start time of a process in clock ticks since boot (field 22 of `<pid>/stat`), read in the given `/proc`.
 ///
 /// # Errors
-/// If there is no such process, or the file is not understood.
+/// If there is no such process, or the file cannot be parsed.
 pub fn start_ticks(proc: BorrowedFd<'_>, pid: u32) -> io::Result<u64> {
     use rustix::fs::{Mode, OFlags, openat};
     let file = openat(proc, format!("{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -244,7 +244,7 @@ pub fn start_ticks(proc: BorrowedFd<'_>, pid: u32) -> io::Result<u64> {
     ticks_of(&stat).ok_or_else(|| io::Error::other(format!("stat of process {pid} is not understood")))
 }
 
-/// The name in the second field may hold anything, also parentheses and blanks.
+/// Parses from the last `)`: the name in the second field may contain anything, also parentheses and blanks.
 fn ticks_of(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }

@@ -1,16 +1,16 @@
-//! Named steps of work, at which a test ends or halts this process; nothing at all in releases.
+//! Failpoints: named steps at which a test kills or stops this process; compiled out in releases.
 //!
-//! The variable [`VARIABLE`] names a file of two words, a step and an act. Who comes to that step takes the file away and
-//! does it: only one process does, once. Without the variable nothing is looked at.
+//! The environment variable [`VARIABLE`] names a file with a step and an action. The process that reaches the step
+//! removes the file and performs the action: one process only, once. Without the variable nothing is read.
 
-/// The variable that names the file.
+/// Environment variable with the path of the file.
 pub const VARIABLE: &str = "BERTH_STEPS";
 
-/// This process has come to that step.
+/// Failpoint: performs the action configured for this step.
 #[cfg(not(debug_assertions))]
 pub const fn reached(_: &str) {}
 
-/// Passes on the variable, for a program that is started without any.
+/// Passes the variable on, for a program that is started with an empty environment.
 #[cfg(not(debug_assertions))]
 pub fn hand_on(_: impl FnOnce(&str, &std::ffi::OsStr)) {}
 
@@ -31,14 +31,14 @@ mod told {
         FILE.get_or_init(|| env::var_os(VARIABLE).map(PathBuf::from)).as_ref()
     }
 
-    /// Passes on the variable, for a program that is started without any.
+    /// Passes the variable on, for a program that is started with an empty environment.
     pub fn hand_on(pass: impl FnOnce(&str, &OsStr)) {
         if let Some(file) = file() {
             pass(VARIABLE, file.as_os_str());
         }
     }
 
-    /// This process has come to that step.
+    /// Failpoint: performs the action configured for this step.
     pub fn reached(step: &str) {
         let Some(file) = file() else { return };
         let Ok(text) = fs::read_to_string(file) else { return };
@@ -52,11 +52,11 @@ mod told {
         let (whom, signal) = match act {
             "kill" => (Some(getpid()), Signal::KILL),
             "halt" => (Some(getpid()), Signal::STOP),
-            // In a namespace of its own a process does not see its parent.
+            // In a PID namespace of its own a process does not see its parent.
             "kill-parent" => (getppid().filter(|parent| *parent != Pid::INIT), Signal::KILL),
             _ => return,
         };
-        // Only a test asks, and sees whether it was done.
+        // Only a test requests this, and observes whether it was done.
         let _ = whom.map(|whom| kill_process(whom, signal));
     }
 }

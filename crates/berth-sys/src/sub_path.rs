@@ -1,9 +1,9 @@
-//! Sub-paths of volumes: found, made and bound without ever leaving the volume.
+//! subPath volumes: race-free resolution, creation, and bind mounts inside a volume.
 //!
-//! A container may own the volume and swap directories for links at any moment, so a path is
-//! never checked and then used: the kernel resolves it below the volume's descriptor
-//! (`openat2`, `RESOLVE_BENEATH`), and what is bound is the descriptor that came out. Blocking:
-//! call it from the blocking pool. Behaviour: spec 03a §6.3, 07 (`volume-subpaths`).
+//! A container may own the volume and replace directories by links at any moment, so a path is never checked and then
+//! used: the kernel resolves it below the volume's descriptor (`openat2`, `RESOLVE_BENEATH`), and the resulting
+//! descriptor is bind-mounted. Blocking: call it from the blocking pool.
+//! Implements spec 03a §6.3, 07 (`volume-subpaths`).
 
 use std::{
     ffi::OsStr,
@@ -24,20 +24,19 @@ use rustix::{
 
 use super::mount;
 
-/// Mode of the directories that hold the binds.
+/// Mode of the directories that contain the bind mounts.
 const HOLDER_MODE: u32 = 0o750;
-/// Binds that may be stacked on one place; more means that something else is wrong.
+/// Maximum number of bind mounts stacked on one target; more indicates another problem.
 const STACKED: usize = 16;
 
-/// Opens what `path` names inside `root` with the given flags; links are followed as long as they
-/// stay inside.
+/// Opens `path` inside `root` with the given flags; follows links that stay inside.
 ///
 /// # Errors
-/// `EXDEV` for a path that leads outside, and whatever opening says.
+/// `EXDEV` for a path that leads outside, and any error of opening.
 pub fn open_inside(root: &Path, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let volume = open_root(root)?;
     match beneath(&volume, path, flags) {
-        // An absolute link may still lead to a place inside, by the host's own name for it.
+        // An absolute link may still lead to a place inside, by the host's own path of it.
         Err(Errno::XDEV) => {
             let (root, real) = (fs::canonicalize(root)?, fs::canonicalize(root.join(path))?);
             let inside = real.strip_prefix(&root).map_err(|_| io::Error::from(Errno::XDEV))?;
@@ -47,24 +46,23 @@ pub fn open_inside(root: &Path, path: &Path, flags: OFlags) -> io::Result<OwnedF
     }
 }
 
-/// Opens what `path` names inside `root` as a path-only descriptor: what is there, or is mounted there when somebody
-/// looks.
+/// Opens `path` inside `root` as an `O_PATH` descriptor, and triggers automounts.
 ///
 /// # Errors
 /// As [`open_inside`].
 pub fn find_inside(root: &Path, path: &Path) -> io::Result<OwnedFd> {
-    // Asking for a directory is what makes the kernel mount what is mounted on demand.
+    // Opening with O_DIRECTORY makes the kernel mount an automount point.
     match open_inside(root, path, OFlags::PATH | OFlags::DIRECTORY) {
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => open_inside(root, path, OFlags::PATH),
         other => other,
     }
 }
 
-/// Makes the directories of `path` that are missing inside `root`, with that mode whatever the
-/// umask, and returns the last as a path-only descriptor. What exists stays as it is.
+/// Creates the missing directories of `path` inside `root`, with that mode regardless of the umask, and returns the
+/// last one as a descriptor. Existing directories are unchanged.
 ///
 /// # Errors
-/// As [`open_inside`]; also where something on the way is no directory.
+/// As [`open_inside`]; also if a component is not a directory.
 pub fn make_inside(root: &Path, path: &Path, mode: u32) -> io::Result<OwnedFd> {
     match find_inside(root, path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -86,7 +84,7 @@ pub fn make_inside(root: &Path, path: &Path, mode: u32) -> io::Result<OwnedFd> {
 fn make_one(parent: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<OwnedFd> {
     let is_ours = match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
         Ok(()) => true,
-        // A container of the pod made it in the meantime: its mode is its own.
+        // A container of the pod created it concurrently: its mode is left unchanged.
         Err(Errno::EXIST) => false,
         Err(e) => return Err(e.into()),
     };
@@ -98,11 +96,12 @@ fn make_one(parent: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<OwnedFd> {
     Ok(made)
 }
 
-/// Binds what an open descriptor leads to on `target`; nothing is resolved again. A bind of the same file that is
-/// already there is kept; another one is replaced. What fails leaves no bind, and none of the directories it made.
+/// Bind-mounts the target of an open descriptor on `target`; no path of the source is resolved again. An existing bind
+/// mount of the same file is kept; another one is replaced. A failure leaves no bind mount, and none of the directories
+/// it created.
 ///
 /// # Errors
-/// Whatever mounting says.
+/// Any error of mounting.
 pub fn bind_opened(source: &OwnedFd, holder: &Path, target: &Path) -> io::Result<()> {
     let wanted = rustix::fs::fstat(source)?;
     if let Ok(present) = rustix::fs::lstat(target) {
@@ -123,7 +122,7 @@ pub fn bind_opened(source: &OwnedFd, holder: &Path, target: &Path) -> io::Result
         mount::bind(source, target, &[])
     };
     attempt().inspect_err(|_| {
-        // Empty ones only: binds of other containers keep theirs.
+        // Only empty directories: bind mounts of other containers keep theirs.
         let mut made = Some(target);
         while let Some(path) = made.filter(|path| path.starts_with(holder)) {
             if remove(path).is_err() {
@@ -143,7 +142,7 @@ fn beneath(root: &impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<O
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     loop {
         match rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve) {
-            // The kernel saw a rename while it walked and wants to be asked again.
+            // The kernel detected a concurrent rename and requests a retry.
             Err(Errno::AGAIN | Errno::INTR) => {}
             other => return other,
         }
@@ -154,7 +153,7 @@ fn unbind(target: &Path) -> io::Result<()> {
     for _ in 0..STACKED {
         match rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
-            // Not a mount (any more).
+            // Not a mount point (any more).
             Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
             Err(e) => return Err(e.into()),
         }
@@ -162,7 +161,7 @@ fn unbind(target: &Path) -> io::Result<()> {
     Err(io::Error::other(format!("{}: more than {STACKED} mounts stacked", target.display())))
 }
 
-/// Removes an empty directory or a file, and nothing that has content.
+/// Deletes an empty directory or a file; a directory with content is an error.
 fn remove(target: &Path) -> io::Result<()> {
     match rustix::fs::unlinkat(CWD, target, AtFlags::REMOVEDIR) {
         Err(Errno::NOTDIR) => ignore_missing(fs::remove_file(target)),

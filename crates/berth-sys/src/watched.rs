@@ -1,29 +1,29 @@
-//! A descriptor that tokio watches: await until it can be read from or written to.
+//! Owned file descriptor registered with tokio: await readability or writability.
 
 use std::{io, ops::Deref, os::fd::OwnedFd};
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// An owned descriptor under watch. It cannot be exchanged for another, which is what makes watching it sound.
+/// A registered owned descriptor. It cannot be replaced by another, which makes the registration sound.
 #[derive(Debug)]
 pub struct Watched(AsyncFd<OwnedFd>);
 
 impl Watched {
-    /// Watches a descriptor, which must not block, for reading and writing. Must be called within a runtime.
+    /// Registers a non-blocking descriptor for reading and writing. Must be called within a runtime.
     ///
     /// # Errors
-    /// What the kernel says: files cannot be watched.
+    /// The kernel's error: regular files cannot be polled.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        // SAFETY: the descriptor is owned, so it is open and stays what it is until it is dropped, and nobody gets at it
-        // but by a shared reference: it is dropped with the watch, never before.
+        // SAFETY: the descriptor is owned, so it is open and unchanged until it is dropped, and access is by shared
+        // reference only: it is dropped with the registration, never before.
         Ok(Self(unsafe { AsyncFd::register(fd) }?))
     }
 
-    /// Watches a descriptor for what the kernel calls priority alone: files of triggers tell by it. Must be called within a
-    /// runtime.
+    /// Registers a descriptor for priority events (`POLLPRI`) only: PSI triggers notify by them. Must be called within
+    /// a runtime.
     ///
     /// # Errors
-    /// What the kernel says: files cannot be watched.
+    /// The kernel's error: regular files cannot be polled.
     pub fn for_priority(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: as in `new`.
         Ok(Self(unsafe { AsyncFd::register_with_interest(fd, Interest::PRIORITY) }?))

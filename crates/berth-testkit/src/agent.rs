@@ -1,8 +1,7 @@
-//! The agent from its sources to the runtime, over the scripted runtime: real mux, engine,
-//! runtime, images, PLEG and status, in one process and on a clock that tests pause.
+//! In-process agent over the scripted CRI: real mux, engine, runtime, images, PLEG, and status manager.
 //!
-//! A [`Machine`] is what outlives the agent: runtime, disk, state files. An [`Agent`] is one life
-//! of it: start it, hand in sets of pods, stop it, or kill it.
+//! Runs on tokio's clock, which tests may pause. A [`Machine`] is what outlives the agent: runtime, disk, state
+//! files. An [`Agent`] is one run of it: start it, submit sets of pods, stop it, or kill it.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -34,17 +33,17 @@ use super::{
     scripted::ScriptedCri,
 };
 
-/// How an agent is set up.
+/// Configuration of an agent.
 #[derive(Clone)]
 pub struct Setup {
-    /// Registered sources.
+    /// Pod sources to register.
     pub sources: Vec<PodSource>,
-    /// Crash back-off: first delay and longest.
+    /// Crash back-off: initial delay and maximum.
     pub backoff: (Duration, Duration),
-    /// Whether the node's logins, which are files, are read at the start and not with the first
-    /// pull: so that no other task waits for a file.
+    /// Whether the registry credentials of the node, which are files, are read at the start instead of with the first
+    /// pull, so that no other task waits for file I/O.
     pub reads_logins: bool,
-    /// Node.
+    /// Name, capacity, and allocatable of the node.
     pub node: NodeFacts,
 }
 
@@ -70,37 +69,37 @@ impl Default for Setup {
     }
 }
 
-/// What outlives the agent.
+/// State that outlives the agent: runtime, clock, disk, and state files.
 pub struct Machine {
-    /// The runtime.
+    /// Scripted CRI runtime.
     pub cri: Arc<ScriptedCri>,
-    /// Wall time, following tokio's clock.
+    /// Wall clock that follows tokio's clock.
     pub clock: Arc<TokioClock>,
-    /// Directories and cgroups.
+    /// Pod directories, volumes, and cgroups.
     pub disk: Arc<Disk>,
-    /// How agents on it are set up.
+    /// Configuration of the agents that start on this machine.
     pub setup: Setup,
     allocated: Arc<MemoryFile>,
     actuated: Arc<MemoryFile>,
 }
 
-/// One life of the agent.
+/// One run of the agent.
 pub struct Agent {
-    /// The sync loop.
+    /// Handle of the sync loop.
     pub engine: EngineHandle,
-    /// The pod store.
+    /// PLEG, owner of the pod store.
     pub pleg: Arc<Pleg>,
-    /// Statuses.
+    /// Status manager.
     pub status: Arc<StatusManager>,
-    /// Events so far.
+    /// Recorder of the events emitted so far.
     pub events: Arc<Recorder>,
-    /// What probes say.
+    /// Scripted probe results.
     pub probes: Arc<Probes>,
-    /// Which mirrors are wished for.
+    /// Desired mirror pods.
     pub mirrors: Arc<MirrorWishes>,
-    /// Metrics.
+    /// Metrics registry of this run.
     pub registry: Registry,
-    /// Everything that runs.
+    /// Tracker of all tasks of this run.
     pub tasks: TaskTracker,
     doors: BTreeMap<PodSource, Door>,
     leash: Leash,
@@ -108,37 +107,37 @@ pub struct Agent {
 }
 
 impl Machine {
-    /// A fresh machine.
+    /// Creates a machine with the default setup.
     pub fn new() -> Self {
         Self::with(Setup::default())
     }
 
-    /// A fresh machine whose agents are set up like that.
+    /// Creates a machine whose agents use `setup`.
     pub fn with(setup: Setup) -> Self {
         let clock = Arc::new(TokioClock::new());
         let cri = ScriptedCri::new(clock.clone());
         Self { cri, clock, disk: Arc::default(), setup, allocated: Arc::default(), actuated: Arc::default() }
     }
 
-    /// From now on, or no longer, no state file can be written.
+    /// Makes writes of the state files fail, or succeed again.
     pub fn refuse_writes(&self, refuse: bool) {
         self.allocated.refuse_writes(refuse);
         self.actuated.refuse_writes(refuse);
     }
 
-    /// Nothing is wrong with the disk any more.
+    /// Ends failing mounts, mount delays, and failing writes of state files; exhausted limits and hung removals stay.
     pub fn mend_disk(&self) {
         self.disk.allow_mounts();
         self.disk.set_pace(Duration::ZERO);
         self.refuse_writes(false);
     }
 
-    /// The UIDs in the state files: what is allocated, and what was applied.
+    /// Pod UIDs in the state files: allocated, and actuated.
     pub fn remembered(&self) -> [Vec<PodUid>; 2] {
         [self.allocated.pods(), self.actuated.pods()]
     }
 
-    /// Starts an agent. It knows no pods before its sources hand in a set.
+    /// Starts an agent. It knows no pods until its sources submit a set.
     pub async fn start(&self) -> Agent {
         let parts = self.parts().await;
         let registry = parts.registry.clone();
@@ -242,7 +241,7 @@ impl Machine {
             on_pull: Arc::new(|_, _| {}),
             accounts: None,
         };
-        // Without records: those are files, and their tests are elsewhere.
+        // Without pull records: they are files, and have their own tests.
         let config = images::ImagesConfig {
             root: nowhere.clone(),
             max_pods: 110,
@@ -322,7 +321,7 @@ fn health_of(pleg: &Arc<Pleg>) -> Arc<dyn Fn() -> Option<String> + Send + Sync> 
     Arc::new(move || pleg.health())
 }
 
-/// Of each container that died only the newest instance stays (spec 02a §9.8).
+/// Keeps only the newest instance of each container that died (spec 02a §9.8).
 async fn prune(
     mut died: mpsc::Receiver<ContainerDied>,
     runtime: Arc<RuntimeManager>,
@@ -342,13 +341,13 @@ async fn prune(
 }
 
 impl Agent {
-    /// A source hands in its full set.
+    /// Submits the full pod set of a source.
     pub async fn hand_in(&self, source: PodSource, pods: impl IntoIterator<Item = Arc<api::Pod>>) {
         let pods = pods.into_iter().map(|pod| Arc::new(Pod::new((*pod).clone()).expect("a whole pod")));
         self.doors[&source].hand_in(pods.collect()).await;
     }
 
-    /// The file source hands in these; and all other sources an empty set.
+    /// Submits these pods as the file source, and an empty set for every other source.
     pub async fn only_static<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
         for source in self.doors.keys().filter(|source| **source != PodSource::File) {
             self.hand_in(*source, []).await;
@@ -356,31 +355,34 @@ impl Agent {
         self.files(pods).await;
     }
 
-    /// The file source hands in these.
+    /// Submits these pods as the file source.
     pub async fn files<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
         self.hand_in(PodSource::File, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
     }
 
-    /// The API server's set.
+    /// Submits these pods as the API source.
     pub async fn api<'a>(&self, pods: impl IntoIterator<Item = &'a Arc<Pod>>) {
         self.hand_in(PodSource::Api, pods.into_iter().map(|pod| Arc::new(pod.to_object()))).await;
     }
 
-    /// What every worker is doing.
+    /// State of every pod worker.
     pub async fn describe(&self) -> Vec<WorkerView> {
         let (reply, answer) = oneshot::channel();
         self.engine.commands.send(Command::Describe(reply)).await.expect("the sync loop lives");
         answer.await.expect("it answers")
     }
 
-    /// What a pod waits for, as `why` would tell it now.
+    /// Step that a pod waits for, as `why` would report it now.
     pub fn waits_for(&self, uid: &PodUid) -> Option<String> {
         let standings = self.engine.standings.borrow().clone();
         let standing = standings.iter().find(|standing| standing.id.uid == *uid)?;
         Some(standing.view()?.name.into_owned())
     }
 
-    /// Waits (in tokio's time) until the status of a pod passes; panics after `limit`.
+    /// Waits (in tokio's time) until `passes` returns true for the status of a pod.
+    ///
+    /// # Panics
+    /// The condition is not met within `limit`.
     pub async fn until(
         &self,
         uid: &PodUid,
@@ -404,14 +406,14 @@ impl Agent {
         }
     }
 
-    /// Waits until a pod runs with all its containers ready.
+    /// Waits until the `Ready` condition of a pod is `True`.
     pub async fn until_ready(&self, uid: &PodUid, limit: Duration) -> Arc<api::PodStatus> {
         let ready =
             |s: &api::PodStatus| s.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
         self.until(uid, "ready", limit, ready).await
     }
 
-    /// The value of a counter or gauge, summed over the series that carry `label` as a value.
+    /// Sum of a counter or gauge over the series that have `label` as a label value; all series if it is empty.
     pub fn metric(&self, name: &str, label: &str) -> f64 {
         let families = self.registry.gather();
         let Some(family) = families.iter().find(|f| f.name() == name) else { return 0.0 };
@@ -425,29 +427,32 @@ impl Agent {
             .sum()
     }
 
-    /// Stops it in good order: pods keep running, no task is left.
+    /// Stops the agent gracefully: pods keep running, no task remains.
+    ///
+    /// # Panics
+    /// Tasks remain after `limit`.
     pub async fn stop(self, limit: Duration) {
         self.shutdown.cancel();
         self.tasks.close();
         let ended = tokio::time::timeout(limit, self.tasks.wait()).await;
-        let ended = ended.is_ok() || self.is_dead(); // who is killed while it stops leaves what it was doing
+        let ended = ended.is_ok() || self.is_dead(); // a kill during the stop leaves its tasks pending
         assert!(ended, "{} tasks are left {limit:?} after the agent was told to stop", self.tasks.len());
         self.leash.cut();
     }
 
-    /// It is killed at one of the calls to come.
+    /// Kills the agent at one of its next calls of runtime or state files.
     pub fn set_fuse(&self, fuse: Option<Fuse>) {
         self.leash.set_fuse(fuse);
     }
 
-    /// Whether its fuse has burnt down: it only has to be buried.
+    /// Whether the fuse has killed the agent: what remains is to clean up.
     pub fn is_dead(&self) -> bool {
         self.leash.is_cut()
     }
 
-    /// `kill -9`.
+    /// Kills the agent as `kill -9` does.
     pub fn kill(self) {
         self.leash.cut();
-        self.shutdown.cancel(); // what is left of it would only waste time
+        self.shutdown.cancel(); // ends the remaining tasks, which would only waste time
     }
 }

@@ -1,15 +1,15 @@
-//! Tests that count what the whole process holds.
+//! Leak tests: count file descriptors and tokio tasks of a process that runs a single test.
 
 use std::{fs, process::Command, time::Duration};
 
 use tokio::{runtime, time};
 
-/// Set for the process that has the test to itself.
+/// Environment variable that marks the process in which the test runs alone.
 const ALONE: &str = "BERTH_TEST_ALONE";
-/// How long what was let go may take to have gone.
+/// Deadline for released resources to disappear.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a test, by its path, in a process of its own: the others hold descriptors too.
+/// Runs a test, by its path, in a process of its own: parallel tests would change the counts.
 pub fn alone<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F) {
     if std::env::var_os(ALONE).is_some() {
         let runtime = runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -23,7 +23,7 @@ pub fn alone<F: Future<Output = ()>>(test: &str, body: impl FnOnce() -> F) {
     assert!(told.status.success() && said.contains("1 passed"), "{test}: {}", told.status);
 }
 
-/// What this process holds.
+/// Number of file descriptors and tokio tasks of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
     descriptors: usize,
@@ -31,13 +31,16 @@ pub struct Held {
 }
 
 impl Held {
-    /// Now.
+    /// Counts them now.
     pub fn now() -> Self {
         let descriptors = fs::read_dir("/proc/self/fd").expect("a folder").count();
         Self { descriptors, tasks: runtime::Handle::current().metrics().num_alive_tasks() }
     }
 
-    /// Waits until it holds as much again, give or take, and what else the test says has come to pass.
+    /// Waits until the counts have returned to at most these plus `give_or_take` and `has_settled` returns true.
+    ///
+    /// # Panics
+    /// The deadline passed.
     pub async fn again(self, give_or_take: usize, has_settled: impl Fn() -> bool) {
         let until = async {
             loop {

@@ -1,4 +1,4 @@
-//! The agent's own way to the server.
+//! API client of the agent (`berth_api::Transport`) for tests.
 
 use std::{path::Path, sync::Arc};
 
@@ -7,7 +7,7 @@ use berth_metrics::{ApiClientMetrics, Registry, RestClientMetrics};
 use berth_ports::SystemClock;
 use tokio_util::sync::CancellationToken;
 
-/// To the server of that kubeconfig, until the test ends.
+/// Opens a transport to the server of a kubeconfig; it runs until the test ends.
 pub async fn connect(kubeconfig: &Path) -> Arc<Transport> {
     let config = TransportConfig::from_kubeconfig(kubeconfig).await.expect("a kubeconfig");
     let registry = Registry::new();

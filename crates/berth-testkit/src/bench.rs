@@ -1,4 +1,4 @@
-//! A shim in small: a process of one thread that starts containers from a root of busybox and sees them end.
+//! Miniature shim: single-threaded process that launches containers from a busybox root and reaps them.
 
 use std::{
     fs,
@@ -34,15 +34,18 @@ use tempfile::TempDir;
 
 use super::plans;
 
-/// How long anything may take.
+/// Deadline of every wait.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// The ids of a pod's user namespace.
+/// ID mapping of a pod's user namespace.
 pub const MAP: IdMap = IdMap { inside: 0, outside: 200_000, count: 65_536 };
 
-/// The sets every container has without a word (spec 09a §7.1).
+/// Capability set of a container whose pod asks for none (spec 09a §7.1).
 pub const DEFAULT_CAPABILITIES: u64 = 0xa804_25fb;
 
-/// Whether this is root; else the test says that it is skipped.
+/// Returns whether the test runs as root; otherwise prints that it is skipped.
+///
+/// # Panics
+/// The test would be skipped on CI.
 pub fn is_root() -> bool {
     let is_root = nix::unistd::geteuid().is_root();
     if !is_root {
@@ -52,15 +55,15 @@ pub fn is_root() -> bool {
     is_root
 }
 
-/// Layers, upper and work directories, a stage; gone with it.
+/// Fixture of a launch test: layers, upper and work directories, a mount stage, and cgroups; removed on drop.
 pub struct Bench {
-    /// Everything of it.
+    /// Root directory of the fixture.
     pub dir: TempDir,
     groups: Vec<PathBuf>,
 }
 
 impl Bench {
-    /// Two layers: busybox, and what is in `/etc`.
+    /// Creates two layers: busybox, and `/etc`.
     pub fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let dir = tempfile::Builder::new().prefix("berth-launch-").tempdir().expect("a directory");
@@ -87,12 +90,12 @@ impl Bench {
         Self { dir, groups }
     }
 
-    /// A path of it.
+    /// Path below the fixture's directory.
     pub fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Makes a directory of it with one file.
+    /// Creates a directory with one file, `file`, and returns its path.
     pub fn volume(&self, name: &str) -> PathBuf {
         let path = self.at(name);
         fs::create_dir_all(&path).expect("makeable");
@@ -100,7 +103,7 @@ impl Bench {
         path
     }
 
-    /// A container with base mounts.
+    /// Launch plan of a container with the base mounts.
     pub fn plan(&self, args: &[&str]) -> LaunchPlan {
         LaunchPlan {
             groups: self.groups.clone(),
@@ -124,25 +127,29 @@ impl Bench {
         }
     }
 
-    /// Does `body` as a process of one thread; what panics there panics here. Nothing may be left behind.
+    /// Runs `body` in a forked single-threaded process and panics with the message of its panic.
+    ///
+    /// # Panics
+    /// `body` panicked, or mounts or processes remain afterwards.
     #[allow(unsafe_code, reason = "only a process of one thread may start containers; a test has many")]
     pub fn shim(&self, body: impl FnOnce(&Self)) {
-        // A child made while another test says what went wrong would inherit the lock of who says it.
+        // Serializes the forks: a child forked while another test prints a failure inherits the lock of the output.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut told, tell) = std::io::pipe().expect("a pipe");
-        // SAFETY: the C library's fork leaves its own locks usable in the child, and the child leaves by `_exit`.
+        // SAFETY: the C library's fork leaves its own locks usable in the child, and the child exits by `_exit`.
         match unsafe { nix::unistd::fork() }.expect("a process") {
             nix::unistd::ForkResult::Child => {
                 let hook = tell.try_clone().expect("a descriptor");
                 std::panic::set_hook(Box::new(move |info| drop((&hook).write_all(info.to_string().as_bytes()))));
                 nix::sys::prctl::set_child_subreaper(true).expect("settable");
-                // Where tests share a process, another one may have a handler, and calls would be interrupted by it.
-                // SAFETY: no handler is installed, one is taken away, in a process of one thread.
+                // Another test of the same process may have installed a SIGCHLD handler, which would interrupt system
+                // calls.
+                // SAFETY: installs no handler, only restores the default, in a single-threaded process.
                 unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }.expect("a default");
                 let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(self)));
                 end_children();
-                // SAFETY: ends the copy of the test without running what the test registered.
+                // SAFETY: ends the copy of the test without running the exit handlers that the test registered.
                 unsafe { nix::libc::_exit(i32::from(done.is_err())) }
             }
             nix::unistd::ForkResult::Parent { child } => {
@@ -157,7 +164,7 @@ impl Bench {
         }
     }
 
-    /// Mounts and processes that are left.
+    /// Mounts and processes that remain.
     fn left(&self) -> Vec<String> {
         let table = fs::read_to_string("/proc/self/mountinfo").expect("readable");
         let name = self.dir.path().display().to_string();
@@ -187,7 +194,7 @@ fn groups() -> Vec<PathBuf> {
     names.into_iter().filter(|path| path.is_dir()).collect()
 }
 
-/// Kills and reaps what is left of a shim.
+/// Kills and reaps the remaining children of a shim.
 fn end_children() {
     loop {
         let path = format!("/proc/self/task/{}/children", nix::unistd::gettid());
@@ -201,7 +208,7 @@ fn end_children() {
     }
 }
 
-/// A program with the default capabilities of user 0.
+/// Process of user 0 with the default capabilities.
 pub fn process(args: &[&str]) -> Process {
     let default = DEFAULT_CAPABILITIES;
     Process {
@@ -223,13 +230,13 @@ fn device(path: &str, minor: u32) -> Device {
     Device { path: path.to_owned(), kind: 'c', numbers: (1, minor), mode: 0o666, uid: 0, gid: 0 }
 }
 
-/// A mount of a path of the host.
+/// Bind mount of a host path.
 pub fn bind(source: &Path, target: &str, access: Access, propagation: Propagation) -> Mount {
     let source = Source::Bind(source.to_owned());
     Mount { target: target.to_owned(), source, access, propagation, flags: 0, ids: None }
 }
 
-/// A mount of an image.
+/// Read-only overlay mount of image layers.
 pub fn image(bench: &Bench, target: &str, lower: &[&str]) -> Mount {
     let lower = lower.iter().map(|layer| (*layer).to_owned()).collect();
     let source = Source::Layers { layers: bench.at("layers"), lower, sub_path: String::new() };
@@ -237,7 +244,7 @@ pub fn image(bench: &Bench, target: &str, lower: &[&str]) -> Mount {
     Mount { target: target.to_owned(), source, access, propagation, flags: 0, ids: None }
 }
 
-/// A new file system.
+/// Mount of a new file system instance of type `kind`.
 pub fn new(kind: &str, target: &str, data: &str, access: Access) -> Mount {
     let source = Source::New { kind: kind.to_owned(), data: data.to_owned() };
     let flags = nix::libc::MS_NOSUID | nix::libc::MS_NOEXEC | if kind == "devpts" { 0 } else { nix::libc::MS_NODEV };
@@ -256,27 +263,27 @@ fn base_mounts() -> Vec<Mount> {
     ]
 }
 
-/// Nothing of a pod.
+/// No namespaces of a pod to join.
 pub const NOTHING: Around<'static> = Around { namespaces: &[], target: None, users: None };
 
-/// A container or an exec'd process that runs.
+/// Running container or exec process.
 pub struct Running {
-    /// Its process.
+    /// Process ID in the host's PID namespace.
     pub pid: u32,
-    /// Its terminal.
+    /// Master side of the terminal, if it has one.
     pub terminal: Option<OwnedFd>,
     input: Option<std::io::PipeWriter>,
     output: Option<(std::io::PipeReader, std::io::PipeReader)>,
 }
 
-/// What a program said, and how it ended.
+/// Output and exit code of a process that ended.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// What it wrote.
+    /// Standard output.
     pub out: String,
-    /// And to standard error.
+    /// Standard error.
     pub err: String,
-    /// 128 and more for signals.
+    /// Exit code; 128 + signal number if a signal killed it.
     pub code: i32,
 }
 
@@ -289,6 +296,9 @@ fn pipes() -> Pipes {
 }
 
 /// Starts a container.
+///
+/// # Errors
+/// The launch failed.
 pub fn start(plan: &LaunchPlan, around: &Around<'_>) -> Result<Running, Failure> {
     if plan.process.terminal.is_some() {
         return finish(begin_launch(plan, around, Stdio::Terminal)?, None, None);
@@ -297,10 +307,13 @@ pub fn start(plan: &LaunchPlan, around: &Around<'_>) -> Result<Running, Failure>
     finish(begin_launch(plan, around, stdio)?, Some(input), Some((out, err)))
 }
 
-/// A process that was begun, and its pipes.
+/// Pending launch, and the pipes of its standard input, output, and error.
 pub type Begun = (Launching, Option<std::io::PipeWriter>, Option<(std::io::PipeReader, std::io::PipeReader)>);
 
-/// Begins to start a process in a container.
+/// Begins an exec in a container; `init` is the PID of its first process.
+///
+/// # Errors
+/// The exec cannot begin.
 pub fn begin(plan: &LaunchPlan, init: u32, process: Process) -> Result<Begun, Failure> {
     let is_terminal = process.terminal.is_some();
     let asked = ExecPlan { container: plan.container.clone(), exec: "e".to_owned(), process, keeps_orphans: false };
@@ -311,12 +324,18 @@ pub fn begin(plan: &LaunchPlan, init: u32, process: Process) -> Result<Begun, Fa
     Ok((begin_exec(&asked, init, &plan.groups, stdio)?, Some(input), Some((out, err))))
 }
 
-/// Waits until what was begun runs.
+/// Waits until a pending launch runs.
+///
+/// # Errors
+/// The launch failed.
 pub fn conclude_begun(begun: Result<Begun, Failure>) -> Result<Running, Failure> {
     begun.and_then(|(launching, input, output)| finish(launching, input, output))
 }
 
-/// Starts a process in a container.
+/// Runs a process in a container and waits until it runs.
+///
+/// # Errors
+/// The exec failed.
 pub fn exec(plan: &LaunchPlan, init: u32, process: Process) -> Result<Running, Failure> {
     conclude_begun(begin(plan, init, process))
 }
@@ -330,7 +349,10 @@ fn finish(
     Ok(Running { pid, terminal, input, output })
 }
 
-/// Waits until the program runs or has failed.
+/// Waits until the program runs; returns its PID and terminal.
+///
+/// # Errors
+/// The launch failed.
 pub fn conclude(mut launching: Launching) -> Result<(u32, Option<OwnedFd>), Failure> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -347,14 +369,14 @@ pub fn conclude(mut launching: Launching) -> Result<(u32, Option<OwnedFd>), Fail
     }
 }
 
-/// Waits until there is something to read.
+/// Waits until `fd` is readable or the deadline has passed.
 pub fn readable(fd: &impl AsFd, deadline: Instant) {
     let left = u16::try_from(deadline.saturating_duration_since(Instant::now()).as_millis()).unwrap_or(u16::MAX);
     poll(&mut [PollFd::new(fd.as_fd(), PollFlags::POLLIN)], PollTimeout::from(left)).expect("pollable");
 }
 
 impl Running {
-    /// Closes its input, reads all it says, and waits for its end.
+    /// Closes standard input, reads all output, and waits for the exit.
     pub fn end(mut self) -> Ended {
         drop(self.input.take());
         let (mut out, mut err) = (String::new(), String::new());
@@ -365,7 +387,7 @@ impl Running {
         Ended { out, err, code: reap(self.pid) }
     }
 
-    /// One line of what it says.
+    /// Reads one line of standard output.
     pub fn line(&mut self) -> String {
         let (out, _) = self.output.as_mut().expect("pipes");
         let (mut line, mut byte) = (Vec::new(), [0]);
@@ -378,12 +400,12 @@ impl Running {
         String::from_utf8(line).expect("text")
     }
 
-    /// Gives it input.
+    /// Writes to standard input.
     pub fn say(&mut self, text: &str) {
         self.input.as_mut().expect("pipes").write_all(text.as_bytes()).expect("writable");
     }
 
-    /// Kills it and waits. A process 1 ends only once everything of its namespace is reaped: so is every child.
+    /// Kills the process and waits. PID 1 ends only once its namespace is fully reaped: every child is reaped.
     pub fn kill(self) {
         let pid = Pid::from_raw(self.pid.cast_signed());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("there");
@@ -391,7 +413,7 @@ impl Running {
     }
 }
 
-/// Waits for a child's end; 128 and more for signals.
+/// Waits for the exit of a child; returns its exit code, or 128 + signal number.
 pub fn reap(pid: u32) -> i32 {
     let deadline = Instant::now() + PATIENCE;
     let pid = Pid::from_raw(pid.cast_signed());
@@ -407,19 +429,22 @@ pub fn reap(pid: u32) -> i32 {
     }
 }
 
-/// Runs a container to its end.
+/// Runs a container to completion.
+///
+/// # Errors
+/// The launch failed.
 pub fn run(plan: &LaunchPlan) -> Result<Ended, Failure> {
     start(plan, &NOTHING).map(Running::end)
 }
 
-/// What a shell says; it must end well.
+/// Standard output of a shell script in a container; the script must succeed.
 pub fn shell(bench: &Bench, change: impl FnOnce(&mut LaunchPlan), script: &str) -> String {
     let mut plan = bench.plan(&["sh", "-c", script]);
     change(&mut plan);
     said(run(&plan))
 }
 
-/// What a program said that ended well.
+/// Standard output of a program that succeeded: exit code 0 and no standard error.
 pub fn said(ended: Result<Ended, Failure>) -> String {
     let ended = ended.expect("it runs");
     assert_eq!((ended.err.as_str(), ended.code), ("", 0), "{}", ended.out);

@@ -1,4 +1,4 @@
-//! A wall clock that follows tokio's clock, so that pausing one pauses both; and that can be set.
+//! Adjustable wall clock that follows tokio's clock, so that pausing one pauses both.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -6,7 +6,7 @@ use berth_ports::Clock;
 use jiff::{Timestamp, ToSpan};
 use tokio::time::Instant;
 
-/// Wall time = a fixed start + what tokio's clock has advanced since + by how much it was set.
+/// Wall time = fixed start + elapsed time of tokio's clock + adjustments.
 #[derive(Debug)]
 pub struct TokioClock {
     wall: Timestamp,
@@ -21,7 +21,7 @@ impl TokioClock {
         Self { wall, start: Instant::now(), set: AtomicI64::new(0) }
     }
 
-    /// Somebody sets the clock forward, or back, by so many milliseconds.
+    /// Adjusts the clock by so many milliseconds, forward or back.
     pub fn set(&self, by_milliseconds: i64) {
         self.set.fetch_add(by_milliseconds, Ordering::Relaxed);
     }

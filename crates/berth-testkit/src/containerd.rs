@@ -1,7 +1,7 @@
-//! A private containerd: own root, state, socket and bridge, and nothing left behind.
+//! Private containerd for tests: own root, state, socket, and bridge, cleaned up on drop.
 //!
-//! Needs root, containerd, runc, the CNI plugins and busybox-static; where one is missing the
-//! test says so by name and is skipped, except under `CI=true`, where that is a failure.
+//! Needs root, containerd, runc, the CNI plugins, and busybox-static. If one is missing, the test prints its name and
+//! is skipped; if `CI` is set, it fails.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use super::{
     subnet::Subnet,
 };
 
-/// A running containerd; stopped and cleaned up when dropped.
+/// Running containerd; drop stops it and cleans up.
 pub struct Containerd {
     dir: tempfile::TempDir,
     child: Child,
@@ -31,7 +31,7 @@ pub struct Containerd {
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Why real-runtime tests cannot run here; `None` where they can.
+/// Reason why real-runtime tests cannot run here; `None` if they can.
 pub fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root: containerd starts containers".to_owned());
@@ -48,7 +48,10 @@ pub fn missing() -> Option<String> {
     (!absent.is_empty()).then(|| format!("needs {}", absent.join(", ")))
 }
 
-/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+/// Returns whether a test must be skipped and prints its name and the reason.
+///
+/// # Panics
+/// The test would be skipped on CI.
 pub fn skips(test: &str) -> bool {
     let Some(why) = missing() else { return false };
     assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
@@ -56,18 +59,18 @@ pub fn skips(test: &str) -> bool {
     true
 }
 
-/// Starts a containerd unless this machine cannot; then says so, by the test's name.
+/// Starts containerd; prints the test's name and returns `None` if this machine cannot run it.
 pub fn start_or_skip(test: &str) -> Option<Containerd> {
     (!skips(test)).then(Containerd::start)
 }
 
 impl Containerd {
-    /// Starts it and imports the test images.
+    /// Starts containerd and imports the test images.
     pub fn start() -> Self {
         Self::configured(|config| config)
     }
 
-    /// Starts it with a changed `config.toml`.
+    /// Starts containerd with a changed `config.toml`.
     pub fn configured(change: impl FnOnce(String) -> String) -> Self {
         let dir = tempfile::Builder::new().prefix("berth-ctd-").tempdir().expect("a folder");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -85,40 +88,40 @@ impl Containerd {
         started
     }
 
-    /// Ends it as a crash would and takes its socket away; containers run on.
+    /// Kills containerd and removes its socket; containers keep running.
     pub fn crash(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("a child");
         fs::remove_file(self.socket()).expect("the socket was there");
     }
 
-    /// Starts it again after a crash.
+    /// Starts containerd again after a crash.
     pub fn restart(&mut self) {
         self.child = spawn(self.dir.path());
         self.wait_until_ready();
     }
 
-    /// The socket, as `containerRuntimeEndpoint` takes it.
+    /// CRI endpoint, as in `containerRuntimeEndpoint`.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket().display())
     }
 
-    /// The socket's path.
+    /// Path of the socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("containerd.sock")
     }
 
-    /// Its process.
+    /// Process ID of containerd.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// A folder that goes with it.
+    /// Temporary directory, removed on drop.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Its log so far, for failing tests.
+    /// Log of containerd so far, for failure messages.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
@@ -132,7 +135,7 @@ impl Containerd {
         assert!(out.0, "import: {}\n{}", out.1, self.log());
     }
 
-    /// Runs `ctr` in the CRI's namespace: whether it succeeded, and what it printed.
+    /// Runs `ctr` in the CRI namespace; returns whether it succeeded, and its output.
     pub fn ctr(&self, args: &[&str]) -> (bool, String) {
         let out = Command::new("ctr")
             .arg("-a")
@@ -163,7 +166,7 @@ fn fill(template: &str, dir: &Path, bridge: &str, subnet: &str) -> String {
         .replace("@SUBNET@", subnet)
 }
 
-/// The process, with its log.
+/// Starts the process, with its log file.
 fn spawn(dir: &Path) -> Child {
     let log = fs::OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("a log");
     Command::new("containerd")
@@ -176,16 +179,16 @@ fn spawn(dir: &Path) -> Child {
         .expect("containerd starts")
 }
 
-/// Removes every sandbox by the runtime itself: it alone knows what its network plugins set up.
+/// Removes every sandbox through CRI: only the runtime knows what its network plugins have set up.
 fn remove_sandboxes(endpoint: String) {
     let limit = Duration::from_secs(10);
     let config = CriConfig { endpoint, image_endpoint: String::new(), request_timeout: limit, list_streaming: false };
     let work = async {
         let Ok(connection) = connect(&config, &Registry::new()) else { return };
         let cri = &connection.runtime;
-        let left = cri.list_pod_sandbox(None).await.unwrap_or_default(); // not every test has a CRI
+        let left = cri.list_pod_sandbox(None).await.unwrap_or_default(); // some tests run without CRI
         let remove = |sandbox: berth_proto::cri::PodSandbox| async move {
-            let _ = cri.stop_pod_sandbox(&sandbox.id).await; // what stays is seen below
+            let _ = cri.stop_pod_sandbox(&sandbox.id).await; // the caller cleans up what remains
             let _ = cri.remove_pod_sandbox(&sandbox.id).await;
         };
         join_all(left.into_iter().map(remove)).await;
@@ -197,7 +200,7 @@ fn remove_sandboxes(endpoint: String) {
 impl Drop for Containerd {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|end| end.is_none()) {
-            // A thread, because a runtime may run in this one.
+            // In a separate thread, because a tokio runtime may run in this one.
             let endpoint = self.endpoint();
             let _ = std::thread::spawn(|| remove_sandboxes(endpoint)).join();
         }
@@ -208,16 +211,16 @@ impl Drop for Containerd {
         for task in tasks.lines() {
             self.ctr(&["tasks", "rm", "-f", task]);
         }
-        let _ = self.child.kill(); // it may have died in the test
+        let _ = self.child.kill(); // a test may have killed it
         let _ = self.child.wait();
         let needle = self.dir.path().to_string_lossy().into_owned();
         kill_shims(&needle);
         unmount_below(&needle);
-        let _ = Command::new("ip").args(["link", "del", &self.bridge]).output(); // never made where no pod had a network
+        let _ = Command::new("ip").args(["link", "del", &self.bridge]).output(); // absent if no pod had a network
     }
 }
 
-/// Shims outlive their containerd by design; these are told apart by the socket they were given.
+/// Kills the shims of this containerd, which outlive it by design; their command line contains the socket path.
 fn kill_shims(needle: &str) {
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else { continue };

@@ -1,35 +1,35 @@
-//! What a kubelet asks of a runtime, in short words; whatever carries it, whoever answers.
+//! Short CRI client for tests, over any channel and any runtime.
 
 use berth_proto::cri::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient};
 use tonic::{Status, transport::Channel};
 
 use super::image::BUSYBOX;
 
-/// How long a command may take, s.
+/// Timeout of exec commands, in seconds.
 const EXEC_LIMIT: i64 = 20;
 
-/// A runtime's services.
+/// Clients of a runtime's CRI services.
 #[derive(Clone)]
 pub struct Calls {
-    /// Their client, for what has no short word.
+    /// Runtime service client, for calls without a method here.
     pub rpc: RuntimeServiceClient<Channel>,
-    /// The client of its images.
+    /// Image service client.
     pub images: ImageServiceClient<Channel>,
 }
 
 impl Calls {
-    /// Over a channel, connected or not.
+    /// Creates clients over a channel, connected or lazy.
     pub fn over(channel: Channel) -> Self {
         Self { rpc: RuntimeServiceClient::new(channel.clone()), images: ImageServiceClient::new(channel) }
     }
 
-    /// Runs a sandbox; its id.
+    /// Runs a sandbox; returns its ID.
     pub async fn run(&self, config: &cri::PodSandboxConfig) -> Result<String, Status> {
         let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
         Ok(self.rpc.clone().run_pod_sandbox(request).await?.into_inner().pod_sandbox_id)
     }
 
-    /// Makes a container; its id.
+    /// Creates a container; returns its ID.
     pub async fn create(&self, sandbox: &str, config: &cri::ContainerConfig) -> Result<String, Status> {
         let (pod_sandbox_id, config) = (sandbox.to_owned(), Some(config.clone()));
         let request = cri::CreateContainerRequest { pod_sandbox_id, config, sandbox_config: None };
@@ -42,14 +42,14 @@ impl Calls {
         self.rpc.clone().start_container(request).await.map(drop)
     }
 
-    /// A container that runs, of a sandbox; its id.
+    /// Creates and starts a container in a sandbox; returns its ID.
     pub async fn running(&self, sandbox: &str, config: &cri::ContainerConfig) -> String {
         let id = self.create(sandbox, config).await.expect("made");
         self.start_container(&id).await.expect("starts");
         id
     }
 
-    /// Stops a container within so many seconds.
+    /// Stops a container with a timeout in seconds.
     pub async fn stop_container(&self, id: &str, timeout: i64) -> Result<(), Status> {
         let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
         self.rpc.clone().stop_container(request).await.map(drop)
@@ -73,7 +73,7 @@ impl Calls {
         self.rpc.clone().remove_pod_sandbox(request).await.map(drop)
     }
 
-    /// Runs a script in a container: what it writes, and its code.
+    /// Runs a script in a container; returns its standard output and exit code.
     pub async fn exec(&self, id: &str, script: &str) -> Result<(String, i32), Status> {
         let cmd = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
         let request = cri::ExecSyncRequest { container_id: id.to_owned(), cmd, timeout: EXEC_LIMIT };
@@ -93,14 +93,14 @@ impl Calls {
         reply.expect("listed").into_inner().containers
     }
 
-    /// What a container is.
+    /// Status of a container.
     pub async fn status(&self, id: &str) -> cri::ContainerStatus {
         let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         self.rpc.clone().container_status(request).await.expect("known").into_inner().status.expect("a status")
     }
 }
 
-/// A sandbox `name` of the namespace `ns`.
+/// Configuration of a sandbox `name` in the Kubernetes namespace `ns`.
 pub fn sandbox(name: &str, namespaces: cri::NamespaceOption) -> cri::PodSandboxConfig {
     let context = cri::LinuxSandboxSecurityContext { namespace_options: Some(namespaces), ..Default::default() };
     let linux = cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() };
@@ -116,7 +116,7 @@ pub fn sandbox(name: &str, namespaces: cri::NamespaceOption) -> cri::PodSandboxC
     }
 }
 
-/// A container `name` that runs a script, and whose processes it sees.
+/// Configuration of a container `name` that runs a script, with the given PID namespace mode.
 pub fn container(name: &str, script: &str, pids: cri::NamespaceMode) -> cri::ContainerConfig {
     let options = cri::NamespaceOption { pid: pids.into(), ..Default::default() };
     let context = cri::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };

@@ -1,4 +1,4 @@
-//! A small file system that can be filled.
+//! Small tmpfs that tests can fill up.
 
 use std::{
     fs,
@@ -8,24 +8,24 @@ use std::{
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-/// A tmpfs; unmounted when dropped. Needs root.
+/// Mounted tmpfs; drop unmounts it. Needs root.
 pub struct Small(PathBuf);
 
 impl Small {
-    /// Mounts one of `size` (as tmpfs takes it) over a directory.
+    /// Mounts a tmpfs of `size` (in tmpfs syntax) on a directory.
     pub fn at(path: &Path, size: &str) -> Self {
         let options = format!("size={size},mode=0750");
         mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).expect("mounted");
         Self(path.to_owned())
     }
 
-    /// Leaves no byte free.
+    /// Fills the file system completely.
     pub fn fill(&self) {
         let mut file = fs::File::create(self.filler()).expect("a file");
         while file.write_all(&[0; 4096]).is_ok() {}
     }
 
-    /// Makes room again.
+    /// Frees the space that [`Self::fill`] has used.
     pub fn empty(&self) {
         fs::remove_file(self.filler()).expect("removed");
     }
@@ -37,6 +37,6 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH); // files in it may be open
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH); // lazy: files in it may be open
     }
 }

@@ -1,4 +1,4 @@
-//! A scripted runtime that is served on a socket, for agents that are processes.
+//! Scripted CRI on a Unix socket, for agents that run as processes.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -11,44 +11,44 @@ use super::{
     scripted::{ScriptedCri, server},
 };
 
-/// A scripted runtime on a socket of its own.
+/// Scripted CRI with its own socket.
 pub struct Ground {
-    /// The runtime.
+    /// The scripted CRI.
     pub cri: Arc<ScriptedCri>,
     dir: tempfile::TempDir,
     serving: Option<(CancellationToken, JoinHandle<()>)>,
 }
 
 impl Ground {
-    /// A runtime that is served.
+    /// Creates a runtime and serves it.
     pub async fn new() -> Self {
         let mut ground = Self::silent();
         ground.serve().await;
         ground
     }
 
-    /// A runtime that is not served yet.
+    /// Creates a runtime that is not served yet.
     pub fn silent() -> Self {
         let dir = tempfile::Builder::new().prefix("berth-cri-").tempdir().expect("a folder");
         Self { cri: ScriptedCri::new(Arc::new(SystemClock)), dir, serving: None }
     }
 
-    /// Where the socket is, or will be.
+    /// Path of the socket, served or not.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("cri.sock")
     }
 
-    /// As `containerRuntimeEndpoint` takes it.
+    /// CRI endpoint, as in `containerRuntimeEndpoint`.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket().display())
     }
 
-    /// A home for an agent on it.
+    /// Creates a home for an agent on this runtime.
     pub fn home(&self) -> Home {
         Home::new(&self.endpoint())
     }
 
-    /// Serves it.
+    /// Serves the runtime and waits until it accepts connections.
     pub async fn serve(&mut self) {
         let stop = CancellationToken::new();
         let (cri, socket, stopped) = (self.cri.clone(), self.socket(), stop.clone());
@@ -63,18 +63,18 @@ impl Ground {
         tokio::time::timeout(PATIENCE, listening).await.expect("the scripted runtime is served");
     }
 
-    /// Takes it away: calls under way fail, the socket is gone.
+    /// Stops serving: pending calls fail, and the socket is removed.
     pub async fn vanish(&mut self) {
         let (stop, task) = self.serving.take().expect("it is served");
         self.cri.restart();
         stop.cancel();
-        // Streams that are open would be waited for.
+        // A graceful shutdown would wait for open streams.
         task.abort();
-        let _ = task.await; // cancelled
+        let _ = task.await; // the expected cancellation error
         std::fs::remove_file(self.socket()).expect("the socket was there");
     }
 
-    /// Waits until something holds of what the runtime saw.
+    /// Waits until `holds` returns true for the runtime.
     pub async fn until(&self, what: &str, agent: &Agent, holds: impl Fn(&ScriptedCri) -> bool) {
         agent.until(what, async || holds(&self.cri)).await;
     }

@@ -1,44 +1,44 @@
-//! Builds OCI image archives from `busybox-static`: no registry is reachable, none is needed.
+//! Builder of OCI image archives from `busybox-static`; needs no registry.
 
 use std::{fs, io, path::Path};
 
 use sha2::{Digest, Sha256};
 
-/// Name of the image every test on a real runtime can use.
+/// Name of the image that all real-runtime tests can use.
 pub const BUSYBOX: &str = "docker.io/library/busybox:1";
 /// Name of the sandbox image: busybox that sleeps.
 pub const PAUSE: &str = "docker.io/library/pause:berth";
 
-/// What goes into an image.
+/// Content and configuration of an image.
 #[derive(Debug, Clone)]
 pub struct Image<'a> {
     /// Full name with tag.
     pub name: &'a str,
-    /// Entrypoint.
+    /// `Entrypoint` of the configuration.
     pub entrypoint: &'a [&'a str],
-    /// Default arguments.
+    /// `Cmd` of the configuration: default arguments.
     pub command: &'a [&'a str],
-    /// `USER`, empty for none.
+    /// `User` of the configuration; empty for none.
     pub user: &'a str,
-    /// `VOLUME`s.
+    /// `Volumes` of the configuration.
     pub volumes: &'a [&'a str],
-    /// More files: path, content, mode.
+    /// Additional files: path, content, mode.
     pub files: &'a [(&'a str, Vec<u8>, u32)],
 }
 
 impl<'a> Image<'a> {
-    /// busybox with its applets under `/bin`.
+    /// Image with busybox and its applets under `/bin`.
     pub fn busybox(name: &'a str) -> Self {
         Self { name, entrypoint: &[], command: &["sh"], user: "", volumes: &[], files: &[] }
     }
 
-    /// The sandbox image: a sleep without end.
+    /// Sandbox image that sleeps forever.
     pub fn pause() -> Self {
         Image { entrypoint: &["/bin/sleep", "2147483647"], command: &[], ..Image::busybox(PAUSE) }
     }
 }
 
-/// The applets that get a link; enough for shells in tests and demos.
+/// Applets that get a symlink; enough for shells in tests and demos.
 const APPLETS: &[&str] = &[
     "sh", "ash", "cat", "echo", "sleep", "true", "false", "ls", "mkdir", "rm", "cp", "mv", "ln", "touch", "date",
     "env", "id", "head", "tail", "grep", "sed", "seq", "wc", "kill", "ps", "hostname", "httpd", "wget", "nc", "stat",
@@ -49,7 +49,7 @@ const APPLETS: &[&str] = &[
 /// Writes the archive that `ctr images import` takes.
 ///
 /// # Errors
-/// Where busybox is not installed or the target cannot be written.
+/// Busybox is not installed, or the target cannot be written.
 pub fn write_archive(images: &[Image<'_>], target: &Path) -> io::Result<()> {
     let busybox = fs::read("/bin/busybox").or_else(|_| fs::read("/usr/bin/busybox"))?;
     let mut blobs: Vec<Vec<u8>> = Vec::new();
@@ -120,7 +120,7 @@ fn layer(busybox: &[u8], image: &Image<'_>) -> io::Result<Vec<u8>> {
     archive.into_inner()
 }
 
-/// One regular file of an archive.
+/// Appends a regular file to an archive.
 ///
 /// # Errors
 /// The archive cannot be written.
@@ -131,18 +131,18 @@ pub fn file<W: io::Write>(archive: &mut tar::Builder<W>, name: &str, content: &[
     archive.append_data(&mut header, name, content)
 }
 
-/// As registries name content.
+/// Digest as registries name content: `sha256:<hex>`.
 pub fn digest(bytes: &[u8]) -> String {
     let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
     format!("sha256:{hex}")
 }
 
-/// What names a blob and tells its type.
+/// OCI descriptor of a blob: media type, digest, and size.
 pub fn descriptor(kind: &str, bytes: &[u8]) -> serde_json::Value {
     serde_json::json!({"mediaType": kind, "digest": digest(bytes), "size": bytes.len()})
 }
 
-/// Of this machine, as images name it.
+/// Architecture of this machine in OCI terms: `amd64`, `arm64`.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

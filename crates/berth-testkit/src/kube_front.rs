@@ -1,6 +1,7 @@
-//! The part of an API server that kubectl talks to, in front of one kubelet: discovery, pods as the
-//! kubelet lists them, and `log`, `exec`, `attach` and `portforward` passed on to the kubelet with a
-//! client certificate, upgrades included.
+//! Minimal API server facade for kubectl in front of one kubelet.
+//!
+//! Serves discovery and the pods that the kubelet lists, and proxies `log`, `exec`, `attach`, and `portforward` to
+//! the kubelet with a client certificate, upgrades included.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,23 +17,26 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A kubelet, and how to prove oneself to it.
+/// Address and credentials of a kubelet.
 pub struct Kubelet {
-    /// Where it listens.
+    /// Listen address.
     pub address: SocketAddr,
-    /// Trusts its certificate, and has one of group `system:masters`.
+    /// Trusts the kubelet's certificate, and has a client certificate of group `system:masters`.
     pub tls: Arc<ClientConfig>,
 }
 
-/// The front; ends when dropped.
+/// Running facade; drop stops it.
 pub struct KubeFront {
-    /// What kubectl takes as `--server`.
+    /// URL for kubectl's `--server`.
     pub url: String,
     _stop: DropGuard,
 }
 
 impl KubeFront {
-    /// In front of a kubelet.
+    /// Starts a facade for a kubelet.
+    ///
+    /// # Errors
+    /// The listener cannot be opened.
     pub async fn start(kubelet: Kubelet) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -105,7 +109,7 @@ async fn respond(kubelet: &Kubelet, request: Request<Incoming>) -> Result<Respon
     }
 }
 
-/// The kubelet's path and query for a subresource of a pod.
+/// Path and query on the kubelet for a subresource of a pod.
 pub(super) async fn target(kubelet: &Kubelet, namespace: &str, name: &str, what: &str, query: &str) -> Result<String> {
     let pairs: Vec<(String, String)> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
     let asked = pairs.iter().find(|(key, value)| key == "container" && !value.is_empty()).map(|(_, v)| v.clone());
@@ -118,7 +122,7 @@ pub(super) async fn target(kubelet: &Kubelet, namespace: &str, name: &str, what:
             first.context("no such pod")?.to_owned()
         }
     };
-    // The kubelet's names of the flags are not the API's.
+    // The kubelet's flag names differ from those of the API.
     let mut kubelets = form_urlencoded::Serializer::new(String::new());
     for (key, value) in &pairs {
         let flag = if value == "true" { "1" } else { "0" };

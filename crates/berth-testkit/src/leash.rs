@@ -1,7 +1,7 @@
-//! Holds an agent's hand on runtime and disk, so that `kill -9` can be played: once cut, nothing
-//! it asks is done any more and nothing is answered. What it asked before goes on.
+//! Simulates `kill -9` of an in-process agent by cutting its access to runtime and state files.
 //!
-//! A fuse cuts it between any two steps of the agent: at a call to come, before it or after it.
+//! Once cut, no new call is made and no pending call returns. Calls that are already in progress in the runtime
+//! continue. A fuse cuts the access between any two steps of the agent: before or after one of its next calls.
 
 use std::{
     collections::HashMap,
@@ -20,16 +20,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::{players::MemoryFile, scripted::ScriptedCri};
 
-/// At which of the calls to come an agent is killed.
+/// Call at which an agent is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fuse {
-    /// That many calls are answered; the next one is not made any more.
+    /// Answers that many calls; the next one is not made.
     Before(u32),
-    /// That many calls are answered; the next one is carried out, but not answered.
+    /// Answers that many calls; the next one is carried out, but its response is lost.
     After(u32),
 }
 
-/// One agent's access to what outlives it.
+/// Access of one agent to the runtime and the state files, which outlive it.
 #[derive(Clone)]
 pub struct Leash {
     cri: Arc<ScriptedCri>,
@@ -37,7 +37,7 @@ pub struct Leash {
     fuse: Arc<Mutex<Laid>>,
 }
 
-/// A fuse, and how many there have been before it: one that was taken away does not go off.
+/// Active fuse, and the number of fuses before it: a call that started under a replaced fuse does not cut.
 #[derive(Default)]
 struct Laid {
     fuse: Option<Fuse>,
@@ -45,17 +45,17 @@ struct Laid {
 }
 
 impl Leash {
-    /// To that runtime.
+    /// Creates access to `cri`.
     pub fn new(cri: Arc<ScriptedCri>) -> Self {
         Self { cri, cut: CancellationToken::new(), fuse: Arc::default() }
     }
 
-    /// From now on nothing gets through.
+    /// Cuts the access: every call from now on stays pending.
     pub fn cut(&self) {
         self.cut.cancel();
     }
 
-    /// Whether nothing gets through any more.
+    /// Whether the access is cut.
     pub fn is_cut(&self) -> bool {
         self.cut.is_cancelled()
     }
@@ -70,7 +70,7 @@ impl Leash {
         self.fuse.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call begins; what is due at it, and of which fuse.
+    /// Counts a call; returns the fuse that fires at it, and the generation of that fuse.
     fn burn(&self) -> Option<(Fuse, u64)> {
         let mut laid = self.laid();
         match laid.fuse.as_mut()? {
@@ -82,7 +82,7 @@ impl Leash {
         }
     }
 
-    /// A file that the agent reaches by this leash.
+    /// Wraps a state file so that the agent reads and writes it through this access.
     pub fn file(&self, file: Arc<MemoryFile>) -> Arc<dyn StateFile> {
         Arc::new(LeashedFile { leash: self.clone(), file })
     }

@@ -1,6 +1,6 @@
-//! Test kit: scripted and real runtimes, a test API server, clients, virtual machines and pod builders.
+//! Test kit: scripted and real runtimes, test API server, clients, virtual machines, pod builders.
 //!
-//! A crate of its own, so that it is compiled once for all test programs, and its own tests run once.
+//! A separate crate, so that it compiles once for all test programs and its own tests run once.
 
 #![allow(clippy::new_without_default, reason = "`new` starts servers and takes ports: nobody wants that by default")]
 

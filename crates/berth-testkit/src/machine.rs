@@ -1,6 +1,7 @@
-//! A virtual machine without acceleration: Debian's cloud kernel, and an initial file system of busybox and programs of ours.
+//! QEMU virtual machine without acceleration: Debian cloud kernel, initramfs of busybox and tests.
 //!
-//! Needs `qemu-system-x86`, `busybox-static` and an unpacked kernel package, as `examples/install-deps.sh` lays it down.
+//! Needs `qemu-system-x86`, `busybox-static`, and an unpacked kernel package, as `examples/install-deps.sh` unpacks
+//! it.
 
 use std::{
     fs,
@@ -18,11 +19,11 @@ use std::{
 
 use super::machine_systemd;
 
-/// Where a kernel is looked for, besides where this variable says.
+/// Environment variable with the kernel directory, searched before the default ones.
 const KERNEL: &str = "BERTH_TEST_KERNEL";
-/// See [`KERNEL`].
+/// Default kernel directories.
 const KERNELS: [&str; 2] = ["/var/cache/berth-tests/kernel", "/"];
-/// What of the kernel is not built in, in the order of their needs.
+/// Kernel modules to load, in order of their dependencies.
 const MODULES: [&str; 6] = [
     "fs/overlayfs/overlay",
     "net/llc/llc",
@@ -31,7 +32,7 @@ const MODULES: [&str; 6] = [
     "drivers/net/veth",
     "drivers/block/loop",
 ];
-/// What client and server of NFS need besides, in the order of their needs.
+/// Additional modules of NFS client and server, in order of their dependencies.
 pub const NFS_MODULES: [&str; 11] = [
     "net/sunrpc/sunrpc",
     "net/sunrpc/auth_gss/auth_rpcgss",
@@ -45,7 +46,7 @@ pub const NFS_MODULES: [&str; 11] = [
     "fs/nfs/nfsv4",
     "fs/nfsd/nfsd",
 ];
-/// How long a base image is good.
+/// Maximum age of a base image.
 const BASE_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 const APPLETS: [&str; 16] = [
     "sh",
@@ -65,10 +66,10 @@ const APPLETS: [&str; 16] = [
     "umount",
     "sleep",
 ];
-/// The last line of a machine that went down by itself.
+/// Last line of a machine that shut down by itself.
 pub const END: &str = "== END";
 
-/// Process 1 until the real file system is there: a root cannot be changed on the first one.
+/// Script of PID 1 in the initramfs: copies it to a tmpfs, because the initial rootfs does not support `pivot_root`.
 const FIRST: &str = "#!/bin/sh
 mount -t tmpfs -o size=700m new /new
 cp -a /bin /t /lib /lib64 /usr /etc /second /mods /new 2>/dev/null
@@ -76,7 +77,7 @@ mkdir -p /new/proc /new/sys /new/dev /new/run /new/tmp /new/root /new/var
 exec switch_root /new /second
 ";
 
-/// What a process 1 begins with on the real file system.
+/// Beginning of the script of PID 1 on the real root file system.
 const MOUNTS: &str = "#!/bin/sh
 export PATH=/bin RUST_BACKTRACE=0
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
@@ -84,20 +85,23 @@ mkdir -p /dev/shm /dev/pts; mount -t tmpfs shm /dev/shm; mount -t devpts pts /de
 mount -t tmpfs run /run; mount -t tmpfs tmp /tmp; mount -t cgroup2 cgroup /sys/fs/cgroup
 ";
 
-/// A kernel and its modules.
+/// Kernel image with its modules.
 pub struct Kernel {
     image: PathBuf,
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// Whether it has all of these, too.
+    /// Whether all of these modules exist.
     pub fn has(&self, modules: &[&str]) -> bool {
         modules.iter().all(|module| self.modules.join(format!("{module}.ko")).is_file())
     }
 }
 
-/// A kernel to boot, or why there can be no machine.
+/// Finds a kernel to boot.
+///
+/// # Errors
+/// The reason why no machine can run here.
 pub fn kernel() -> Result<Kernel, &'static str> {
     if let Some(why) = obstacle() {
         return Err(why);
@@ -127,26 +131,29 @@ fn obstacle() -> Option<&'static str> {
     if !has("/bin/busybox") { Some("needs busybox-static") } else { None }
 }
 
-/// Says that a test is skipped; on CI none of them may be.
+/// Prints that a test is skipped.
+///
+/// # Panics
+/// The test would be skipped on CI.
 pub fn skip(name: &str, why: &str) {
     let may_be = std::env::var_os("CI").is_none() || !cfg!(target_arch = "x86_64");
     assert!(may_be, "{name} may not be skipped on CI: {why}");
     println!("skipped {name}: {why}");
 }
 
-/// What a machine has besides the base image: the programs under test, and files of the test.
+/// Root file system of a machine besides the base image: programs under test, and files of the test.
 pub struct Root(PathBuf);
 
-/// The image that all machines boot: busybox, kernel modules, systemd with what it runs. Made once per build directory.
+/// Base image of all machines: busybox, kernel modules, systemd with its services. Created once per build directory.
 ///
-/// A machine's own files are another archive behind it: the kernel unpacks one after the other.
+/// A machine's own files are another archive appended to it: the kernel unpacks one after the other.
 fn base(kernel: &Kernel) -> PathBuf {
     let directory = std::env::current_exe().expect("this program").ancestors().nth(2).expect("two up").to_owned();
     let image = directory.join("machine-base.cpio.gz");
     let lock = fs::File::create(directory.join("machine-base.lock")).expect("a lock file");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     let changed = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
-    // Programs of other packages change with an upgrade of this machine only: a day.
+    // Programs of other packages change only with an upgrade of this machine: a day is enough.
     let is_new = |at: SystemTime| at.elapsed().is_ok_and(|age| age < BASE_AGE) && changed(&kernel.image) < Some(at);
     if !changed(&image).is_some_and(is_new) {
         let place = tempfile::tempdir_in(&directory).expect("a directory");
@@ -158,7 +165,7 @@ fn base(kernel: &Kernel) -> PathBuf {
 }
 
 impl Root {
-    /// In that place, with nothing yet.
+    /// Creates an empty root file system in that directory.
     pub fn new(place: &Path) -> Self {
         let root = place.join("root");
         for folder in ["bin", "t", "lib", "lib64", "usr", "etc", "mods", "new", "dev"] {
@@ -174,7 +181,7 @@ impl Root {
         }
         for module in MODULES.iter().chain(&NFS_MODULES) {
             let from = kernel.modules.join(format!("{module}.ko"));
-            // Those of NFS may be missing: its test says so.
+            // NFS modules may be missing: the NFS test checks for them.
             if from.is_file() {
                 fs::copy(from, self.0.join("mods").join(format!("{}.ko", file_name(module)))).expect(module);
             }
@@ -190,11 +197,11 @@ impl Root {
         fs::set_permissions(self.0.join(name), fs::Permissions::from_mode(0o755)).expect("a program");
     }
 
-    /// A program with the libraries it is linked with, if any.
+    /// Adds a program with its shared libraries, if any.
     pub fn program(&self, from: &Path, name: &str) {
         let to = self.0.join(name);
         fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
-        // Most of ours is what debuggers read; without `strip` they are only larger.
+        // Most of a debug build is debug information; without `strip` the programs are only larger.
         let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
         if !stripped.is_ok_and(|status| status.success()) {
             fs::copy(from, &to).expect("a program");
@@ -206,21 +213,21 @@ impl Root {
         }
     }
 
-    /// A file of this machine, at the same place.
+    /// Copies a file of the host to the same path.
     pub fn same(&self, name: &str) {
         let to = self.0.join(name.trim_start_matches('/'));
         fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
         fs::copy(name, to).unwrap_or_else(|e| panic!("{name}: {e}"));
     }
 
-    /// A link.
+    /// Adds a symlink `name` to `to`.
     pub fn link(&self, to: &str, name: &str) {
         let at = self.0.join(name);
         fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
         symlink(to, at).expect("a link");
     }
 
-    /// Where that file lies here, for what writes it by itself.
+    /// Path on the host of a file in this root; creates its parent directory.
     pub fn path(&self, name: &str) -> PathBuf {
         let at = self.0.join(name);
         fs::create_dir_all(at.parent().expect("a directory")).expect("a directory");
@@ -234,7 +241,7 @@ impl Root {
         fs::write(to, text).expect("written");
     }
 
-    /// The archive a kernel takes. `second` is what process 1 does on the real file system.
+    /// Builds the initramfs. `second` is the script of PID 1 on the real root file system.
     pub fn pack(&self, kernel: &Kernel, second: &str) -> PathBuf {
         self.executable("second", &format!("{MOUNTS}{}{second}", load(&MODULES)));
         let (own, whole) = (self.archive(), self.0.with_file_name("initrd"));
@@ -245,7 +252,7 @@ impl Root {
         whole
     }
 
-    /// All of it, as an archive beside it.
+    /// Packs this root into an archive beside it.
     fn archive(&self) -> PathBuf {
         let pack = "find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 > ../archive";
         let packed = Command::new("sh").args(["-c", pack]).current_dir(&self.0).status().expect("a shell");
@@ -254,7 +261,7 @@ impl Root {
     }
 }
 
-/// The commands that load kernel modules, in this order.
+/// Shell commands that load kernel modules, in this order.
 pub fn load(modules: &[&str]) -> String {
     modules.iter().map(|module| format!("insmod /mods/{}.ko\n", file_name(module))).collect()
 }
@@ -263,7 +270,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// The libraries a program is linked with; none where it is static.
+/// Shared libraries of a program; none if it is static.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let told = Command::new("ldd").arg(program).output().map(|told| told.stdout).unwrap_or_default();
     let text = String::from_utf8_lossy(&told).into_owned();
@@ -271,7 +278,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     words.map(PathBuf::from).collect()
 }
 
-/// Runs a machine; what it says until it goes down, or is ended.
+/// Runs a machine until it shuts down or the limit passes; returns its console output.
 pub fn run(kernel: &Kernel, image: &Path, limit: Duration) -> Vec<String> {
     let mut machine = Command::new("qemu-system-x86_64");
     machine.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1280", "-nographic", "-no-reboot"]);
@@ -306,7 +313,7 @@ fn watch(mut machine: Child, limit: Duration) -> Vec<String> {
     lines
 }
 
-/// Which of these tests did not pass, by what the machine said; all that it said is shown then.
+/// Names of the tests that did not pass, by the console output, which is then printed.
 pub fn failed<'a>(names: impl IntoIterator<Item = &'a str>, lines: &[String]) -> Vec<&'a str> {
     let has = |name: &str| lines.iter().any(|line| line.ends_with(&format!("test {name} ... ok")));
     let failed: Vec<&str> = names.into_iter().filter(|name| !has(name)).collect();

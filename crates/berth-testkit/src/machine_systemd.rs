@@ -1,21 +1,21 @@
-//! A virtual machine that is run by a real systemd, copied from this one: a bus, and one service that is the tests.
+//! Virtual machine with a real systemd copied from the host: D-Bus, and the tests as one service.
 
 use std::path::Path;
 
 use super::{machine::Root, programs};
 
-/// What is copied.
+/// systemd, copied from the host.
 pub const SYSTEMD: &str = "/usr/lib/systemd/systemd";
 const SYSTEMCTL: &str = "/bin/systemctl";
 const BUS: &str = "/usr/bin/dbus-daemon";
 const LOGIND: &str = "/lib/systemd/systemd-logind";
 const SHUTDOWN: &str = "/lib/systemd/systemd-shutdown";
-/// Makes file systems on the machine.
+/// Creates file systems in the machine.
 pub const MKE2FS: &str = "/usr/sbin/mke2fs";
-/// Debian's own: what orders starts and stops, and the service that the agent asks.
+/// Debian's own units: ordering of start and stop, and logind, which the agent calls.
 const UNITS: [&str; 21] = [
     "basic.target",
-    "dbus.service", // ours comes first, but logind's unit looks for this file
+    "dbus.service", // overridden by ours, but logind's unit requires this file
     "dbus.socket",
     "final.target",
     "local-fs-pre.target",
@@ -37,7 +37,7 @@ const UNITS: [&str; 21] = [
     "user.slice",
 ];
 
-/// Nothing but a bus and our tests.
+/// Only D-Bus and the tests.
 const TARGET: &str = "[Unit]\nDefaultDependencies=no\nRequires=tests.service\n";
 const DBUS_SOCKET: &str = "[Unit]\nDefaultDependencies=no\n[Socket]\nListenStream=/run/dbus/system_bus_socket\n";
 const DBUS_SERVICE: &str = "[Unit]
@@ -48,12 +48,13 @@ After=dbus.socket
 Type=notify
 ExecStart=/usr/bin/dbus-daemon --config-file=/etc/dbus.conf --address=systemd: --nofork --nopidfile
 ";
-/// Everybody there is root.
+/// All processes in the machine are root.
 const DBUS_CONFIG: &str = "<busconfig><type>system</type><listen>unix:path=/run/dbus/system_bus_socket</listen>
 <auth>EXTERNAL</auth><policy context=\"default\"><allow send_destination=\"*\"/><allow receive_sender=\"*\"/><allow own=\"*\"/>
 <allow user=\"*\"/></policy></busconfig>
 ";
-/// Without default dependencies it is not stopped before all others when the machine goes down: it can watch.
+/// Without default dependencies the service is not stopped before the others at shutdown, so that it can observe
+/// them.
 const SERVICE: &str = "[Unit]
 DefaultDependencies=no
 Requires=dbus.service
@@ -69,7 +70,7 @@ TTYVTDisallocate=no
 KillMode=process
 ";
 
-/// Why there can be no such machine; `None` where a kernel is all that is needed.
+/// Reason why no systemd machine can run here; `None` if only a kernel is needed.
 pub fn obstacle() -> Option<&'static str> {
     if !Path::new(SYSTEMD).exists() {
         return Some("needs systemd");
@@ -77,7 +78,7 @@ pub fn obstacle() -> Option<&'static str> {
     (!Path::new(BUS).exists()).then_some("needs dbus-daemon")
 }
 
-/// Why there can be none that logind takes down; `None` where a kernel is all that is needed.
+/// Reason why no machine with logind shutdown can run here; `None` if only a kernel is needed.
 pub fn obstacle_of_node() -> Option<&'static str> {
     if let Some(why) = obstacle() {
         return Some(why);
@@ -88,7 +89,7 @@ pub fn obstacle_of_node() -> Option<&'static str> {
     (!Path::new(MKE2FS).exists()).then_some("needs mke2fs, of e2fsprogs")
 }
 
-/// systemd, its bus, logind, and units: what the base image has of them, as far as this machine has it.
+/// Adds systemd, D-Bus, logind, and units to the base image, as far as the host has them.
 pub(super) fn lay_down_base(root: &Root) {
     for program in [SYSTEMD, SYSTEMCTL, BUS, LOGIND, SHUTDOWN, MKE2FS] {
         if Path::new(program).exists() {
@@ -115,7 +116,7 @@ pub(super) fn lay_down_base(root: &Root) {
     }
 }
 
-/// This test program with ours beside it; `tests` is what the shell runs as the tests.
+/// Adds this test program and ours; `tests` is the shell script of the tests service.
 pub fn lay_down(root: &Root, tests: &str) {
     root.program(&std::env::current_exe().expect("this program"), "t/test");
     for (name, path) in [("berth", programs::berth()), ("berth-shim", programs::shim())] {
@@ -124,7 +125,7 @@ pub fn lay_down(root: &Root, tests: &str) {
     root.file("t/tests", tests);
 }
 
-/// What process 1 does on the real file system of that machine; `before` comes before systemd.
+/// Script of PID 1 on the real root file system; runs `before`, then systemd.
 pub fn second(before: &str) -> String {
     format!("ip link set lo up; {before}\nexec {SYSTEMD} --unit=tests.target --log-target=kmsg\n")
 }

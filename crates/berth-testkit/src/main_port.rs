@@ -1,4 +1,4 @@
-//! An agent's main port as callers see it: certificates of an authority of the test's own, and curl.
+//! Main port of a test agent: own certificate authority, client certificates, and curl.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,17 +9,17 @@ use tokio::process::Command;
 
 use super::{process::Answer, reservation::free_ports};
 
-/// Where it is, and who is believed there.
+/// Main port of an agent, with the authority that both sides trust.
 pub struct MainPort {
-    /// The port.
+    /// Port number.
     pub port: u16,
-    /// Signs the serving certificate, and is believed for clients.
+    /// Signs the serving certificate, and is trusted for clients.
     pub authority: Authority,
     folder: tempfile::TempDir,
 }
 
 impl MainPort {
-    /// A port that is free, with its files.
+    /// Reserves a free port and creates its files.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let authority = Authority::create("test", Self::valid()).expect("an authority");
@@ -30,31 +30,31 @@ impl MainPort {
         port
     }
 
-    /// When certificates of tests hold.
+    /// Validity of test certificates.
     pub fn valid() -> Validity {
         Validity::days(Timestamp::now(), 30)
     }
 
-    /// A file beside the certificates: `ca.crt` is what clients believe, `clients.crt` whose clients are believed.
+    /// Path of a file beside the certificates: clients trust `ca.crt`; the agent trusts clients of `clients.crt`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Puts a serving certificate of that authority in place.
+    /// Replaces the serving certificate by one of that authority.
     pub fn serve(&self, by: &Authority) {
         let names = ["127.0.0.1", "localhost"].map(str::to_owned);
         let issued = by.serving("node", &names, Self::valid()).expect("a certificate");
         PairFiles::of(self.folder.path(), "serving").write(&issued).expect("written");
     }
 
-    /// A client's certificate of our authority.
+    /// Issues a client certificate of the test's authority.
     pub fn client(&self, name: &str, groups: &[&str]) -> PairFiles {
         let files = PairFiles::of(self.folder.path(), name);
         files.write(&self.authority.client(name, groups, Self::valid()).expect("a certificate")).expect("written");
         files
     }
 
-    /// Fields of the configuration that open it to whoever has a certificate.
+    /// Configuration fields that open the port to every client with a certificate.
     pub fn fields(&self) -> Value {
         let serving = PairFiles::of(self.folder.path(), "serving");
         json!({
@@ -71,7 +71,7 @@ impl MainPort {
         })
     }
 
-    /// Fields of the configuration with which an API server decides; `--kubeconfig` says which.
+    /// Configuration fields that delegate decisions to an API server, which `--kubeconfig` selects.
     pub fn webhook_fields(&self) -> Value {
         let mut fields = self.fields();
         fields["authentication"]["webhook"]["enabled"] = true.into();
@@ -79,8 +79,8 @@ impl MainPort {
         fields
     }
 
-    /// What curl is told about a path, with more arguments; status 0 where there is no answer, and
-    /// then the body is what curl says about it.
+    /// Requests a path with curl and more arguments. If there is no response, the status is 0 and the body is curl's
+    /// error message.
     pub async fn curl(&self, path: &str, more: &[&str]) -> Answer {
         let url = format!("https://127.0.0.1:{}{path}", self.port);
         let ca = self.path("ca.crt").display().to_string();
@@ -99,18 +99,18 @@ impl MainPort {
         }
     }
 
-    /// The same with a bearer token.
+    /// Like [`Self::curl`], with a bearer token.
     pub async fn curl_as(&self, token: &str, path: &str) -> Answer {
         self.curl(path, &["-H", &format!("Authorization: Bearer {token}")]).await
     }
 
-    /// The same with a client's certificate.
+    /// Like [`Self::curl`], with a client certificate.
     pub async fn curl_with(&self, client: &PairFiles, path: &str) -> Answer {
         let (certificate, key) = (client.certificate.display().to_string(), client.key.display().to_string());
         self.curl(path, &["--cert", &certificate, "--key", &key]).await
     }
 
-    /// Waits until it answers at all.
+    /// Waits until the port responds.
     pub async fn open(&self) {
         let answers = async {
             while self.curl("/nothing", &[]).await.status != 404 {

@@ -1,10 +1,10 @@
-//! The plainest plans a shim takes; tests change what they are about.
+//! Minimal launch and exec plans for the shim, as a base for tests.
 
 use std::path::PathBuf;
 
 use berth_shim::plan::{ExecPlan, LaunchPlan, Process, Processes, Root, RootKind};
 
-/// A container of this machine's own files that runs a program: no groups, no mounts, no log.
+/// Container on the host's root directory that runs a program: no cgroups, mounts, or log.
 pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
     LaunchPlan {
         container: id.to_owned(),
@@ -31,12 +31,12 @@ pub fn plain(id: &str, args: &[&str]) -> LaunchPlan {
     }
 }
 
-/// Another process that runs a program.
+/// Exec of a program in a container.
 pub fn exec(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
     ExecPlan { container: container.to_owned(), exec: exec.to_owned(), process: process(args), keeps_orphans: false }
 }
 
-/// A process of a program.
+/// Process that runs a program.
 pub fn process(args: &[&str]) -> Process {
     Process { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..Process::default() }
 }

@@ -1,4 +1,4 @@
-//! Players for the roles around engine and runtime that keep the contract and do the least.
+//! Minimal fakes of the ports around engine and runtime: events, probes, volumes, cgroups, files.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -33,17 +33,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Remembers events.
+/// Event sink that keeps the events in memory.
 #[derive(Default)]
 pub struct Recorder(Mutex<Vec<Event>>);
 
 impl Recorder {
-    /// All events so far, as `Reason: message`.
+    /// All recorded events as `Reason: message`.
     pub fn texts(&self) -> Vec<String> {
         lock(&self.0).iter().map(|e| format!("{}: {}", e.reason, e.message)).collect()
     }
 
-    /// Forgets the events so far.
+    /// Clears the recorded events.
     pub fn clear(&self) {
         *lock(&self.0) = Vec::new();
     }
@@ -63,7 +63,7 @@ impl SourceEvents for Recorder {
     fn observed(&self, _pod: &Arc<Pod>) {}
 }
 
-/// Probes say what the test says; what it does not mention has passed.
+/// Probe manager with scripted results; containers without a scripted result pass all probes.
 #[derive(Default)]
 pub struct Probes {
     results: Mutex<HashMap<ContainerId, ProbeResults>>,
@@ -71,17 +71,17 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// From now on the probes of that instance say this.
+    /// Sets the probe results of a container, by its ID.
     pub fn say(&self, container: &str, results: ProbeResults) {
         lock(&self.results).insert(container.into(), results);
     }
 
-    /// What was said of pods.
+    /// Calls to `add`, `stop_liveness`, and `remove`, as text with the pod UID.
     pub fn told(&self) -> Vec<String> {
         lock(&self.told).clone()
     }
 
-    /// Forgets what was said so far.
+    /// Clears the recorded calls.
     pub fn forget_past(&self) {
         *lock(&self.told) = Vec::new();
     }
@@ -108,7 +108,7 @@ impl ProbeManager for Probes {
     }
 }
 
-/// What the agent keeps on disk and in the cgroup tree: outlives it.
+/// Volume and resource manager in memory: pod directories and cgroups, which outlive the agent.
 #[derive(Default)]
 pub struct Disk {
     pods: Mutex<BTreeSet<PodUid>>,
@@ -121,47 +121,47 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Pods that have a directory.
+    /// UIDs of the pods that have a directory.
     pub fn pods(&self) -> BTreeSet<PodUid> {
         lock(&self.pods).clone()
     }
 
-    /// Pods that have a cgroup.
+    /// UIDs of the pods that have a cgroup.
     pub fn cgroups(&self) -> BTreeSet<PodUid> {
         lock(&self.cgroups).clone()
     }
 
-    /// Mounting the volumes of the pod of that name fails.
+    /// Makes mounts of the pod with that name fail.
     pub fn refuse_mounts(&self, pod: &str) {
         lock(&self.unmountable).insert(pod.to_owned());
     }
 
-    /// The node takes no more volumes of the pod of that name.
+    /// Makes mounts of the pod with that name fail with `LimitExceeded`, as at the volume attachment limit.
     pub fn exhaust_mounts(&self, pod: &str) {
         lock(&self.exhausted).insert(pod.to_owned());
     }
 
-    /// Each pod and each container has so many bytes in use.
+    /// Sets the memory usage of every pod and container, in bytes.
     pub fn use_memory(&self, bytes: u64) {
         self.memory_in_use.store(bytes, Ordering::Relaxed);
     }
 
-    /// Somebody removed the cgroup of that pod.
+    /// Removes the cgroup of a pod behind the agent's back.
     pub fn lose_cgroup(&self, pod: &PodUid) {
         lock(&self.cgroups).remove(pod);
     }
 
-    /// Volumes of all pods can be mounted again.
+    /// Removes the faults of [`Self::refuse_mounts`].
     pub fn allow_mounts(&self) {
         lock(&self.unmountable).clear();
     }
 
-    /// The removal of that pod's directory does not come to an end.
+    /// Makes the removal of a pod's directory hang forever.
     pub fn hang_removal(&self, pod: &PodUid) {
         lock(&self.stuck).insert(pod.clone());
     }
 
-    /// From now on mounting and unmounting takes that long.
+    /// Sets the duration of every mount and unmount.
     pub fn set_pace(&self, pace: Duration) {
         *lock(&self.pace) = pace;
     }
@@ -173,7 +173,7 @@ impl Disk {
         }
     }
 
-    /// The machine went down: the cgroup tree is empty when it comes up.
+    /// Simulates a reboot: empties the cgroup tree.
     pub fn reboot(&self) {
         lock(&self.cgroups).clear();
     }
@@ -242,7 +242,7 @@ impl ResourceManager for Disk {
     fn released(&self, _pod: &PodUid, _container: &str) {}
 
     fn wanted_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
-        Ok(PodCgroupValues::default()) // nothing is limited
+        Ok(PodCgroupValues::default()) // no limits
     }
 
     async fn current_pod_values(&self, _pod: &Pod) -> Result<PodCgroupValues, ResourceError> {
@@ -258,7 +258,7 @@ impl ResourceManager for Disk {
     }
 }
 
-/// A state file in memory.
+/// State file in memory.
 #[derive(Debug, Default)]
 pub struct MemoryFile {
     content: Mutex<Option<Vec<u8>>>,
@@ -266,12 +266,12 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// From now on, or no longer, it cannot be written.
+    /// Makes writes fail with `StorageFull`, or succeed again.
     pub fn refuse_writes(&self, refuse: bool) {
         self.refused.store(refuse, Ordering::Relaxed);
     }
 
-    /// The pods in it.
+    /// UIDs of the pods in the file.
     pub fn pods(&self) -> Vec<PodUid> {
         let content = lock(&self.content).clone();
         let entries = content.map(|bytes| resource_state::decode(&bytes).expect("a good file"));
@@ -298,7 +298,7 @@ impl StateFile for MemoryFile {
     }
 }
 
-/// Shows the runtime's own message.
+/// Termination messages: returns the runtime's own message unchanged.
 pub struct RuntimeMessages;
 
 #[async_trait]
@@ -308,7 +308,7 @@ impl TerminationMessages for RuntimeMessages {
     }
 }
 
-/// There are no log files.
+/// Container logs without files: every operation succeeds and does nothing.
 pub struct NoLogs;
 
 #[async_trait]
@@ -324,7 +324,7 @@ impl ContainerLogs for NoLogs {
     async fn remove_dangling_links(&self, _alive: HashSet<ContainerId>) {}
 }
 
-/// There is no API server.
+/// Object source without an API server: reads of ConfigMaps and Secrets fail with `NoClient`.
 pub struct NoApi;
 
 #[async_trait]
@@ -346,7 +346,7 @@ impl ObjectSource for NoApi {
     }
 }
 
-/// Remembers which mirrors are wished for.
+/// Mirror pod manager that records the requests.
 #[derive(Default)]
 pub struct MirrorWishes {
     wanted: Mutex<BTreeSet<PodUid>>,
@@ -354,17 +354,17 @@ pub struct MirrorWishes {
 }
 
 impl MirrorWishes {
-    /// Whether a mirror of that pod was ever wanted.
+    /// Whether a mirror pod of that pod was requested.
     pub fn wanted(&self, uid: &PodUid) -> bool {
         lock(&self.wanted).contains(uid)
     }
 
-    /// Forgets which were ever wanted.
+    /// Clears the record of requested mirror pods.
     pub fn forget_past(&self) {
         lock(&self.wanted).clear();
     }
 
-    /// What was last said of a name.
+    /// State last requested for a full pod name.
     pub fn fate(&self, name: &PodFullName) -> Option<MirrorFate> {
         lock(&self.kept).get(name).cloned()
     }
@@ -380,7 +380,7 @@ impl MirrorPods for MirrorWishes {
     }
 }
 
-/// Configurations with what identifies an object, and nothing else.
+/// CRI requests with identity labels, annotations, and paths only; resources are empty.
 pub struct PlainRequests(pub Arc<ScriptedCri>);
 
 fn identity(pod: &Pod, container: Option<&str>) -> HashMap<String, String> {

@@ -1,17 +1,17 @@
-//! Pods for tests.
+//! Builders of test pods.
 
 use std::sync::Arc;
 
 use berth_types::Pod;
 use serde_json::{Value, json};
 
-/// A pod `name` in `default` with UID `uid-<name>`, source `file`, and the spec given; containers
-/// get an image and pull policy where they have none.
+/// Pod `name` in `default` with UID `uid-<name>`, source `file`, and that spec; containers without image or pull
+/// policy get defaults.
 pub fn pod(name: &str, spec: Value) -> Arc<Pod> {
     pod_with(name, json!({}), spec)
 }
 
-/// Like [`pod`], with fields merged into its metadata.
+/// Like [`pod`], with additional metadata fields.
 pub fn pod_with(name: &str, metadata: Value, mut spec: Value) -> Arc<Pod> {
     for list in ["containers", "initContainers"] {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
@@ -39,7 +39,7 @@ pub fn pod_with(name: &str, metadata: Value, mut spec: Value) -> Arc<Pod> {
     Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
 }
 
-/// A pod with one container `main`.
+/// Pod with one container `main`.
 pub fn simple(name: &str) -> Arc<Pod> {
     pod(name, json!({"containers": [{"name": "main"}]}))
 }

@@ -1,7 +1,9 @@
-//! The agent as a process: the real binary with a home of its own (manifests, root directory,
-//! logs, ports), watched through its own doors only: healthz, `/pods`, `/metrics`, its log.
+//! Agent process for tests: starts the real binary in its own temporary home directory.
 //!
-//! Everything waits with a deadline; what is not there in time fails with the end of the log.
+//! The home has its own manifests, root directory, logs, and ports. Tests observe the agent only through its public
+//! interfaces: healthz, `/pods`, `/metrics`, and its log.
+//!
+//! Every wait has a deadline; a timeout panics with the last lines of the log.
 
 use std::{
     fs,
@@ -21,20 +23,23 @@ use tokio::{
 
 use crate::{programs, reservation::free_ports};
 
-/// Patience with anything that should take moments; the machine may be busy.
+/// Deadline of every wait; generous, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Pause between two looks.
+/// Polling interval of the waits.
 const LOOK: Duration = Duration::from_millis(5);
-/// The node's name in tests.
+/// Name of the node in tests.
 pub const NODE: &str = "test-node";
 
-/// Why the agent cannot be run here; `None` where it can.
+/// Reason why the agent cannot run here; `None` if it can.
 pub fn missing() -> Option<String> {
     let is_root = nix::unistd::geteuid().is_root();
     (!is_root).then(|| "needs root: the agent makes /var/log/containers and owns what it mounts".to_owned())
 }
 
-/// Whether the test must be skipped; says so by name. On CI nothing may be.
+/// Returns whether the test must be skipped and prints its name and the reason.
+///
+/// # Panics
+/// The test would be skipped on CI, where no test may be skipped.
 pub fn skips(test: &str) -> bool {
     let Some(why) = missing() else { return false };
     assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
@@ -42,16 +47,16 @@ pub fn skips(test: &str) -> bool {
     true
 }
 
-/// By which name the binary is called.
+/// Name by which the binary is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Called {
-    /// `kubelet`: the drop-in.
+    /// `kubelet`: the drop-in replacement.
     Kubelet,
     /// `berth run`.
     Berth,
 }
 
-/// A folder that goes with everything that was mounted in it.
+/// Temporary directory; drop unmounts everything below it before the directory is removed.
 struct Folder(tempfile::TempDir);
 
 impl Drop for Folder {
@@ -60,18 +65,18 @@ impl Drop for Folder {
     }
 }
 
-/// Unmounts what is mounted below a folder, as a reboot does.
+/// Unmounts every mount below a directory (lazily, innermost first), as a reboot does.
 pub fn unmount_below(folder: &Path) {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let places =
         mounts.lines().filter_map(|line| line.split(' ').nth(4)).filter(|at| Path::new(at).starts_with(folder));
     let places: Vec<&str> = places.collect();
     for place in places.iter().rev() {
-        let _ = nix::mount::umount2(*place, nix::mount::MntFlags::MNT_DETACH); // it may be gone with another
+        let _ = nix::mount::umount2(*place, nix::mount::MntFlags::MNT_DETACH); // an earlier unmount may have removed it
     }
 }
 
-/// Where an agent lives: what outlasts its process.
+/// Home directory and configuration of an agent: outlives its process.
 pub struct Home {
     dir: Arc<Folder>,
     config: Value,
@@ -83,7 +88,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// A home for an agent on the runtime at `endpoint`, with ports that are free.
+    /// Creates a home for an agent on the CRI runtime at `endpoint`, with free ports.
     pub fn new(endpoint: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("berth-home-").tempdir().expect("a folder");
         for folder in ["pods", "root", "logs"] {
@@ -107,10 +112,10 @@ impl Home {
             "cgroupsPerQOS": false,
             "enforceNodeAllocatable": ["none"],
             "maxPods": 250,
-            // However full the machine's disk is, test images stay.
+            // Test images stay, however full the machine's disk is.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
-            // And no pod has to go.
+            // No pod is evicted.
             "evictionHard": {},
         });
         let flags =
@@ -126,7 +131,7 @@ impl Home {
         }
     }
 
-    /// Sets fields of the configuration.
+    /// Sets top-level fields of the `KubeletConfiguration`.
     #[must_use]
     pub fn with(mut self, fields: Value) -> Self {
         for (key, value) in fields.as_object().expect("an object") {
@@ -135,61 +140,61 @@ impl Home {
         self
     }
 
-    /// Adds a flag; one given later wins.
+    /// Adds a command-line flag; the last of several equal flags wins.
     #[must_use]
     pub fn flag(mut self, flag: impl Into<String>) -> Self {
         self.flags.push(flag.into());
         self
     }
 
-    /// Sets a variable of the environment.
+    /// Sets an environment variable of the process.
     #[must_use]
     pub fn environment(mut self, key: &str, value: impl Into<String>) -> Self {
         self.environment.push((key.to_owned(), value.into()));
         self
     }
 
-    /// Sets the name it is called by.
+    /// Sets the name by which the binary is started.
     #[must_use]
     pub fn called(mut self, name: Called) -> Self {
         self.called = name;
         self
     }
 
-    /// The folder of it all.
+    /// The home directory.
     pub fn path(&self) -> &Path {
         self.dir.0.path()
     }
 
-    /// The static pod directory.
+    /// The static pod directory (`staticPodPath`).
     pub fn manifests(&self) -> PathBuf {
         self.path().join("pods")
     }
 
-    /// The agent's root directory.
+    /// The agent's root directory (`--root-dir`).
     pub fn root(&self) -> PathBuf {
         self.path().join("root")
     }
 
-    /// The directory of pod logs.
+    /// The pod log directory (`podLogsDir`).
     pub fn logs(&self) -> PathBuf {
         self.path().join("logs")
     }
 
-    /// The read-only port.
+    /// The read-only port (`readOnlyPort`).
     pub fn read_only_port(&self) -> u16 {
         self.read_only
     }
 
-    /// Writes a file into the static pod directory, complete at once.
+    /// Writes a file into the static pod directory, atomically by rename.
     pub fn put(&self, file: &str, content: impl AsRef<[u8]>) {
-        // Tests that share a home write at the same time.
+        // One draft per file name: tests that share a home write at the same time.
         let draft = self.path().join(format!("{file}.draft"));
         fs::write(&draft, content).expect("written");
         fs::rename(draft, self.manifests().join(file)).expect("renamed");
     }
 
-    /// Writes a pod's manifest into `<name>.json`.
+    /// Writes the manifest of a static pod into `<name>.json`.
     pub fn put_pod(&self, manifest: &Value) {
         let name = manifest["metadata"]["name"].as_str().expect("a name");
         self.put(&format!("{name}.json"), manifest.to_string());
@@ -200,7 +205,7 @@ impl Home {
         fs::remove_file(self.manifests().join(file)).expect("removed");
     }
 
-    /// Starts the process and leaves it alone.
+    /// Starts the process and returns without waiting for it.
     pub fn spawn(&self) -> Agent {
         let program = self.path().join(if self.called == Called::Kubelet { "kubelet" } else { "berth" });
         if !program.exists() {
@@ -235,10 +240,10 @@ impl Home {
     }
 }
 
-/// A process. Killed when dropped; its pods are not.
+/// Agent process: drop kills it; its pods keep running.
 pub struct Agent {
     child: Child,
-    /// Kept as long as there is a process in it.
+    /// Keeps the directory as long as the process runs.
     _dir: Arc<Folder>,
     log: PathBuf,
     log_start: u64,
@@ -247,7 +252,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Waits until healthz is content.
+    /// Waits until `/healthz` answers `ok`.
+    ///
+    /// # Panics
+    /// The process exited, or the deadline passed.
     pub async fn healthy(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while get(self.healthz, "/healthz").await.is_none_or(|answer| answer.body != "ok") {
@@ -259,52 +267,55 @@ impl Agent {
         }
     }
 
-    /// Its process.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// An answer of the read-only port; `None` where nobody answers.
+    /// Sends a GET to the read-only port; `None` if there is no response.
     pub async fn get(&self, path: &str) -> Option<Answer> {
         get(self.read_only, path).await
     }
 
-    /// An answer of the healthz port; `None` where nobody answers.
+    /// Sends a GET to the healthz port; `None` if there is no response.
     pub async fn healthz(&self, path: &str) -> Option<Answer> {
         get(self.healthz, path).await
     }
 
-    /// All pods it shows; `None` where nobody answers.
+    /// The items of `/pods`; `None` if there is no valid response.
     pub async fn try_pods(&self) -> Option<Vec<Value>> {
         let page: Value = serde_json::from_str(&self.get("/pods").await?.body).ok()?;
         Some(page["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// All pods it shows.
+    /// The items of `/pods`.
+    ///
+    /// # Panics
+    /// There is no valid response.
     pub async fn pods(&self) -> Vec<Value> {
         self.try_pods().await.unwrap_or_else(|| panic!("no pods are shown\n{}", self.log_end()))
     }
 
-    /// The pod `<name>-<node>` of a static manifest, while it is there.
+    /// The pod `<name>-<node>` of a static manifest; `None` if `/pods` does not list it.
     pub async fn pod(&self, name: &str) -> Option<Value> {
         let full = format!("{name}-{NODE}");
         self.pods().await.into_iter().find(|pod| pod["metadata"]["name"] == full.as_str())
     }
 
-    /// The page of metrics.
+    /// The response body of `/metrics`.
     pub async fn metrics(&self) -> String {
         let answer = self.get("/metrics").await;
         answer.unwrap_or_else(|| panic!("no metrics are shown\n{}", self.log_end())).body
     }
 
-    /// The value of one series, spelled as the page does; `None` where there is none.
+    /// Value of one series, spelled as in `/metrics` (with labels); `None` if there is none.
     pub async fn metric(&self, series: &str) -> Option<f64> {
         let page = self.metrics().await;
         let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
         Some(line.parse().expect("a number"))
     }
 
-    /// Waits until something holds of a static pod, and returns the pod.
+    /// Waits until `holds` returns true for a static pod, and returns the pod.
     pub async fn until_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -323,19 +334,19 @@ impl Agent {
         self.until_pod(name, "ready", is_ready).await
     }
 
-    /// Waits until a static pod is not shown any more.
+    /// Waits until `/pods` lists a static pod no longer.
     pub async fn until_gone(&self, name: &str) {
         self.until(&format!("pod {name} is gone"), async || self.pod(name).await.is_none()).await;
     }
 
-    /// Waits until its log holds a text.
+    /// Waits until the log contains `text`, and returns the first line that does.
     pub async fn until_log(&self, text: &str) -> String {
         self.until(&format!("the log holds {text:?}"), async || self.log().contains(text)).await;
         let log = self.log();
         log.lines().find(|line| line.contains(text)).unwrap_or(&log).to_owned()
     }
 
-    /// Waits until something holds.
+    /// Waits until `holds` returns true; `what` describes the condition in the panic message.
     pub async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds().await {
@@ -344,21 +355,21 @@ impl Agent {
         }
     }
 
-    /// What it has logged, since this process began.
+    /// Log output of this process; excludes that of earlier processes in the same home.
     pub fn log(&self) -> String {
         let bytes = fs::read(&self.log).unwrap_or_default();
         let start = usize::try_from(self.log_start).unwrap_or(usize::MAX);
         String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).into_owned()
     }
 
-    /// What it has logged, without a line that is being written.
+    /// Log output of this process without an incomplete last line.
     pub fn whole_log(&self) -> String {
         let mut log = self.log();
         log.truncate(log.rfind('\n').map_or(0, |end| end + 1));
         log
     }
 
-    /// The last lines it wrote.
+    /// The last 25 lines of the log.
     pub fn log_end(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -371,12 +382,12 @@ impl Agent {
         nix::sys::signal::kill(pid, signal).expect("the agent lives");
     }
 
-    /// Whether it has ended.
+    /// Whether the process has exited.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     pub async fn end(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -388,18 +399,18 @@ impl Agent {
         }
     }
 
-    /// Sends a signal and waits for the end.
+    /// Sends a signal and waits until the process exits.
     pub async fn end_with(&mut self, signal: Signal) -> ExitStatus {
         self.signal(signal);
         self.end().await
     }
 
-    /// Asks it to end; returns its exit code.
+    /// Stops the process with SIGTERM; returns its exit code.
     pub async fn stop(mut self) -> Option<i32> {
         self.end_with(Signal::SIGTERM).await.code()
     }
 
-    /// Ends it as a crash would.
+    /// Kills the process with SIGKILL, as a crash would end it.
     pub async fn kill(mut self) {
         assert_eq!(self.end_with(Signal::SIGKILL).await.signal(), Some(9));
     }
@@ -407,7 +418,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.kill(); // it may have exited already
         let _ = self.child.wait();
         let is_sound = !self.log().contains("panicked at");
         assert!(is_sound || std::thread::panicking(), "the agent panicked\n{}", self.log_end());
@@ -419,25 +430,25 @@ pub fn is_ready(pod: &Value) -> bool {
     pod["status"]["phase"] == "Running" && condition(pod, "Ready") == Some("True")
 }
 
-/// A condition's status.
+/// Status of a pod condition (`True`, `False`, `Unknown`); `None` if the condition is absent.
 pub fn condition<'a>(pod: &'a Value, kind: &str) -> Option<&'a str> {
     let conditions = pod["status"]["conditions"].as_array()?;
     conditions.iter().find(|condition| condition["type"] == kind)?["status"].as_str()
 }
 
-/// The status of a container of any kind.
+/// Status of an app or init container; null if absent.
 pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let lists = ["containerStatuses", "initContainerStatuses"];
     let mut all = lists.iter().filter_map(|list| pod["status"][list].as_array()).flatten();
     all.find(|status| status["name"] == name).unwrap_or(&Value::Null)
 }
 
-/// A manifest of a pod with one container `main` of an image that every runtime of tests has.
+/// Manifest of a pod with one container `main`, with an image that every test runtime has.
 pub fn manifest(name: &str) -> Value {
     manifest_of(name, json!({"containers": [{"name": "main"}]}))
 }
 
-/// A manifest of a pod; containers get an image and a pull policy where they have none.
+/// Manifest of a pod; containers without an image or pull policy get defaults.
 pub fn manifest_of(name: &str, mut spec: Value) -> Value {
     for list in ["containers", "initContainers"] {
         for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
@@ -449,22 +460,22 @@ pub fn manifest_of(name: &str, mut spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
 }
 
-/// An answer over HTTP.
+/// HTTP response.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
-    /// The status code.
+    /// HTTP status code.
     pub status: u16,
-    /// The head, status line included.
+    /// Status line and headers.
     pub head: String,
-    /// The body.
+    /// Response body.
     pub body: String,
 }
 
-/// The answer to a GET; `None` where nobody answers.
+/// Sends a GET to a port on loopback; `None` if there is no response.
 pub async fn get(port: u16, path: &str) -> Option<Answer> {
     let exchange = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
-        // HTTP 1.0: one answer, without chunks, until the end of the stream.
+        // HTTP/1.0: one response, not chunked, until the end of the stream.
         stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await.ok()?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.ok()?;

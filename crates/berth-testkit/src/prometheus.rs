@@ -1,4 +1,4 @@
-//! Debian's Prometheus and promtool, as operators run them.
+//! Prometheus server and promtool of Debian, for scrape, query, and lint tests.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use super::{
     reservation::free_ports,
 };
 
-/// Killed when the test ends.
+/// Running Prometheus server; drop kills it.
 pub struct Prometheus {
     child: Child,
     port: u16,
@@ -30,7 +30,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// Whether that program is there; where it is not, the test says so by its name. On CI it must be.
+/// Reports a missing program by printing that the test is skipped; panics on CI and for any other error.
 fn is_missing(program: &str, test: &str, error: &std::io::Error) -> bool {
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{program}: {error}");
     assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {program} is not installed");
@@ -39,7 +39,7 @@ fn is_missing(program: &str, test: &str, error: &std::io::Error) -> bool {
 }
 
 impl Prometheus {
-    /// Runs with that configuration in that folder; `None` where there is no Prometheus.
+    /// Starts Prometheus with a configuration in a directory; `None` if it is not installed.
     pub async fn start(test: &str, folder: &Path, config: &Value) -> Option<Self> {
         let [port] = free_ports();
         let (file, log) = (folder.join("prometheus.yaml"), folder.join("prometheus.log"));
@@ -67,7 +67,7 @@ impl Prometheus {
         Some(started)
     }
 
-    /// What it logged.
+    /// Log of Prometheus.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -77,7 +77,7 @@ impl Prometheus {
         serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {}", answer.body))
     }
 
-    /// The series an expression returns now.
+    /// Series that an expression returns now.
     pub async fn series(&self, expression: &str) -> Vec<Value> {
         let query: String = form_urlencoded::Serializer::new(String::new()).append_pair("query", expression).finish();
         let answer = self.ask(&format!("/api/v1/query?{query}")).await;
@@ -85,13 +85,13 @@ impl Prometheus {
         answer["data"]["result"].as_array().cloned().unwrap_or_default()
     }
 
-    /// What it thinks of whom it scrapes.
+    /// Active scrape targets.
     pub async fn targets(&self) -> Vec<Value> {
         let answer = self.ask("/api/v1/targets?state=active").await;
         answer["data"]["activeTargets"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Waits until all expressions return data; tells those that do not.
+    /// Waits until all expressions return data; panics with those that do not.
     pub async fn all_return<N: Ord + std::fmt::Debug>(&self, expressions: &BTreeMap<N, String>) {
         let deadline = Instant::now() + PATIENCE;
         let mut left: Vec<(&N, &String)> = expressions.iter().collect();
@@ -112,7 +112,7 @@ impl Prometheus {
     }
 }
 
-/// What promtool has to say against a page of metrics, a line each; `None` where there is no promtool.
+/// Lint messages of promtool about a metrics page, one per line; `None` if promtool is not installed.
 pub fn lint(test: &str, page: &str) -> Option<Vec<String>> {
     let child = Command::new("promtool")
         .args(["check", "metrics"])
@@ -128,7 +128,7 @@ pub fn lint(test: &str, page: &str) -> Option<Vec<String>> {
     child.stdin.take().expect("open").write_all(page.as_bytes()).expect("it reads");
     let output = child.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    // 3: it could read the page and does not like some names.
+    // 3: the page parses, but promtool objects to some names.
     assert!(matches!(output.status.code(), Some(0 | 3)), "{said}");
     Some(said.lines().map(str::to_owned).collect())
 }

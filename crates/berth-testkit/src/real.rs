@@ -1,6 +1,6 @@
-//! The runtime that runs the pods of the test program `real`: a private containerd, or the embedded runtime.
+//! Runtime of the test program `real`: a private containerd, or the embedded runtime.
 //!
-//! The same program is run once for each; the variable [`RUNTIME`] says for which.
+//! The same program runs once for each; the environment variable [`RUNTIME`] selects the runtime.
 
 use std::{collections::HashMap, path::Path, thread};
 
@@ -16,32 +16,32 @@ use super::{
     process::{Home, PATIENCE},
 };
 
-/// The environment variable that names the runtime: `containerd` (the default) or `embedded`.
+/// Environment variable that selects the runtime: `containerd` (the default) or `embedded`.
 pub const RUNTIME: &str = "BERTH_TEST_RUNTIME";
-/// The label by which the kubelet finds what belongs to a pod.
+/// Label that CRI objects of a pod have.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 
-/// A runtime.
+/// Real container runtime.
 pub enum Real {
-    /// A process of its own.
+    /// Separate process.
     Containerd(Containerd),
-    /// Within the agent.
+    /// Inside the agent.
     Embedded(Embedded),
 }
 
-/// Something the runtime holds.
+/// Sandbox or container of the runtime.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// Its id.
+    /// CRI ID.
     pub id: String,
-    /// Whether it runs, or is ready.
+    /// Whether the container runs, or the sandbox is ready.
     pub is_up: bool,
 }
 
-/// Whether this run's pods run on the embedded runtime.
+/// Whether the pods of this run use the embedded runtime.
 ///
 /// # Panics
-/// If [`RUNTIME`] names another one.
+/// [`RUNTIME`] names another runtime.
 pub fn is_embedded() -> bool {
     match std::env::var(RUNTIME).as_deref() {
         Err(_) | Ok("" | "containerd") => false,
@@ -50,7 +50,7 @@ pub fn is_embedded() -> bool {
     }
 }
 
-/// Whether a test is about containerd and says nothing here; tells so.
+/// Whether a test is specific to containerd and does not apply to this run; prints a message then.
 pub fn is_about_containerd(test: &str) -> bool {
     if is_embedded() {
         println!("not for the embedded runtime: {test}: it is about containerd");
@@ -58,7 +58,7 @@ pub fn is_about_containerd(test: &str) -> bool {
     is_embedded()
 }
 
-/// A runtime unless this machine cannot have one; then says so, by the test's name.
+/// Starts the runtime; prints the test's name and returns `None` if this machine cannot run it.
 pub fn start_or_skip(test: &str) -> Option<Real> {
     if is_embedded() {
         return (!embedded::skips(test)).then(|| Real::Embedded(Embedded::new()));
@@ -67,7 +67,7 @@ pub fn start_or_skip(test: &str) -> Option<Real> {
 }
 
 impl Real {
-    /// A home for an agent on it.
+    /// Creates a home for an agent on this runtime.
     pub fn home(&self) -> Home {
         match self {
             Self::Containerd(containerd) => Home::new(&containerd.endpoint()),
@@ -77,7 +77,7 @@ impl Real {
         }
     }
 
-    /// A folder that goes with it.
+    /// Temporary directory, removed on drop.
     pub fn dir(&self) -> &Path {
         match self {
             Self::Containerd(containerd) => containerd.dir(),
@@ -85,7 +85,7 @@ impl Real {
         }
     }
 
-    /// Imports images; they may take a moment to be there.
+    /// Imports images; the import may be asynchronous.
     pub fn import(&self, name: &str, images: &[Image<'_>]) {
         match self {
             Self::Containerd(containerd) => containerd.import(images),
@@ -93,7 +93,10 @@ impl Real {
         }
     }
 
-    /// The containerd, for tests that are about it.
+    /// The containerd, for tests specific to it.
+    ///
+    /// # Panics
+    /// The runtime is the embedded one.
     pub fn containerd(&mut self) -> &mut Containerd {
         match self {
             Self::Containerd(containerd) => containerd,
@@ -101,7 +104,7 @@ impl Real {
         }
     }
 
-    /// Sandboxes of a pod.
+    /// Sandboxes of a pod, by its UID.
     pub fn sandboxes(&self, uid: &str) -> Vec<Held> {
         let filter = cri::PodSandboxFilter { label_selector: labels(uid), ..Default::default() };
         self.ask(move |mut cri| async move {
@@ -112,7 +115,7 @@ impl Real {
         })
     }
 
-    /// Containers of a pod.
+    /// Containers of a pod, by its UID.
     pub fn containers(&self, uid: &str) -> Vec<Held> {
         let filter = cri::ContainerFilter { label_selector: labels(uid), ..Default::default() };
         self.ask(move |mut cri| async move {
@@ -123,7 +126,7 @@ impl Real {
         })
     }
 
-    /// Ids of all sandboxes and containers there are.
+    /// IDs of all sandboxes and containers.
     pub fn all(&self) -> Vec<String> {
         self.ask(|mut cri| async move {
             let sandboxes = cri.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await.expect("a list");
@@ -133,7 +136,7 @@ impl Real {
         })
     }
 
-    /// The process of a container.
+    /// PID of a running container.
     pub fn pid(&self, container: &str) -> u32 {
         let container_id = container.to_owned();
         let info = self.ask(move |mut cri| async move {
@@ -143,7 +146,7 @@ impl Real {
         pid(&info).unwrap_or_else(|| panic!("{container} does not run: {info:?}"))
     }
 
-    /// The process whose end is the sandbox's.
+    /// PID of the process whose exit ends the sandbox: pause container or shim.
     pub fn sandbox_pid(&self, sandbox: &str) -> u32 {
         if let Self::Embedded(embedded) = self {
             return embedded.shim(sandbox);
@@ -156,7 +159,7 @@ impl Real {
         pid(&info).unwrap_or_else(|| panic!("{sandbox} does not run: {info:?}"))
     }
 
-    /// Asks the runtime's socket, from wherever that is called.
+    /// Calls the runtime's socket from a separate thread, so that any context may call it.
     fn ask<T, F>(&self, question: impl FnOnce(RuntimeServiceClient<Channel>) -> F + Send + 'static) -> T
     where
         T: Send + 'static,

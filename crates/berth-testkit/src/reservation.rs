@@ -1,7 +1,7 @@
-//! Numbers that one test process of this machine uses at a time: of ports, of subnets.
+//! Machine-wide reservation of port and subnet numbers between test processes, by lock files.
 //!
-//! A lock file for each number says that it is taken. The kernel drops the lock with the process, so that nothing stays
-//! reserved after a kill.
+//! A lock file for each number marks it as taken. The kernel releases the lock with the process, so that nothing
+//! stays reserved after a kill.
 
 use std::{
     fs::{self, File},
@@ -15,20 +15,20 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Ports for what tests start. The kernel chooses from 32768 on for connections and for those who listen on port 0, and
-/// node ports begin at 30000: nobody gets one of these by chance.
+/// Port range for servers that tests start. Ephemeral ports begin at 32768 and node ports at 30000: the kernel never
+/// assigns one of these by chance.
 const PORTS: std::ops::Range<u16> = 12_000..20_000;
 
-/// Takes one of the `count` numbers from `first` on that nobody has and that is `usable`, until the file is dropped;
-/// `None` if there is none.
+/// Reserves one of the `count` numbers from `first` on that is free and `usable`, until the file is dropped; `None`
+/// if there is none.
 ///
 /// # Panics
-/// If the lock files cannot be made.
+/// The lock files cannot be created.
 pub(crate) fn take(kind: &str, first: u16, count: u16, usable: impl Fn(u16) -> bool) -> Option<(u16, File)> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let directory = directory();
     fs::create_dir_all(&directory).expect("a directory for locks");
-    // Each process begins elsewhere: the locks of others are in the way less often.
+    // Each process starts at another number, to reduce collisions with locks of others.
     let start = u16::try_from(std::process::id().wrapping_mul(31) % u32::from(count)).expect("small");
     (0..count).find_map(|_| {
         let turn = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -40,10 +40,10 @@ pub(crate) fn take(kind: &str, first: u16, count: u16, usable: impl Fn(u16) -> b
     })
 }
 
-/// Ports that nobody listens on, and that no other test gets before this process ends.
+/// Reserves ports without a listener until this process exits.
 ///
 /// # Panics
-/// If there are none left.
+/// No port is left.
 pub fn free_ports<const N: usize>() -> [u16; N] {
     static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
     std::array::from_fn(|_| {

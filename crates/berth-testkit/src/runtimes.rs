@@ -1,5 +1,6 @@
-//! Real runtimes as the agent's own clients meet them: a private containerd, and the embedded one in this process. The rooms
-//! that talk to a runtime are tested once on each, by the same tests.
+//! Real runtimes behind the agent's CRI clients: private containerd, or in-process embedded runtime.
+//!
+//! Modules that talk to a runtime run the same tests once on each.
 
 use std::{path::Path, time::Duration};
 
@@ -17,10 +18,10 @@ use super::{
     image::{Image, write_archive},
 };
 
-/// How long a call may take.
+/// Deadline of a call.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Makes two tests of each.
+/// Generates two tests of each function, one per runtime.
 #[macro_export]
 macro_rules! on_real_runtimes {
     ($($name:ident)*) => {
@@ -40,17 +41,17 @@ macro_rules! on_real_runtimes {
     };
 }
 
-/// What a test runs on, by its name.
+/// Runtime of a test, with the test's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum On {
-    /// A private containerd.
+    /// Private containerd.
     Containerd(&'static str),
-    /// Our own.
+    /// Embedded runtime in this process.
     Embedded(&'static str),
 }
 
 impl On {
-    /// `None` where this machine cannot run it; says so.
+    /// Starts the runtime; prints a message and returns `None` if this machine cannot run it.
     pub async fn runtime(self) -> Option<Runtime> {
         match self {
             Self::Containerd(test) => containerd::start_or_skip(test).map(Runtime::Containerd),
@@ -63,11 +64,11 @@ impl On {
     }
 }
 
-/// A runtime with busybox. What a test leaves in it goes with it.
+/// Running runtime with busybox; drop removes what tests leave in it.
 pub enum Runtime {
-    /// A process of its own.
+    /// Separate process.
     Containerd(Containerd),
-    /// In this one.
+    /// In this process.
     Embedded(Box<Daemon>, Place),
 }
 
@@ -80,7 +81,7 @@ impl Drop for Runtime {
 }
 
 impl Runtime {
-    /// The agent's clients of it.
+    /// Connection of the agent's CRI clients.
     pub fn connection(&self, registry: &Registry) -> Connection {
         match self {
             Self::Containerd(containerd) => {
@@ -92,7 +93,7 @@ impl Runtime {
         }
     }
 
-    /// A folder that goes with it.
+    /// Temporary directory, removed on drop.
     pub fn dir(&self) -> &Path {
         match self {
             Self::Containerd(containerd) => containerd.dir(),
@@ -112,7 +113,7 @@ impl Runtime {
         }
     }
 
-    /// A pod on this machine's network.
+    /// Sandbox configuration of a pod on the host network.
     pub fn pod(&self, name: &str) -> cri::PodSandboxConfig {
         match self {
             Self::Containerd(containerd) => {

@@ -1,17 +1,17 @@
-//! Subnets for the pod networks of tests, each used by one runtime of this machine at a time.
+//! Pod subnets for test runtimes, reserved machine-wide.
 //!
-//! Test processes run side by side; [`reservation`] keeps them apart.
+//! Test processes run in parallel; [`reservation`] prevents conflicts.
 
 use std::fs::File;
 
 use super::reservation;
 
-/// Subnets that one second octet has room for.
+/// Number of subnets per second octet.
 const PER_OCTET: u16 = 250;
-/// Second octets from the base on that are the caller's.
+/// Number of second octets, from the base on, that a caller may use.
 const OCTETS: u16 = 50;
 
-/// A /24 of 10.0.0.0/8 that nobody else uses until this is dropped.
+/// A /24 subnet of 10.0.0.0/8, reserved until this is dropped.
 #[derive(Debug)]
 pub struct Subnet {
     cidr: String,
@@ -19,10 +19,10 @@ pub struct Subnet {
 }
 
 impl Subnet {
-    /// Takes a free subnet whose second octet is `base` to `base + 49`.
+    /// Reserves a free subnet whose second octet is `base` to `base + 49`.
     ///
     /// # Panics
-    /// If none is free or the lock files cannot be made.
+    /// No subnet is free, or the lock files cannot be created.
     pub fn take(base: u16) -> Self {
         let count = PER_OCTET * OCTETS;
         let Some((number, lock)) = reservation::take("subnet", base * PER_OCTET, count, |_| true) else {
@@ -31,7 +31,7 @@ impl Subnet {
         Self { cidr: format!("10.{}.{}.0/24", number / PER_OCTET, number % PER_OCTET), _lock: lock }
     }
 
-    /// The subnet, as `10.100.0.0/24`.
+    /// Subnet in CIDR notation, such as `10.100.0.0/24`.
     pub fn cidr(&self) -> &str {
         &self.cidr
     }

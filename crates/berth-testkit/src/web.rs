@@ -1,4 +1,4 @@
-//! A web server that behaves badly.
+//! Misbehaving HTTP server: hangs, endless bodies, redirects, garbage.
 
 use std::{
     collections::VecDeque,
@@ -15,33 +15,33 @@ use tokio::{
     sync::mpsc,
 };
 
-/// What the server answers.
+/// Scripted response.
 #[derive(Clone)]
 pub enum Answer {
-    /// A status and a body.
+    /// Status and body.
     Plain(u16, String),
-    /// Go there.
+    /// 302 redirect to that location.
     Redirect(&'static str),
-    /// Says nothing for ever.
+    /// Never responds.
     Hang,
-    /// Promises 10 GB and sends as much as is taken.
+    /// Announces 10 GiB and sends as much as the client reads.
     Endless,
-    /// Nothing like HTTP.
+    /// Bytes that are not HTTP.
     Garbage,
 }
 
-/// A server that has been told what to say.
+/// HTTP server with scripted responses.
 pub struct Server {
     address: SocketAddr,
     answers: Arc<Mutex<VecDeque<Answer>>>,
-    /// The heads of requests, as they come.
+    /// Heads of the requests, in order of arrival.
     pub heads: mpsc::UnboundedReceiver<String>,
-    /// Bytes of endless answers that were taken.
+    /// Number of bytes of endless responses that were written.
     pub sent: Arc<AtomicU64>,
 }
 
 impl Server {
-    /// Answers in order; the last answer stays.
+    /// Starts a server that gives these responses in order; the last one repeats.
     pub async fn start(answers: impl IntoIterator<Item = Answer>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -57,17 +57,17 @@ impl Server {
         Self { address, answers, heads, sent }
     }
 
-    /// Where it answers.
+    /// URL of the server.
     pub fn url(&self) -> String {
         format!("http://{}/pods", self.address)
     }
 
-    /// Its port on loopback.
+    /// Port on loopback.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// One more answer.
+    /// Appends a response.
     pub fn then(&self, answer: Answer) {
         self.answers.lock().expect("not poisoned").push_back(answer);
     }
@@ -112,7 +112,7 @@ async fn serve(
     let _ = stream.write_all(text.as_bytes()).await;
 }
 
-/// All is well.
+/// 200 response with that body.
 pub fn ok(body: impl Into<String>) -> Answer {
     Answer::Plain(200, body.into())
 }

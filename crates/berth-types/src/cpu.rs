@@ -1,24 +1,25 @@
-//! Milli-CPU to the kernel's shares and quota, and back. Pure. Behaviour: spec 06a §4.
+//! Conversion between milli-CPU and the kernel's CPU shares, quota, and weight. Pure.
+//! Implements spec 06a §4.
 //!
-//! One place for every room that converts: what a pod's cgroup gets, what a runtime is told, and
-//! what its answer means have to agree to the digit.
+//! The single place of the conversion: pod cgroups, requests to the runtime, and the runtime's reports have to agree
+//! exactly.
 
-/// The smallest weight in shares, also that of a container without a request.
+/// Minimum CPU shares, also those of a container without a request.
 pub const MIN_SHARES: u64 = 2;
-/// The largest weight in shares.
+/// Maximum CPU shares.
 pub const MAX_SHARES: u64 = 262_144;
-/// The smallest quota the kernel takes, in microseconds.
+/// Minimum quota that the kernel accepts, microseconds.
 pub const MIN_QUOTA_US: i64 = 1000;
-/// The period where none is configured, in microseconds.
+/// Default quota period, microseconds.
 pub const DEFAULT_PERIOD_US: u64 = 100_000;
 
-/// Weight in shares of a request; 2 for none (and for what is below zero).
+/// CPU shares of a request; 2 for a request of zero or less.
 pub fn shares(milli: i64) -> u64 {
     let milli = u128::from(milli.max(0).unsigned_abs());
     u64::try_from(milli * 1024 / 1000).unwrap_or(MAX_SHARES).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// Quota in microseconds per period of a limit; 0 for no limit, at least 1000 otherwise.
+/// Quota in microseconds per period of a limit; 0 for no limit, otherwise at least 1000.
 pub fn quota(milli: i64, period_us: u64) -> i64 {
     if milli <= 0 {
         return 0;
@@ -27,7 +28,7 @@ pub fn quota(milli: i64, period_us: u64) -> i64 {
     i64::try_from(quota).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
 }
 
-/// The request that a weight in shares stands for, rounded up; 0 below the smallest weight.
+/// Request in milli-CPU that corresponds to CPU shares, rounded up; 0 below the minimum shares.
 pub fn milli_of_shares(shares: u64) -> i64 {
     if shares < MIN_SHARES {
         return 0;
@@ -35,7 +36,7 @@ pub fn milli_of_shares(shares: u64) -> i64 {
     i64::try_from((u128::from(shares) * 1000).div_ceil(1024)).unwrap_or(i64::MAX)
 }
 
-/// `cpu.weight` of a cgroup that we own (kubepods, QoS, pod): linear in the shares.
+/// `cpu.weight` of the agent's own cgroups (kubepods, QoS, pod): linear in the shares.
 pub fn linear_weight(shares: u64) -> u64 {
     if shares >= MAX_SHARES {
         return 10_000;
@@ -43,7 +44,7 @@ pub fn linear_weight(shares: u64) -> u64 {
     1 + (shares.max(MIN_SHARES) - MIN_SHARES) * 9999 / 262_142
 }
 
-/// The shares that a `cpu.weight` of ours is read back as.
+/// CPU shares that correspond to a `cpu.weight` of the agent's own cgroups.
 pub fn shares_of_weight(weight: u64) -> u64 {
     2 + (weight.clamp(1, 10_000) - 1) * 262_142 / 9999
 }

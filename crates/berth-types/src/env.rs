@@ -1,8 +1,8 @@
-//! Builds the environment of a container from objects that were read before. Pure.
+//! Builds the environment variables of a container from objects that were read before. Pure.
 //!
-//! Who prepares a container asks [`references`] what to read, reads it, and calls [`build`].
-//! Order, precedence and texts: spec 02b §10. The result is in declared order, then the
-//! service variables sorted (the reference's order is random).
+//! The caller determines the required objects with [`references`], reads them, and calls [`build`]. Order, precedence,
+//! and texts: spec 02b §10. The result is in declared order, followed by the service variables, which are sorted (the
+//! reference's order is random).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,49 +16,49 @@ use super::{
     service_env::service_variables,
 };
 
-/// What reading a ConfigMap or Secret gave.
+/// Result of reading a ConfigMap or Secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Read<T> {
-    /// Its data.
+    /// The data of the object.
     Found(Arc<T>),
-    /// It does not exist; the text is the error of a reference that is not optional.
+    /// The object does not exist; the text is the error of a reference that is not optional.
     Absent(String),
-    /// It could not be read (or there is no API client): an error even if optional.
+    /// The object could not be read, or there is no API client: an error even if the reference is optional.
     Failed(String),
 }
 
-/// What reading an env file gave.
+/// Result of reading an env file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReadFile {
-    /// Its text.
+    /// The content of the file.
     Text(String),
-    /// The pod has no such volume, or it is not mounted.
+    /// The pod has no such volume, or the volume is not mounted.
     NoVolume,
-    /// It could not be read; the text says why.
+    /// The file could not be read; the text is the cause.
     Failed(String),
 }
 
-/// What a container's environment refers to, in the pod's namespace.
+/// Objects that a container's environment refers to, in the pod's namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct References {
-    /// Names of ConfigMaps.
+    /// Names of the ConfigMaps.
     pub config_maps: BTreeSet<String>,
-    /// Names of Secrets.
+    /// Names of the Secrets.
     pub secrets: BTreeSet<String>,
-    /// Volume and path (relative to the volume) of env files.
+    /// Env files: volume name, and path relative to the volume.
     pub files: BTreeSet<(String, String)>,
 }
 
-/// What the environment of one container is built from.
+/// Inputs of the environment of one container.
 pub struct EnvInputs<'a> {
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: &'a str,
-    /// Variables of devices and claims; everything declared overrides them.
+    /// Variables of devices and claims; all declared variables override them.
     pub devices: &'a [(String, String)],
     /// `spec.enableServiceLinks`.
     pub service_links: Option<bool>,
-    /// The services known; `None` while the list has not been read once. For a static pod give
-    /// what there is, or an empty list.
+    /// Known services; `None` until the list has been read once. For a static pod: the services known so far, or an
+    /// empty list.
     pub services: Option<&'a [Arc<api::Service>]>,
     /// ConfigMaps by name.
     pub config_maps: &'a HashMap<String, Read<BTreeMap<String, String>>>,
@@ -66,25 +66,25 @@ pub struct EnvInputs<'a> {
     pub secrets: &'a HashMap<String, Read<BTreeMap<String, Vec<u8>>>>,
     /// Env files by volume and path.
     pub files: &'a HashMap<(String, String), ReadFile>,
-    /// The value of a `fieldRef`, or the text of its error.
+    /// Resolves a `fieldRef` to its value or error text.
     pub field: &'a dyn Fn(&api::ObjectFieldSelector) -> Result<String, String>,
-    /// The value of a `resourceFieldRef`, or the text of its error.
+    /// Resolves a `resourceFieldRef` to its value or error text.
     pub resource: &'a dyn Fn(&api::ResourceFieldSelector) -> Result<String, String>,
 }
 
-/// Why an environment cannot be built: the message of `CreateContainerConfigError`.
+/// Error of building an environment: the message of `CreateContainerConfigError`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EnvError {
-    /// The pod was not defaulted.
+    /// The pod was not defaulted: `enableServiceLinks` is unset.
     #[error("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")]
     NoServiceLinks,
-    /// Services are not known yet.
+    /// The services have not been read yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     NoServices,
-    /// The variables are longer than any runtime takes, by themselves or together.
+    /// The variables, single or together, exceed the size that any runtime accepts.
     #[error(transparent)]
     TooLong(#[from] TooLong),
-    /// An object cannot be read, a field or resource has no value.
+    /// An object cannot be read, or a field or resource has no value.
     #[error("{0}")]
     Unreadable(String),
     /// A ConfigMap or Secret lacks the key.
@@ -94,49 +94,49 @@ pub enum EnvError {
         key: String,
         /// `ConfigMap` or `Secret`.
         kind: &'static str,
-        /// Namespace.
+        /// Namespace of the object.
         namespace: String,
-        /// Name.
+        /// Name of the object.
         name: String,
     },
-    /// A Secret's value is no text, which CRI cannot carry.
+    /// A Secret's value is not UTF-8, which CRI cannot carry.
     #[error("key {key} in Secret {namespace}/{name} is not valid UTF-8, cannot construct envvars")]
     NotText {
         /// The key.
         key: String,
-        /// Namespace.
+        /// Namespace of the Secret.
         namespace: String,
-        /// Name.
+        /// Name of the Secret.
         name: String,
     },
-    /// The env file is malformed or cannot be read; optional or not.
+    /// The env file is malformed or cannot be read; also for optional keys.
     #[error("couldn't parse env file")]
     EnvFile(#[source] EnvFileCause),
     /// The env file's volume is unknown or not mounted.
     #[error("cannot find the volume {0:?} referenced by FileKeyRef")]
     NoVolume(String),
-    /// The env file lacks the key, or has it empty.
+    /// The env file lacks the key, or its value is empty.
     #[error("environment variable key {key:?} not found in file {path:?}")]
     NoFileKey {
         /// The key.
         key: String,
-        /// The path as the pod spells it.
+        /// The path as in the pod spec.
         path: String,
     },
 }
 
-/// What is behind [`EnvError::EnvFile`]: for logs, the wire text does not tell.
+/// Cause of [`EnvError::EnvFile`], for logs: the message in the API does not include it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EnvFileCause {
-    /// Reading failed.
+    /// The file could not be read.
     #[error("{0}")]
     Unreadable(String),
-    /// Its text is wrong.
+    /// The file is malformed.
     #[error(transparent)]
     Malformed(#[from] EnvFileError),
 }
 
-/// What must be read before [`build`].
+/// Returns the objects that must be read before [`build`].
 pub fn references(container: &api::Container) -> References {
     let mut found = References::default();
     for source in container.env_from.iter().flatten() {
@@ -151,11 +151,11 @@ pub fn references(container: &api::Container) -> References {
     found
 }
 
-/// The environment: names are unique, in the order they were first declared, then service
-/// variables sorted.
+/// Builds the environment. Names are unique, in the order of their first declaration, followed by the sorted service
+/// variables.
 ///
 /// # Errors
-/// Says what is missing, in the reference's words.
+/// The missing or malformed input, with the reference's text.
 pub fn build(container: &api::Container, inputs: &EnvInputs<'_>) -> Result<Vec<(String, String)>, EnvError> {
     let links = inputs.service_links.ok_or(EnvError::NoServiceLinks)?;
     let services = inputs.services.ok_or(EnvError::NoServices)?;
@@ -189,11 +189,11 @@ pub fn build(container: &api::Container, inputs: &EnvInputs<'_>) -> Result<Vec<(
     Ok(all)
 }
 
-/// Variables in order of first declaration; a later value replaces an earlier one.
+/// Variables in the order of their first declaration; a later value replaces an earlier one.
 #[derive(Default)]
 struct Declared {
     list: Vec<(String, String)>,
-    /// Bytes of the values.
+    /// Total size of the values, bytes.
     size: usize,
     index: HashMap<String, usize>,
 }
@@ -246,7 +246,7 @@ fn import(env: &mut Declared, source: &api::EnvFromSource, inputs: &EnvInputs<'_
     Ok(())
 }
 
-/// The value of a source; `None` where an optional one is missing and the variable stays unset.
+/// Returns the value of a source; `None` if an optional source is missing, so that the variable remains unset.
 fn value_from(source: &api::EnvVarSource, inputs: &EnvInputs<'_>) -> Result<Option<String>, EnvError> {
     if let Some(selector) = &source.field_ref {
         return (inputs.field)(selector).map(Some).map_err(EnvError::Unreadable);
@@ -292,7 +292,7 @@ fn from_file(key: &api::FileKeySelector, inputs: &EnvInputs<'_>) -> Result<Optio
     }
 }
 
-/// The data of an object; `None` where it is absent and optional.
+/// Returns the data of an object; `None` if it is absent and optional.
 fn found<'a, T>(read: Option<&'a Read<T>>, name: &str, optional: bool) -> Result<Option<&'a T>, EnvError> {
     match read {
         Some(Read::Found(data)) => Ok(Some(&**data)),
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A world with ConfigMap `cm`, Secret `sec`, file `f` in volume `v`, one service each here and there.
+    /// ConfigMap `cm`, Secret `sec`, file `f` in volume `v`, and one service in this and in another namespace.
     fn env(container: serde_json::Value) -> Result<Vec<String>, EnvError> {
         env_of(container, Some(true))
     }
@@ -358,7 +358,7 @@ mod tests {
         Ok(build(&container, &inputs)?.into_iter().map(|(k, v)| format!("{k}={v}")).collect())
     }
 
-    /// The declared part only, or the error's text.
+    /// The declared variables only, or the error text.
     fn declared(container: serde_json::Value) -> Result<Vec<String>, String> {
         let all = env_of(container, Some(false)).map_err(|e| e.to_string())?;
         Ok(all.into_iter().filter(|v| !v.contains("_SERVICE_") && v != "DEV=0").collect())

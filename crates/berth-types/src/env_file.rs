@@ -1,34 +1,35 @@
-//! Reads one key of an env file (`valueFrom.fileKeyRef`). Pure. Behaviour: spec 02b §10.5.
+//! Parser that looks up one key of an env file (`valueFrom.fileKeyRef`). Pure.
+//! Implements spec 02b §10.5.
 //!
-//! A strict subset of shell syntax: `KEY='value'`, literal between the quotes, over several lines
-//! if need be. Reading stops at the wanted key, so what is wrong behind it is never seen.
+//! The format is a strict subset of shell syntax: `KEY='value'`, literal between the quotes, possibly over several
+//! lines. Parsing stops at the requested key, so errors after it go unnoticed.
 
-/// What is wrong with an env file, and in which line (the first is 1).
+/// Syntax error of an env file, with its line; the first line is 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("line {line}: {fault}")]
 pub struct EnvFileError {
-    /// The line in which the faulty entry begins, or in which its closing quote stands.
+    /// Line in which the faulty entry begins, or which contains its closing quote.
     pub line: usize,
-    /// What is wrong.
+    /// The syntax error.
     pub fault: EnvFileFault,
 }
 
-/// What can be wrong with an entry.
+/// Syntax error of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EnvFileFault {
-    /// There is no `=`.
+    /// The `=` is missing.
     #[error("missing '='")]
     NoEquals,
-    /// Nothing stands before the `=`.
+    /// The name before the `=` is empty.
     #[error("empty variable name")]
     NoName,
-    /// A blank stands before the `=`.
+    /// A blank precedes the `=`.
     #[error("whitespace before '=' is not allowed")]
     BlankBeforeEquals,
-    /// The value does not begin with a single quote.
+    /// The value does not start with a single quote.
     #[error("value must be enclosed in single quotes")]
     Unquoted,
-    /// Something else than a comment follows the closing quote.
+    /// The closing quote is followed by something other than a comment.
     #[error("unexpected content after closing quote")]
     TextAfterQuote,
     /// The closing quote is missing.
@@ -38,10 +39,10 @@ pub enum EnvFileFault {
 
 const BLANKS: [char; 2] = [' ', '\t'];
 
-/// The value of `key`; `None` where the file has no such key, `Some("")` where it is set to nothing.
+/// Returns the value of `key`; `None` if the file lacks the key, `Some("")` if its value is empty.
 ///
 /// # Errors
-/// For the first faulty entry before the key.
+/// The first syntax error before the key.
 pub fn lookup(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
     let mut lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
     while let Some((number, line)) = lines.next() {
@@ -58,7 +59,7 @@ pub fn lookup(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
             return Err(fault(EnvFileFault::BlankBeforeEquals));
         }
         let value = if value.starts_with(BLANKS) {
-            // As a shell reads it: an assignment of nothing, and what follows is not ours.
+            // As in a shell: an empty assignment; the rest of the line is not part of it.
             String::new()
         } else {
             let open = value.strip_prefix('\'').ok_or(fault(EnvFileFault::Unquoted))?;
@@ -71,7 +72,7 @@ pub fn lookup(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
     Ok(None)
 }
 
-/// The text up to the closing quote, which may stand in a later line.
+/// Reads the text up to the closing quote, which may be in a later line.
 fn quoted<'a>(
     first: &'a str,
     number: usize,

@@ -1,31 +1,32 @@
-//! `$(NAME)` in commands, arguments, variables and sub-paths. Pure. Behaviour: spec 02b §10.3.
+//! Expansion of `$(NAME)` references in commands, arguments, environment, and subpaths. Pure.
+//! Implements spec 02b §10.3.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Most bytes that references may add to one text: no kernel takes a longer argument or variable
-/// (`MAX_ARG_STRLEN`), and variables that double each other would take all memory of the node.
+/// Maximum number of bytes that references may add to one text: no kernel accepts a longer argument or variable
+/// (`MAX_ARG_STRLEN`), and variables that double each other could exhaust the node's memory.
 pub const LONGEST: usize = 128 << 10;
-/// Most bytes of an environment, and of a command line: no runtime takes a longer message.
+/// Maximum size of an environment or command line, bytes: no runtime accepts a longer message.
 pub const LONGEST_LIST: usize = 16 << 20;
 
-/// References make a text or a list too long.
+/// The expansion of references exceeds a size limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("argument list too long: references to variables expand to more than {limit} bytes")]
 pub struct TooLong {
-    /// What is allowed.
+    /// The limit, bytes.
     pub limit: usize,
 }
 
-/// Replaces each `$(NAME)` by what `lookup` knows; unknown references stay as they are, `$$`
-/// becomes `$`, an unclosed `$(` and any other `$x` stay. One pass, no recursion.
+/// Replaces each `$(NAME)` that `lookup` resolves. Unresolved references remain, `$$` becomes `$`, and an unclosed
+/// `$(` or any other `$x` remains. One pass, no recursion.
 ///
 /// # Errors
-/// Where the values add up to more than [`LONGEST`].
+/// The inserted values exceed [`LONGEST`] bytes.
 pub fn expand<'v>(text: &str, lookup: impl Fn(&str) -> Option<&'v str>) -> Result<String, TooLong> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     let mut added = 0_usize;
-    // Looked for no more once there is none: many open ones would each search to the end.
+    // Cleared once no `)` is left: otherwise each of many open references would scan to the end.
     let mut may_close = true;
     while let Some(at) = rest.find('$') {
         let (before, found) = rest.split_at(at);
@@ -55,20 +56,20 @@ pub fn expand<'v>(text: &str, lookup: impl Fn(&str) -> Option<&'v str>) -> Resul
     Ok(out)
 }
 
-/// The final environment, for what is expanded against it: the last of equal names wins.
+/// The complete environment against which texts are expanded; of equal names the last one counts.
 #[derive(Clone, Debug, Default)]
 pub struct Variables<'a>(HashMap<&'a str, &'a str>);
 
 impl<'a> Variables<'a> {
-    /// From names and values in order.
+    /// Creates the environment from names and values in order.
     pub fn new(env: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         Self(env.into_iter().collect())
     }
 
-    /// `command` or `args`, expanded.
+    /// Expands `command` or `args`.
     ///
     /// # Errors
-    /// Where that makes one of them, or all together, too long.
+    /// An expanded text, or all of them together, exceed the size limit.
     pub fn expand_all(&self, list: &[String]) -> Result<Vec<String>, TooLong> {
         let mut size = 0_usize;
         let one = |text: &String| {
@@ -79,10 +80,10 @@ impl<'a> Variables<'a> {
         list.iter().map(one).collect()
     }
 
-    /// `subPathExpr`, expanded.
+    /// Expands `subPathExpr`.
     ///
     /// # Errors
-    /// Where a variable is missing or empty, or the path gets too long.
+    /// A variable is missing or empty, or the path exceeds the size limit.
     pub fn expand_sub_path(&self, text: &str) -> Result<String, SubPathError> {
         let missing = std::cell::RefCell::new(BTreeSet::new());
         let expanded = expand(text, |name| {
@@ -97,13 +98,13 @@ impl<'a> Variables<'a> {
     }
 }
 
-/// Why a `subPathExpr` names no path.
+/// Error of expanding a `subPathExpr`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubPathError {
-    /// Variables it needs and does not find.
+    /// Referenced variables that are missing or empty.
     #[error("missing value for {}", .0.iter().map(String::as_str).collect::<Vec<_>>().join(", "))]
     Missing(BTreeSet<String>),
-    /// No path is that long.
+    /// The path exceeds the size limit.
     #[error(transparent)]
     TooLong(#[from] TooLong),
 }

@@ -1,64 +1,64 @@
-//! The downward API: what a pod may know of itself, as text. Pure. Behaviour: spec 02b §10.2, 07 §7.4.
+//! Downward API: fields and resources of a pod as text. Pure. Implements spec 02b §10.2, 07 §7.4.
 //!
-//! Both users read fields through here: environment variables ([`env_field`]) and volume files
-//! ([`volume_field`]), which may read less but whole maps.
+//! Serves environment variables ([`env_field`]) and volume files ([`volume_field`]); files support fewer fields, but
+//! whole maps.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{Pod, api, names, quantity::Amount};
 
-/// A value cannot be read.
+/// Error of reading a field or resource.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
-    /// Another API version than `v1`.
+    /// The API version is not `v1`.
     #[error("unsupported pod version: {0}")]
     Version(String),
-    /// Environment variables know no such field.
+    /// Environment variables do not support the field.
     #[error("field label not supported: {0}")]
     Label(String),
-    /// The field has no subscript.
+    /// The field does not support a subscript.
     #[error("field label does not support subscript: {0}")]
     Subscript(String),
-    /// Volumes know no such field.
+    /// Volumes do not support the field.
     #[error("unsupported fieldPath: {0}")]
     Path(String),
-    /// The subscript is no name of a label or annotation.
+    /// The subscript is not a valid key of a label or annotation.
     #[error("invalid key subscript in {path}: {complaints}")]
     Key {
-        /// The whole path.
+        /// Complete field path.
         path: String,
-        /// What is wrong, joined by `;`.
+        /// Validation errors, joined by `;`.
         complaints: String,
     },
-    /// The node's addresses are not known.
+    /// The node's addresses are unknown.
     #[error("host IP unknown; known addresses: []")]
     NoHostIp,
-    /// The selector names a container that does not exist.
+    /// The selected container does not exist.
     #[error("container {0} not found")]
     NoContainer(String),
-    /// Not a resource that can be read.
+    /// The resource is not supported.
     #[error("unsupported container resource : {0}")]
     Resource(String),
-    /// A quantity in the pod or node is malformed.
+    /// A quantity in the pod or node, or the divisor, is malformed.
     #[error("invalid quantity of {0}")]
     Quantity(String),
 }
 
-/// Addresses and names that are not part of the specification.
+/// Addresses and node name, which are not part of the pod spec.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Whereabouts<'a> {
-    /// This node's name; for pods whose spec has none.
+    /// Name of this node, for pods whose spec has none.
     pub node_name: &'a str,
     /// Host addresses, primary first.
     pub host_ips: &'a [IpAddr],
-    /// Pod addresses in the order of spec 02b §6.1; empty where not known.
+    /// Pod addresses in the order of spec 02b §6.1; empty where unknown.
     pub pod_ips: &'a [IpAddr],
 }
 
-/// The value of a `fieldRef` of an environment variable.
+/// Returns the value of an environment variable's `fieldRef`; empty for an absent label or annotation.
 ///
 /// # Errors
-/// For an unknown field or version; an absent label or annotation is the empty text.
+/// The field or API version is not supported, the subscript is invalid, or the host addresses are unknown.
 pub fn env_field(pod: &Pod, selector: &api::ObjectFieldSelector, at: Whereabouts<'_>) -> Result<String, FieldError> {
     let path = selector.field_path.as_str();
     if let Some(version) = selector.api_version.as_deref().filter(|v| !matches!(*v, "" | "v1")) {
@@ -89,11 +89,11 @@ pub fn env_field(pod: &Pod, selector: &api::ObjectFieldSelector, at: Whereabouts
     })
 }
 
-/// The value of a `fieldRef` of a downwardAPI volume. Maps become sorted `key="value"` lines
-/// without a newline at the end.
+/// Returns the value of a downwardAPI volume's `fieldRef`; empty for an absent label or annotation. Maps become sorted
+/// `key="value"` lines without a trailing newline.
 ///
 /// # Errors
-/// For an unknown field; an absent label or annotation is the empty text.
+/// The field is not supported, or the subscript is invalid.
 pub fn volume_field(pod: &Pod, path: &str) -> Result<String, FieldError> {
     if let Some((map, key)) = split_subscript(path) {
         let (entries, complaints) = match map {
@@ -116,14 +116,14 @@ pub fn volume_field(pod: &Pod, path: &str) -> Result<String, FieldError> {
     })
 }
 
-/// The value of a `resourceFieldRef`, in units of its divisor, rounded up.
+/// Returns the value of a `resourceFieldRef` in units of its divisor, rounded up.
 ///
-/// `own` is the container that an empty `containerName` means (environment variables have one,
-/// volumes do not). Limits of cpu, memory and ephemeral storage that are unset or zero are the
-/// pod's, else the node's allocatable amount.
+/// `own` is the container that an empty `containerName` refers to (environment variables have one, volumes do not).
+/// Limits of cpu, memory, and ephemeral storage that are unset or zero are the pod's, else the node's allocatable
+/// amount.
 ///
 /// # Errors
-/// For an unknown container or resource and for malformed quantities.
+/// The container or resource does not exist, or a quantity is malformed.
 pub fn resource_value(
     pod: &Pod,
     selector: &api::ResourceFieldSelector,
@@ -196,7 +196,7 @@ fn fallback_limit(
         .transpose()
 }
 
-/// Cpu is divided in thousandths, everything else in whole units; both round up.
+/// Divides an amount, rounding up; cpu in thousandths, everything else in whole units.
 fn divided(amount: Option<Amount>, divisor: Option<Amount>, in_milli: bool) -> i64 {
     let unit = |a: Amount| i128::from(if in_milli { a.milli() } else { a.value() });
     let value = amount.map_or(0, unit);
@@ -205,7 +205,7 @@ fn divided(amount: Option<Amount>, divisor: Option<Amount>, in_milli: bool) -> i
     i64::try_from(up).unwrap_or(i64::MAX)
 }
 
-/// `path['key']` as path and key.
+/// Splits `path['key']` into path and key.
 fn split_subscript(path: &str) -> Option<(&str, &str)> {
     let (map, key) = path.strip_suffix("']")?.split_once("['")?;
     if map.is_empty() { None } else { Some((map, key)) }
@@ -219,7 +219,7 @@ fn lines(map: &BTreeMap<String, String>) -> String {
     map.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect::<Vec<_>>().join("\n")
 }
 
-/// Quotes a text as Go's `%q` does: for error texts and downward API files.
+/// Quotes a text as Go's `%q` does, for error texts and downward API files.
 pub fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -246,8 +246,8 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// Letters, marks, numbers, punctuation, symbols and the ASCII space. The standard library knows
-/// this only through its escapes, and escapes a combining mark only at the start of a text.
+/// Whether a character is printable: a letter, mark, number, punctuation, symbol, or the ASCII space. The standard
+/// library reveals this only by its escapes, and escapes a combining mark only at the start of a text.
 fn is_printable(c: char) -> bool {
     c == '\'' || ["a", c.encode_utf8(&mut [0; 4])].concat().escape_debug().count() == 2
 }

@@ -1,10 +1,10 @@
-//! The hash that decides whether a running container still is what the spec asks for. Pure.
+//! Container spec hash, which decides whether a running container matches its spec, and FNV-1a. Pure.
 //!
 //! Bit-compatible with the reference, so that running containers can be adopted (spec 02b §13).
 
 use std::hash::Hasher;
 
-/// FNV-1a-32 over the reference's dump of `{"image":…,"name":…}`; only these two count.
+/// Container hash: FNV-1a-32 over the reference's dump of `{"image":…,"name":…}`; only these two fields count.
 pub fn container_hash(name: &str, image: &str) -> u32 {
     let json = format!("{{\"image\":{},\"name\":{}}}", quoted(image), quoted(name));
     let mut dump = String::with_capacity(json.len() * 4 + 12);
@@ -19,7 +19,7 @@ pub fn container_hash(name: &str, image: &str) -> u32 {
     fnv1a_32(dump.as_bytes())
 }
 
-/// FNV-1a with 32 bits: also the checksum of allocation state files (spec 02a §8.1).
+/// FNV-1a with 32 bits; also the checksum of the allocation checkpoints (spec 02a §8.1).
 pub fn fnv1a_32(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -31,7 +31,7 @@ pub fn fnv1a_64(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// FNV-1a with 128 bits: what the UID of a static pod is made of (spec 02a §1.2).
+/// FNV-1a with 128 bits; the UID of a static pod is derived from it (spec 02a §1.2).
 pub fn fnv1a_128(parts: &[&[u8]]) -> u128 {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -39,7 +39,7 @@ pub fn fnv1a_128(parts: &[&[u8]]) -> u128 {
     bytes.fold(BASIS, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
 }
 
-/// A JSON string with the escapes of Go's encoder (`<`, `>`, `&` as `\u00XX`).
+/// Serializes a JSON string with the escapes of Go's encoder (`<`, `>`, `&` as `\u00XX`).
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text)
         .to_string()

@@ -1,45 +1,45 @@
-//! Host name and domain of a pod. Pure. Behaviour: spec 02b §10.6, 03a §5.1.
+//! Hostname and domain of a pod, as its containers see them. Pure. Implements spec 02b §10.6, 03a §5.1.
 
 use super::{Pod, names};
 
-/// Longest host name: the kernel's 64 bytes less the terminating zero.
+/// Maximum length of a hostname, bytes: the kernel's 64 less the terminating zero.
 const HOSTNAME_MAX: usize = 63;
-/// Longest fully qualified name that fits the kernel's node name.
+/// Maximum length of a fully qualified name that fits the kernel's node name, bytes.
 const FQDN_MAX: usize = 64;
 
-/// What a pod is called inside.
+/// Hostname and domain of a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostName {
-    /// At most 63 bytes.
+    /// Hostname, at most 63 bytes.
     pub name: String,
-    /// `<subdomain>.<namespace>.svc.<cluster domain>`; `None` without a subdomain.
+    /// Domain `<subdomain>.<namespace>.svc.<cluster domain>`; `None` without a subdomain.
     pub domain: Option<String>,
 }
 
-/// Why a pod has no host name.
+/// Error of determining a pod's hostname.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HostNameError {
-    /// A field of the specification is not a DNS name.
+    /// A field of the pod spec is not a DNS name.
     #[error("pod {field} {value:?} is not a valid DNS {kind}: {complaints}")]
     Invalid {
         /// `HostnameOverride`, `Hostname` or `Subdomain`.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
         /// `label` or `subdomain`.
         kind: &'static str,
-        /// What is wrong with it.
+        /// Validation errors, joined by `;`.
         complaints: String,
     },
-    /// Nothing is left after cutting.
+    /// The hostname is empty after truncation.
     #[error("hostname for pod {pod:?} was invalid: {name:?}")]
     Empty {
-        /// The pod's name.
+        /// Name of the pod.
         pod: String,
-        /// The name before cutting.
+        /// Hostname before truncation.
         name: String,
     },
-    /// The fully qualified name does not fit.
+    /// The fully qualified name is too long.
     #[error(
         "failed to construct FQDN from pod hostname and cluster domain, FQDN {0} is too long (64 characters is the \
          max, {len} characters requested)",
@@ -49,10 +49,10 @@ pub enum HostNameError {
 }
 
 impl HostName {
-    /// Host name and domain of a pod.
+    /// Determines hostname and domain of a pod.
     ///
     /// # Errors
-    /// Where the specification's names are not DNS names.
+    /// A name in the pod spec is not a DNS name, or the hostname is empty after truncation.
     pub fn of(pod: &Pod, cluster_domain: &str) -> Result<Self, HostNameError> {
         let spec = pod.spec();
         if let Some(name) = spec.hostname_override.as_deref() {
@@ -76,11 +76,11 @@ impl HostName {
         Ok(Self { name: cut(pod, name)?, domain })
     }
 
-    /// What the kernel of the sandbox is told: the fully qualified name where the pod asks for
-    /// it (`setHostnameAsFQDN`) and has a domain.
+    /// Returns the hostname to set in the sandbox's kernel: the fully qualified name if the pod requests it
+    /// (`setHostnameAsFQDN`) and has a domain.
     ///
     /// # Errors
-    /// Where the qualified name is longer than 64 bytes.
+    /// The fully qualified name is longer than 64 bytes.
     pub fn kernel_name(&self, set_as_fqdn: bool) -> Result<String, HostNameError> {
         match &self.domain {
             Some(domain) if set_as_fqdn => {
@@ -99,7 +99,7 @@ fn check(field: &'static str, value: &str, kind: &'static str, complaints: Vec<S
     Err(HostNameError::Invalid { field, value: value.to_owned(), kind, complaints: complaints.join(";") })
 }
 
-/// Cuts to 63 bytes; a cut name does not end with `-` or `.`.
+/// Truncates to 63 bytes; a truncated name does not end with `-` or `.`.
 fn cut(pod: &Pod, name: &str) -> Result<String, HostNameError> {
     if name.len() <= HOSTNAME_MAX {
         return Ok(name.to_owned());

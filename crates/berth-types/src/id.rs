@@ -1,4 +1,4 @@
-//! One type per identity, so that a name never stands where a UID is meant. Pure.
+//! Newtypes of pod, container, and sandbox identities, so that they cannot be confused. Pure.
 
 use std::{fmt, sync::Arc};
 
@@ -9,12 +9,12 @@ macro_rules! identity {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Wraps the text as it is.
+            /// Wraps a text without validation.
             pub fn new(text: impl Into<Arc<str>>) -> Self {
                 Self(text.into())
             }
 
-            /// The text itself.
+            /// Returns the text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -59,19 +59,19 @@ macro_rules! identity {
 }
 
 identity! {
-    /// `metadata.uid` of a pod. Not required to look like a UUID (spec 02a §1.2).
+    /// `metadata.uid` of a pod; not necessarily a UUID (spec 02a §1.2).
     PodUid
 }
 identity! {
-    /// The runtime's id of a container, without the `containerd://` scheme.
+    /// Container ID of the runtime, without the `containerd://` scheme.
     ContainerId
 }
 identity! {
-    /// The runtime's id of a pod sandbox.
+    /// ID of a pod sandbox in the runtime.
     SandboxId
 }
 
-/// `<name>_<namespace>`: what static pods are told apart by (spec 02 §2).
+/// Full name `<name>_<namespace>`, which identifies static pods (spec 02 §2).
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PodFullName {
     /// `metadata.name`.
@@ -97,8 +97,8 @@ impl fmt::Display for PodFullName {
     }
 }
 
-/// Who a pod is, without its specification. Displays as the *pod description*
-/// `<name>_<namespace>(<uid>)` of events and error texts (spec 02 §2).
+/// Identity of a pod, without its spec. Displays as the *pod description* `<name>_<namespace>(<uid>)` of events and
+/// error texts (spec 02 §2).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct PodRef {
     /// `metadata.uid`.
@@ -110,12 +110,12 @@ pub struct PodRef {
 }
 
 impl PodRef {
-    /// `<namespace>/<name>`: how logs and events name an object.
+    /// Returns `<namespace>/<name>`, the object name in logs and events.
     pub fn object_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Name and namespace together.
+    /// Returns the full name, without the UID.
     pub fn full_name(&self) -> PodFullName {
         PodFullName { name: self.name.clone(), namespace: self.namespace.clone() }
     }

@@ -1,4 +1,4 @@
-//! The vocabulary of pods: identities, the shared specification, what a runtime showed. Pure.
+//! Pod types: identities, the shared spec, resources, and runtime observations. Pure.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
@@ -30,10 +30,10 @@ pub use operation::{Operation, PodChange};
 pub use pod_spec::PodSpec;
 pub use spec::{ContainerKind, MalformedPod, Pod, PodSource, RestartPolicy};
 
-/// The API types this agent speaks (Kubernetes v1.36).
+/// Kubernetes API types, v1.36.
 pub use k8s_openapi::api::core::v1 as api;
 
-/// The longest beginning of a text that has at most `max` bytes and ends between characters.
+/// Returns the longest prefix of a text that has at most `max` bytes and ends at a character boundary.
 pub fn cut_at_char(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     text.get(..end).unwrap_or_default()

@@ -1,7 +1,7 @@
-//! Which names the API accepts, with its words for what is wrong. Pure.
+//! Validation of Kubernetes names (DNS labels, qualified names, label values, ports). Pure.
 //!
-//! Each check returns the complaints; an empty list means that the name is fine. The texts are
-//! those of the reference (`k8s.io/apimachinery/pkg/api/validate/content`).
+//! Each check returns the validation errors; an empty list means that the name is valid. The texts are those of the
+//! reference (`k8s.io/apimachinery/pkg/api/validate/content`).
 
 const LABEL_FORMAT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const LABEL_RULE: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must \
@@ -16,12 +16,12 @@ const LABEL_VALUE_FORMAT: &str = "(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?";
 const LABEL_VALUE_RULE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or \
                                 '.', and must start and end with an alphanumeric character";
 
-/// Longest DNS label, in bytes.
+/// Maximum length of a DNS label, bytes.
 pub const LABEL_MAX: usize = 63;
-/// Longest DNS subdomain, in bytes.
+/// Maximum length of a DNS subdomain, bytes.
 pub const SUBDOMAIN_MAX: usize = 253;
 
-/// A DNS-1123 label: container, volume and namespace names.
+/// Validates a DNS-1123 label: container, volume, and namespace names.
 pub fn dns_label(text: &str) -> Vec<String> {
     let mut complaints = too_long(text, LABEL_MAX);
     if !is_label(text) {
@@ -34,7 +34,7 @@ pub fn dns_label(text: &str) -> Vec<String> {
     complaints
 }
 
-/// A DNS-1123 subdomain: pod names.
+/// Validates a DNS-1123 subdomain: pod names.
 pub fn dns_subdomain(text: &str) -> Vec<String> {
     let mut complaints = too_long(text, SUBDOMAIN_MAX);
     if !is_subdomain(text) {
@@ -43,7 +43,7 @@ pub fn dns_subdomain(text: &str) -> Vec<String> {
     complaints
 }
 
-/// A qualified name: keys of labels and annotations (lower-cased by the caller for the latter).
+/// Validates a qualified name: keys of labels and annotations (the caller lowercases the latter).
 pub fn qualified_name(text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     let name = match text.split_once('/') {
@@ -74,7 +74,7 @@ pub fn qualified_name(text: &str) -> Vec<String> {
     complaints
 }
 
-/// The value of a label.
+/// Validates a label value.
 pub fn label_value(text: &str) -> Vec<String> {
     let mut complaints = too_long(text, LABEL_MAX);
     if !(text.is_empty() || is_qualified_part(text)) {
@@ -83,7 +83,7 @@ pub fn label_value(text: &str) -> Vec<String> {
     complaints
 }
 
-/// The name of an environment variable (relaxed rule: printable ASCII without `=`).
+/// Validates an environment variable name (relaxed rule: printable ASCII without `=`).
 pub fn env_name(text: &str) -> Vec<String> {
     if text.is_empty() {
         return vec!["environment variable name must be non-empty".to_owned()];
@@ -94,7 +94,7 @@ pub fn env_name(text: &str) -> Vec<String> {
     vec!["a valid environment variable name must consist only of printable ASCII characters other than '='".to_owned()]
 }
 
-/// The name of a port (IANA service name).
+/// Validates a port name (IANA service name).
 pub fn port_name(text: &str) -> Vec<String> {
     let mut complaints = too_long(text, 15);
     if text.is_empty() || !text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {

@@ -1,19 +1,19 @@
-//! Whether a node is one that a selector means: pods select nodes, and so do volumes. Pure.
-//! Behaviour: spec 02a §6.2, spec 07 §4.2.
+//! Matches node selectors, of pods and of persistent volumes, against a node. Pure.
+//! Implements spec 02a §6.2, spec 07 §4.2.
 
 use std::collections::BTreeMap;
 
 use super::api;
 
-/// Labels by key.
+/// Label values by key.
 type Labels = BTreeMap<String, String>;
 
-/// Whether any term of the selector is met.
+/// Whether any term of the selector matches the node.
 pub fn matches(selector: &api::NodeSelector, node: &str, labels: &Labels) -> bool {
     selector.node_selector_terms.iter().any(|one| term(one, node, labels))
 }
 
-/// All requirements of a term; an empty term matches nothing.
+/// Whether all requirements of a term match; an empty term matches nothing.
 fn term(term: &api::NodeSelectorTerm, node: &str, labels: &Labels) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -22,7 +22,7 @@ fn term(term: &api::NodeSelectorTerm, node: &str, labels: &Labels) -> bool {
         && fields.iter().all(|f| field(f, node))
 }
 
-/// A malformed requirement matches nothing.
+/// Whether a label requirement matches; a malformed one matches nothing.
 fn expression(requirement: &api::NodeSelectorRequirement, labels: &Labels) -> bool {
     let values = requirement.values.as_deref().unwrap_or_default();
     let label = labels.get(&requirement.key);
@@ -42,7 +42,7 @@ fn numbers(label: Option<&String>, values: &[String]) -> Option<(i64, i64)> {
     Some((label?.parse().ok()?, bound.parse().ok()?))
 }
 
-/// The only field is the node's name, compared with exactly one value.
+/// Whether a field requirement matches: the only field is the node's name, compared with exactly one value.
 fn field(requirement: &api::NodeSelectorRequirement, node: &str) -> bool {
     let Some([value]) = requirement.values.as_deref() else { return false };
     match (requirement.key.as_str(), requirement.operator.as_str()) {

@@ -1,7 +1,7 @@
-//! What a runtime showed of one pod, with the generation at which the look began. Pure.
+//! Runtime observation of one pod: sandboxes, containers, addresses, and its generation. Pure.
 //!
-//! Each action on a pod bumps the pod's generation; a decision uses only observations that
-//! began after the last action. This replaces sleeping, polling and "newer than" timestamps.
+//! Each action on a pod increments the pod's generation; a decision uses only observations that began after the last
+//! action. This replaces sleeping, polling, and comparisons of timestamps.
 
 use std::{cmp::Reverse, net::IpAddr, sync::Arc};
 
@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::{ContainerId, PodRef, SandboxId};
 
-/// Counts the actions on one pod; an observation carries the count at which it *began*.
+/// Number of actions on one pod; an observation carries the number at which it *began*.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Generation(pub u64);
 
@@ -22,61 +22,61 @@ pub enum SandboxState {
     NotReady,
 }
 
-/// Whose network namespace a sandbox uses.
+/// Network namespace of a sandbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NetworkMode {
-    /// Its own.
+    /// The sandbox has its own.
     Pod,
-    /// The node's.
+    /// The sandbox uses the node's.
     Node,
 }
 
-/// One sandbox of a pod.
+/// Observation of one sandbox of a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ObservedSandbox {
-    /// The runtime's id.
+    /// ID of the sandbox in the runtime.
     pub id: SandboxId,
     /// `metadata.attempt`.
     pub attempt: u32,
-    /// Ready or not.
+    /// Whether the sandbox is ready.
     pub state: SandboxState,
-    /// Creation time as the runtime reports it.
+    /// Creation time, as the runtime reports it.
     pub created_at: Timestamp,
-    /// Wanted network namespace, as the sandbox was created.
+    /// Requested network namespace, as of the creation of the sandbox.
     pub network_mode: NetworkMode,
-    /// Whether the status carried a `network` message at all.
+    /// Whether the status contained a `network` message.
     pub has_network: bool,
-    /// Primary address first, then the additional ones; empty where one did not parse.
+    /// Primary address first, then the additional ones; empty if one of them did not parse.
     pub ips: Vec<IpAddr>,
-    /// The runtime handler it runs under.
+    /// Runtime handler of the sandbox.
     pub runtime_handler: String,
 }
 
 /// State of a container.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ContainerState {
-    /// Created, not started.
+    /// Created, but not started.
     Created,
-    /// Running.
+    /// The process of the container is running.
     Running,
-    /// Exited.
+    /// The process of the container has exited.
     Exited,
-    /// The runtime does not know.
+    /// The runtime reports an unknown state.
     Unknown,
 }
 
-/// Resources as the runtime reports them; `None` where it does not.
+/// Resources of a container as the runtime reports them; `None` where it does not.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ObservedResources {
-    /// CPU request in milli-CPU (from shares).
+    /// CPU request in milli-CPU, derived from the CPU shares.
     pub cpu_request_milli: Option<i64>,
-    /// CPU limit in milli-CPU (from quota and period).
+    /// CPU limit in milli-CPU, derived from quota and period.
     pub cpu_limit_milli: Option<i64>,
     /// Memory limit in bytes.
     pub memory_limit_bytes: Option<i64>,
 }
 
-/// The user a container runs as.
+/// User that a container runs as.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ObservedUser {
     /// UID.
@@ -87,40 +87,40 @@ pub struct ObservedUser {
     pub supplemental_groups: Vec<i64>,
 }
 
-/// One instance of a container.
+/// Observation of one container instance.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ObservedContainer {
-    /// The runtime's id.
+    /// Container ID of the runtime.
     pub id: ContainerId,
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// The sandbox it was created in.
+    /// Sandbox in which the container was created.
     pub sandbox: SandboxId,
-    /// State.
+    /// State of the instance.
     pub state: ContainerState,
     /// Creation time.
     pub created_at: Timestamp,
-    /// Start time; `None` while created.
+    /// Start time; `None` in state `Created`.
     pub started_at: Option<Timestamp>,
-    /// Finish time; only when exited.
+    /// Finish time; only in state `Exited`.
     pub finished_at: Option<Timestamp>,
     /// Exit code; 0 unless exited.
     pub exit_code: i32,
-    /// Reason as the runtime reports it; only when exited.
+    /// Reason, as the runtime reports it; only in state `Exited`.
     pub reason: String,
-    /// Runtime message and termination message joined (spec 03b §9); only when exited.
+    /// Runtime message and termination message joined (spec 03b §9); only in state `Exited`.
     pub message: String,
-    /// `image.image` of the status.
+    /// `image.image` of the container status.
     pub image: String,
-    /// `image_ref` of the status: the API's `imageID`.
+    /// `image_ref` of the container status: the API's `imageID`.
     pub image_ref: String,
-    /// `image_id`, or `image_ref` where the runtime does not tell.
+    /// `image_id` of the container status; `image_ref` where the runtime does not report it.
     pub image_id: String,
-    /// Spec hash from the annotation; `None` where absent or malformed.
+    /// Spec hash from the annotation; `None` if absent or malformed.
     pub hash: Option<u32>,
-    /// Restart count from the annotation, 0 where absent or malformed.
+    /// Restart count from the annotation; 0 if absent or malformed.
     pub restart_count: i32,
-    /// Full path of the log, as the runtime reports it.
+    /// Full path of the log file, as the runtime reports it.
     pub log_path: String,
     /// Resources, where the runtime reports them.
     pub resources: Option<ObservedResources>,
@@ -128,62 +128,62 @@ pub struct ObservedContainer {
     pub user: Option<ObservedUser>,
 }
 
-/// One look at one pod.
+/// Observation of one pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ObservedPod {
-    /// Who it is, from the runtime's metadata or from who asked.
+    /// Identity, from the runtime's metadata or from the caller.
     pub id: PodRef,
-    /// The generation at which the look began.
+    /// Generation at which the observation began.
     pub generation: Generation,
-    /// Wall time at which the look began.
+    /// Wall time at which the observation began.
     pub began_at: Timestamp,
-    /// Newest first: attempt descending, then creation descending, then id.
+    /// Sandboxes, newest first: attempt descending, then creation time descending, then ID.
     pub sandboxes: Vec<ObservedSandbox>,
-    /// Every instance, newest first: those of the newest sandbox, then the higher restart count, then the later
-    /// creation, then id. Times come last, because clocks are set back.
+    /// All container instances, newest first: those of the newest sandbox, then by restart count, creation time (both
+    /// descending), and ID. Times are compared last, because clocks may be set back.
     pub containers: Vec<ObservedContainer>,
-    /// Addresses of the newest sandbox where that is ready; kept from before when no sandbox is ready.
+    /// Addresses of the newest sandbox if it is ready; the previous addresses if no sandbox is ready.
     pub ips: Vec<IpAddr>,
 }
 
 impl ObservedPod {
-    /// A look that found nothing.
+    /// Creates an observation without sandboxes and containers.
     pub fn empty(id: PodRef, generation: Generation, began_at: Timestamp) -> Self {
         Self { id, generation, began_at, sandboxes: Vec::new(), containers: Vec::new(), ips: Vec::new() }
     }
 
-    /// Whether the runtime holds nothing of this pod.
+    /// Whether the runtime has no sandbox and no container of the pod.
     pub fn is_gone(&self) -> bool {
         self.sandboxes.is_empty() && self.containers.is_empty()
     }
 
-    /// Newest instance of a container.
+    /// Returns the newest instance of a container.
     pub fn newest(&self, name: &str) -> Option<&ObservedContainer> {
         self.containers.iter().find(|c| &*c.name == name)
     }
 
-    /// All running containers.
+    /// Returns all running containers.
     pub fn running(&self) -> impl Iterator<Item = &ObservedContainer> {
         self.containers.iter().filter(|c| c.state == ContainerState::Running)
     }
 
-    /// Whether any container runs or any sandbox is ready.
+    /// Whether any container is running or any sandbox is ready.
     pub fn is_alive(&self) -> bool {
         self.running().next().is_some() || self.sandboxes.iter().any(|s| s.state == SandboxState::Ready)
     }
 
-    /// The containers of the newest sandbox.
+    /// Returns the containers of the newest sandbox.
     pub fn active(&self) -> impl Iterator<Item = &ObservedContainer> {
         let newest = self.sandboxes.first().map(|s| &s.id);
         self.containers.iter().filter(move |c| Some(&c.sandbox) == newest)
     }
 
-    /// Puts sandboxes and containers into the documented order.
+    /// Sorts sandboxes and containers into the documented order.
     pub fn sort(&mut self) {
         self.sandboxes
             .sort_by(|a, b| (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at)).then_with(|| a.id.cmp(&b.id)));
         let sandboxes = &self.sandboxes;
-        // What is left of a sandbox that is gone is older than any that is there.
+        // Containers of a removed sandbox are older than those of any existing one.
         let place = |c: &ObservedContainer| sandboxes.iter().position(|s| s.id == c.sandbox).unwrap_or(usize::MAX);
         let age = |c: &ObservedContainer| (Reverse(place(c)), c.restart_count, c.created_at);
         self.containers.sort_by(|a, b| age(b).cmp(&age(a)).then_with(|| a.id.cmp(&b.id)));

@@ -1,32 +1,32 @@
-//! What the mux tells the engine. Pure.
+//! Pod updates that the config mux sends to the sync loop. Pure.
 
 use std::sync::Arc;
 
 use super::{Pod, PodSource};
 
-/// What happened to pods of one source (spec 02a §2.1).
+/// Kind of a pod update from one source (spec 02a §2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
-    /// New UIDs.
+    /// Pods with new UIDs.
     Add,
-    /// Semantic changes.
+    /// Pods with semantic changes.
     Update,
-    /// Semantic changes with a deletion timestamp.
+    /// Pods with semantic changes and a deletion timestamp.
     Delete,
-    /// UIDs gone from the set.
+    /// Pods whose UIDs are no longer in the set.
     Remove,
-    /// Only the status differs.
+    /// Pods of which only the status differs.
     Reconcile,
 }
 
-/// One ordered operation on pods of one source. The first of each source may hold no pods: it
-/// says that the source has answered.
+/// One ordered update of pods of one source. The first update of each source may be empty: it reports that the source
+/// is ready.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodChange {
-    /// What happened.
+    /// Kind of the update.
     pub operation: Operation,
-    /// Which source tells it.
+    /// Source of the pods.
     pub source: PodSource,
-    /// The pods.
+    /// The affected pods.
     pub pods: Vec<Arc<Pod>>,
 }

@@ -1,4 +1,4 @@
-//! The specification of a pod as it is kept: the API's members, with volumes in a form of their own. Pure.
+//! Pod spec in memory: the members of the API object, with volumes in compact form. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use super::{api, volume::Volume};
 
-/// A member of the API object, as the API writes it: not at all where it is unset.
+/// A member of the API object, serialized like the API object: omitted if unset.
 trait Member {
     fn is_set(&self) -> bool;
     fn write<S: SerializeStruct>(&self, name: &'static str, to: &mut S) -> Result<(), S::Error>;
@@ -23,7 +23,7 @@ impl<T: Serialize> Member for Option<T> {
     }
 }
 
-/// One that is always written.
+/// A mandatory member is always written.
 impl<T: Serialize> Member for Vec<T> {
     fn is_set(&self) -> bool {
         true
@@ -34,7 +34,7 @@ impl<T: Serialize> Member for Vec<T> {
     }
 }
 
-/// A member as it is kept.
+/// Conversion of a member to and from its stored form.
 trait Keep<T> {
     fn keep(whole: T) -> Self;
     fn whole(&self) -> T;
@@ -50,7 +50,7 @@ impl<T: Clone> Keep<T> for T {
     }
 }
 
-/// In a box: it is large, and few pods have it.
+/// Boxed, because the member is large and few pods set it.
 impl<T: Clone> Keep<Option<T>> for Option<Box<T>> {
     fn keep(whole: Option<T>) -> Self {
         whole.map(Box::new)
@@ -63,7 +63,7 @@ impl<T: Clone> Keep<Option<T>> for Option<Box<T>> {
 
 macro_rules! members {
     ($($member:ident: $type:ty = $name:literal,)*) => {
-        /// The specification of a pod. All members but the volumes are those of the API object.
+        /// A pod spec. All members but the volumes have the types of the API object.
         #[derive(Clone, PartialEq, Debug)]
         pub struct PodSpec {
             $(
@@ -81,14 +81,14 @@ macro_rules! members {
         }
 
         impl PodSpec {
-            /// As the API has it (a deep copy).
+            /// Returns the API object (a deep copy).
             pub fn to_object(&self) -> api::PodSpec {
                 let volumes = self.volumes.as_ref().map(|all| all.iter().map(Volume::to_object).collect());
                 api::PodSpec { $($member: Keep::whole(&self.$member),)* volumes }
             }
         }
 
-        /// As the API writes it, byte by byte.
+        /// Serializes byte for byte like the API object.
         impl Serialize for PodSpec {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 let members = [$(self.$member.is_set(),)* self.volumes.is_set()];
@@ -147,7 +147,7 @@ members! {
 }
 
 impl PodSpec {
-    /// The volumes in their order, each as the API has it.
+    /// Returns the volumes in their order, each as an API object.
     pub fn volumes(&self) -> impl Iterator<Item = api::Volume> {
         self.volumes.iter().flatten().map(Volume::to_object)
     }
@@ -159,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    /// One value for each member: what it is in the API's own words.
+    /// One value for each member, in the API's JSON.
     fn members() -> Vec<(&'static str, Value)> {
         vec![
             ("activeDeadlineSeconds", json!(5)),
@@ -212,7 +212,7 @@ mod tests {
         ]
     }
 
-    /// Goes in, comes out and is written as the API's own type.
+    /// Checks that a spec is converted, converted back, and serialized like the API type.
     fn survives(chosen: &[bool]) -> api::PodSpec {
         let mut spec = json!({"containers": [{"name": "c", "image": "i"}]});
         for ((name, value), _) in members().into_iter().zip(chosen).filter(|(_, is_chosen)| **is_chosen) {

@@ -1,4 +1,4 @@
-//! Quality-of-service class. Pure. Behaviour: spec 02b §6.5.
+//! Quality-of-service (QoS) class of a pod. Pure. Implements spec 02b §6.5.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use super::{Pod, PodSpec, api, quantity::Amount};
 /// QoS class of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Qos {
-    /// No requests or limits.
+    /// No container has requests or limits.
     BestEffort,
-    /// Anything between.
+    /// Neither best-effort nor guaranteed.
     Burstable,
-    /// Every container's requests equal its limits.
+    /// All containers have cpu and memory limits, and requests equal limits.
     Guaranteed,
 }
 
 impl Qos {
-    /// The API's text.
+    /// Name of the class in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::BestEffort => "BestEffort",
@@ -27,7 +27,7 @@ impl Qos {
         }
     }
 
-    /// The class of a pod: the API's word where it is set, else computed.
+    /// Returns the class of a pod: as in its API status, else computed from its spec.
     pub fn of(pod: &Pod) -> Self {
         match pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) {
             Some("Guaranteed") => Self::Guaranteed,
@@ -37,8 +37,8 @@ impl Qos {
         }
     }
 
-    /// Computes the class: only cpu and memory above zero count; pod-level resources decide
-    /// alone where set, else all regular and init containers.
+    /// Computes the class. Only cpu and memory above zero count; pod-level resources, where set, decide alone,
+    /// otherwise all regular and init containers.
     pub fn compute(spec: &PodSpec) -> Self {
         if let Some(level) = spec.resources.as_ref().filter(|r| r.requests.is_some() || r.limits.is_some()) {
             return classify(std::iter::once(Some(level)));
@@ -65,7 +65,7 @@ fn classify<'a>(all: impl Iterator<Item = Option<&'a api::ResourceRequirements>>
     if limited_everywhere && equal { Qos::Guaranteed } else { Qos::Burstable }
 }
 
-/// Adds the positive cpu and memory amounts; returns how many there were.
+/// Adds the positive cpu and memory amounts; returns their number.
 fn add<'a>(sum: &mut BTreeMap<&'a str, Amount>, list: Option<&'a BTreeMap<String, Quantity>>) -> usize {
     let mut found = 0;
     for (name, quantity) in list.into_iter().flatten().filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory")) {

@@ -1,19 +1,19 @@
-//! Resource quantities: reading the API's text, rounding, writing it canonically. Pure.
+//! Kubernetes resource quantities: parsing, rounding, arithmetic, and canonical formatting. Pure.
 //!
-//! A quantity is held in nano units as `i128`, enough for every value the API allows
-//! (magnitude up to 2^63-1, at most nine decimal places are read, finer ones round up).
+//! A quantity is stored in nano units as `i128`, enough for every value the API allows (magnitude up to 2^63-1). At
+//! most nine decimal places are kept; finer ones round up.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 const NANO: i128 = 1_000_000_000;
 
-/// The text is not a quantity.
+/// Error of parsing a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Not of the form `<number><suffix>`.
+    /// The text is not of the form `<number><suffix>`.
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
     Format,
-    /// The suffix is none of the known ones.
+    /// The suffix is unknown.
     #[error("unable to parse quantity's suffix")]
     Suffix,
     /// The number has no digits or is out of range.
@@ -21,18 +21,18 @@ pub enum QuantityError {
     Number,
 }
 
-/// How a quantity was written, and how it is written again.
+/// Notation of a quantity, kept for formatting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// `m`, none, `k`, `M`, …
+    /// Decimal suffixes: `m`, none, `k`, `M`, …
     DecimalSi,
-    /// `Ki`, `Mi`, …
+    /// Binary suffixes: `Ki`, `Mi`, …
     BinarySi,
-    /// `e3`, `E-3`.
+    /// Decimal exponents: `e3`, `E-3`.
     DecimalExponent,
 }
 
-/// A parsed quantity.
+/// A parsed quantity; compares by value, whatever its notation.
 #[derive(Clone, Copy, Debug)]
 pub struct Amount {
     nano: i128,
@@ -57,10 +57,10 @@ impl Ord for Amount {
 }
 
 impl Amount {
-    /// Reads a quantity such as `100m`, `1.5Gi`, `1e3`.
+    /// Parses a quantity such as `100m`, `1.5Gi`, `1e3`.
     ///
     /// # Errors
-    /// Says which part is wrong, in the API's words.
+    /// The malformed part, with the API's error text.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let text = text.trim();
         if text.is_empty() {
@@ -95,56 +95,56 @@ impl Amount {
         Ok(Self { nano: if negative { -nano } else { nano }, format })
     }
 
-    /// A whole number of base units.
+    /// Creates a quantity of whole base units.
     pub fn from_value(value: i64, format: Format) -> Self {
         Self { nano: i128::from(value) * NANO, format }
     }
 
-    /// A number of thousandths.
+    /// Creates a quantity of thousandths.
     pub fn from_milli(milli: i64, format: Format) -> Self {
         Self { nano: i128::from(milli) * (NANO / 1000), format }
     }
 
-    /// Base units, rounded up (away from zero for positive values).
+    /// Value in base units, rounded up (away from zero for positive values).
     pub fn value(self) -> i64 {
         clamp(ceil_div(self.nano, NANO))
     }
 
-    /// Thousandths, rounded up.
+    /// Value in thousandths, rounded up.
     pub fn milli(self) -> i64 {
         clamp(ceil_div(self.nano, NANO / 1000))
     }
 
-    /// Whether it is exactly zero.
+    /// Whether the value is exactly zero.
     pub fn is_zero(self) -> bool {
         self.nano == 0
     }
 
-    /// Whether it is below zero.
+    /// Whether the value is below zero.
     pub fn is_negative(self) -> bool {
         self.nano < 0
     }
 
-    /// The sum, in this quantity's format.
+    /// Returns the sum, in this quantity's notation.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self { nano: self.nano.saturating_add(other.nano), format: self.format }
     }
 
-    /// The difference, in this quantity's format.
+    /// Returns the difference, in this quantity's notation.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         Self { nano: self.nano.saturating_sub(other.nano), format: self.format }
     }
 
-    /// Rounded up to whole thousandths (API defaulting, spec 02a §1.3).
+    /// Returns the value rounded up to whole thousandths (API defaulting, spec 02a §1.3).
     #[must_use]
     pub fn rounded_to_milli(self) -> Self {
         let step = NANO / 1000;
         Self { nano: ceil_div(self.nano, step) * step, format: self.format }
     }
 
-    /// The canonical text: no fraction, the largest suffix that loses nothing.
+    /// Formats the value canonically: no fraction, and the largest suffix that loses no precision.
     pub fn canonical(self) -> String {
         if self.nano == 0 {
             return "0".to_owned();
@@ -209,7 +209,7 @@ fn ceil_div(value: i128, by: i128) -> i128 {
     value.div_euclid(by) + i128::from(value.rem_euclid(by) != 0)
 }
 
-/// Multiplier to nano units, divisor, and format of a suffix.
+/// Multiplier to nano units, divisor, and notation of a suffix.
 fn scale(suffix: &str) -> Result<(i128, i128, Format), QuantityError> {
     const DECIMAL: [(&str, i128); 10] = [
         ("n", 1),

@@ -1,6 +1,7 @@
-//! The text of `allocated_pods_state` and `actuated_pods_state`. Pure. Behaviour: spec 02a §8.1.
+//! Checkpoint format of `allocated_pods_state` and `actuated_pods_state`. Pure.
+//! Implements spec 02a §8.1.
 //!
-//! Byte-compatible with the reference, so that a node can change agents in both directions:
+//! Byte-compatible with the reference, so that a node can switch agents in both directions:
 //! `{"data":"<json>","checksum":<FNV-1a-32 over "(string)" + data>}`.
 
 use std::collections::BTreeMap;
@@ -9,26 +10,27 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::{Pod, PodSpec, PodUid, api, hash::fnv1a_32};
 
-/// Resources of one pod: what it was promised, or what was applied.
+/// Allocated or actuated resources of one pod.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PodResources {
-    /// By name of the regular or init container.
+    /// Resources of regular and init containers by name.
     pub containers: ByName,
-    /// Of the pod level.
+    /// Pod-level resources.
     pub pod_level: Option<api::ResourceRequirements>,
 }
 
-/// Resources of few containers, in the order of their names: a map keeps room for eleven.
+/// Resources of containers, sorted by name. A slice, because pods have few containers and a map reserves eleven
+/// entries.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ByName(Box<[(String, api::ResourceRequirements)]>);
 
 impl ByName {
-    /// Those of that container.
+    /// Returns the resources of a container.
     pub fn get(&self, name: &str) -> Option<&api::ResourceRequirements> {
         self.iter().find(|(known, _)| *known == name).map(|(_, own)| own)
     }
 
-    /// Sets those of a container; what was there before.
+    /// Sets the resources of a container; returns the previous ones.
     pub fn insert(&mut self, name: String, own: api::ResourceRequirements) -> Option<api::ResourceRequirements> {
         if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| *known == name) {
             return Some(std::mem::replace(known, own));
@@ -37,13 +39,13 @@ impl ByName {
         None
     }
 
-    /// Names and resources.
+    /// Iterates over names and resources.
     pub fn iter(&self) -> impl Iterator<Item = (&String, &api::ResourceRequirements)> {
         self.0.iter().map(|(name, own)| (name, own))
     }
 }
 
-/// The last one of a name counts.
+/// Of entries with the same name, the last one counts.
 impl FromIterator<(String, api::ResourceRequirements)> for ByName {
     fn from_iter<I: IntoIterator<Item = (String, api::ResourceRequirements)>>(all: I) -> Self {
         Self(all.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect())
@@ -51,7 +53,7 @@ impl FromIterator<(String, api::ResourceRequirements)> for ByName {
 }
 
 impl PodResources {
-    /// What the pod's specification says, of all regular and init containers.
+    /// Returns the resources in the pod spec, of all regular and init containers and of the pod level.
     pub fn of(pod: &Pod) -> Self {
         let all = pod.containers().iter().chain(pod.init_containers());
         Self {
@@ -60,8 +62,8 @@ impl PodResources {
         }
     }
 
-    /// The specification with these resources in place of its own; `None` where nothing differs.
-    /// Containers that are not listed keep what they have.
+    /// Returns the pod spec with these resources in place of its own; `None` if nothing differs. Containers that are
+    /// not listed keep their resources.
     pub fn applied_to(&self, pod: &Pod) -> Option<PodSpec> {
         if !self.differs_from(pod) {
             return None;
@@ -78,7 +80,7 @@ impl PodResources {
         Some(spec)
     }
 
-    /// Whether a listed container or the pod level says something else than the specification.
+    /// Whether the resources of a listed container or of the pod level differ from the pod spec.
     pub fn differs_from(&self, pod: &Pod) -> bool {
         let mut all = pod.containers().iter().chain(pod.init_containers());
         let container = all.any(|c| {
@@ -91,33 +93,33 @@ impl PodResources {
     }
 }
 
-/// Whether two requirements ask for the same amounts, however they are written (`1` = `1000m`).
+/// Whether two requirements have equal amounts, whatever their notation (`1` = `1000m`).
 pub fn same(a: &api::ResourceRequirements, b: &api::ResourceRequirements) -> bool {
     use super::resources::amounts;
     amounts(a.requests.as_ref()) == amounts(b.requests.as_ref())
         && amounts(a.limits.as_ref()) == amounts(b.limits.as_ref())
 }
 
-/// All pods of one state file.
+/// Entries of one checkpoint file by pod UID.
 pub type ResourceEntries = BTreeMap<PodUid, PodResources>;
 
-/// Why a state file cannot be used.
+/// Reason for which a checkpoint file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CorruptState {
-    /// It is not the JSON it should be.
+    /// The JSON is malformed.
     #[error("cannot be decoded: {0}")]
     Json(String),
-    /// The checksum is not that of the content.
+    /// The checksum does not match the content.
     #[error("checkpoint is corrupted")]
     Checksum {
-        /// What the file says.
+        /// Checksum in the file.
         stored: u32,
-        /// What the content amounts to.
+        /// Checksum of the content.
         computed: u32,
     },
 }
 
-/// The file's text for these entries, without a final newline.
+/// Encodes the entries as a checkpoint file, without a trailing newline.
 pub fn encode(entries: &ResourceEntries) -> Vec<u8> {
     let data = Data {
         entries: entries
@@ -135,10 +137,10 @@ pub fn encode(entries: &ResourceEntries) -> Vec<u8> {
     serde_json::to_vec(&Envelope { data, checksum }).expect("text and a number serialise")
 }
 
-/// Reads a file's text.
+/// Decodes a checkpoint file.
 ///
 /// # Errors
-/// Says whether the JSON or the checksum is wrong.
+/// The JSON is malformed, or the checksum does not match.
 pub fn decode(bytes: &[u8]) -> Result<ResourceEntries, CorruptState> {
     let json = |e: serde_json::Error| CorruptState::Json(e.to_string());
     let envelope: Envelope = serde_json::from_slice(bytes).map_err(json)?;
@@ -178,7 +180,7 @@ struct Entry {
     level: Option<Requirements>,
 }
 
-/// Requirements in the reference's order of fields: limits, requests, claims.
+/// Requirements, serialized in the reference's field order: limits, requests, claims.
 #[derive(Deserialize)]
 struct Requirements(api::ResourceRequirements);
 

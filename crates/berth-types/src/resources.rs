@@ -1,4 +1,4 @@
-//! What a pod asks for and is capped at. Pure. Behaviour: spec 02a §6.2, 06a §2.
+//! Total resource requests and limits of a pod. Pure. Implements spec 02a §6.2, 06a §2.
 //!
 //! ```text
 //! long-running = Σ regular + Σ sidecars
@@ -15,69 +15,69 @@ use super::{
     quantity::{Amount, Format},
 };
 
-/// The name of the cpu resource.
+/// Name of the cpu resource.
 pub const CPU: &str = "cpu";
-/// The name of the memory resource.
+/// Name of the memory resource.
 pub const MEMORY: &str = "memory";
-/// The name of the ephemeral-storage resource.
+/// Name of the ephemeral storage resource.
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
-/// The name of the pods resource.
+/// Name of the pods resource.
 pub const PODS: &str = "pods";
-/// What the names of huge page resources begin with.
+/// Name prefix of huge page resources.
 pub const HUGEPAGES_PREFIX: &str = "hugepages-";
 
-/// Quantities as the API writes them, by resource name.
+/// Quantities in API form, by resource name.
 pub type Quantities = BTreeMap<String, Quantity>;
 
-/// Amounts by resource name.
+/// Parsed amounts by resource name.
 pub type Amounts = BTreeMap<String, Amount>;
 
-/// Reads a list of quantities; what is no quantity is left out.
+/// Parses a list of quantities; malformed ones are omitted.
 pub fn amounts(list: Option<&Quantities>) -> Amounts {
     list.into_iter().flatten().filter_map(|(name, q)| Some((name.clone(), Amount::try_from(q).ok()?))).collect()
 }
 
-/// The list of amounts, as the API writes it.
+/// Converts amounts to quantities in API form.
 pub fn quantities(amounts: Amounts) -> Quantities {
     amounts.into_iter().map(|(name, amount)| (name, amount.into())).collect()
 }
 
-/// Nothing at all.
+/// An amount of zero.
 pub fn zero() -> Amount {
     Amount::from_value(0, Format::DecimalSi)
 }
 
-/// The amount of that name, zero where there is none.
+/// Amount of a resource; zero if it is absent.
 pub fn amount_of(list: &Amounts, name: &str) -> Amount {
     list.get(name).copied().unwrap_or_else(zero)
 }
 
-/// The unit in which resources are counted: thousandths for cpu, base units (bytes, pieces) for
-/// all others; rounded up.
+/// Amount in the unit in which the resource is accounted: thousandths for cpu, base units (bytes, pieces) for all
+/// others; rounded up.
 pub fn units(name: &str, amount: Amount) -> i64 {
     if name == CPU { amount.milli() } else { amount.value() }
 }
 
-/// Adds each amount of `other`.
+/// Adds each amount of `other` to `sum`.
 pub fn add(sum: &mut Amounts, other: &Amounts) {
     for (name, amount) in other {
         sum.entry(name.clone()).and_modify(|total| *total = total.plus(*amount)).or_insert(*amount);
     }
 }
 
-/// Raises each amount to that of `other` where that is larger.
+/// Raises each amount to that of `other` if that is larger.
 pub fn raise(to: &mut Amounts, other: &Amounts) {
     for (name, amount) in other {
         to.entry(name.clone()).and_modify(|own| *own = (*own).max(*amount)).or_insert(*amount);
     }
 }
 
-/// Whether the name is that of a huge page resource (`hugepages-2Mi`).
+/// Whether the name is that of a huge page resource, such as `hugepages-2Mi`.
 pub fn is_hugepage(name: &str) -> bool {
     name.starts_with(HUGEPAGES_PREFIX)
 }
 
-/// A page size in bytes as the kernel's cgroup files and CRI spell it: `2MB`, `1GB`.
+/// Page size as the kernel's cgroup files and CRI spell it: `2MB`, `1GB`.
 pub fn page_size_name(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes, "B");
     for next in ["KB", "MB", "GB", "TB", "PB"] {
@@ -90,35 +90,35 @@ pub fn page_size_name(bytes: u64) -> String {
     format!("{value}{unit}")
 }
 
-/// The page size in bytes of a huge page resource (`hugepages-2Mi`); `None` for other names.
+/// Page size of a huge page resource (`hugepages-2Mi`), bytes; `None` for other names.
 pub fn page_size_of(resource: &str) -> Option<u64> {
     let size = Amount::parse(resource.strip_prefix(HUGEPAGES_PREFIX)?).ok()?.value();
     u64::try_from(size).ok()
 }
 
-/// Whether pod-level resources may set that resource.
+/// Whether pod-level resources support the resource.
 pub fn is_pod_level(name: &str) -> bool {
     matches!(name, CPU | MEMORY) || is_hugepage(name)
 }
 
-/// Whether the name is that of an extended resource: with a domain outside `kubernetes.io`.
+/// Whether the name is that of an extended resource: with a domain outside of `kubernetes.io`.
 pub fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
-/// Whose claims are counted, and which.
+/// Which resource requests of a pod are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum View {
-    /// What the specification says.
+    /// The requests in the pod spec.
     Spec,
-    /// The largest of specification, `status.allocatedResources` and `status.resources`; without
-    /// the specification where the pod's pending resize is infeasible. For pods that run.
+    /// The maximum of spec, `status.allocatedResources`, and `status.resources`; without the spec if the pod's pending
+    /// resize is infeasible. For running pods.
     Effective,
-    /// What the specification says, without what DRA claims provide in place of extended resources.
+    /// The requests in the pod spec without the extended resources that DRA claims provide.
     WithoutClaimed,
 }
 
-/// What a pod requests in total, overhead included.
+/// Total requests of a pod, overhead included.
 pub fn requests(pod: &Pod, view: View) -> Amounts {
     let mut total = aggregate(pod.containers(), pod.init_containers(), |container, sidecar_or_regular| {
         let own = amounts(container.resources.as_ref().and_then(|r| r.requests.as_ref()));
@@ -136,16 +136,16 @@ pub fn requests(pod: &Pod, view: View) -> Amounts {
     total
 }
 
-/// Whether the pod's overhead is added.
+/// Whether a total includes the pod's overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Overhead {
-    /// As the scheduler and the pod cgroup count.
+    /// With overhead, as the scheduler and the pod cgroup count.
     Included,
-    /// Containers alone.
+    /// Containers only.
     Excluded,
 }
 
-/// What a pod requests in total.
+/// Total requests of a pod spec.
 pub fn pod_requests(spec: &PodSpec, overhead: Overhead) -> Amounts {
     let mut total = container_requests(spec);
     replace(&mut total, spec.resources.as_ref().and_then(|level| level.requests.as_ref()));
@@ -155,8 +155,8 @@ pub fn pod_requests(spec: &PodSpec, overhead: Overhead) -> Amounts {
     total
 }
 
-/// What a pod is limited to in total; a resource that not every container limits counts only
-/// what is limited. Overhead is added only where there is a limit above zero.
+/// Total limits of a pod spec. Containers without a limit of a resource do not contribute to its total. Overhead is
+/// added only to limits above zero.
 pub fn pod_limits(spec: &PodSpec, overhead: Overhead) -> Amounts {
     let mut total = container_limits(spec);
     replace(&mut total, spec.resources.as_ref().and_then(|level| level.limits.as_ref()));
@@ -170,12 +170,12 @@ pub fn pod_limits(spec: &PodSpec, overhead: Overhead) -> Amounts {
     total
 }
 
-/// Requests of the containers together, without pod level and overhead.
+/// Total requests of the containers, without pod-level resources and overhead.
 pub fn container_requests(spec: &PodSpec) -> Amounts {
     requests_of(&spec.containers, spec.init_containers.as_deref().unwrap_or_default())
 }
 
-/// Limits of the containers together, without pod level and overhead.
+/// Total limits of the containers, without pod-level resources and overhead.
 pub fn container_limits(spec: &PodSpec) -> Amounts {
     limits_of(&spec.containers, spec.init_containers.as_deref().unwrap_or_default())
 }
@@ -188,7 +188,7 @@ fn limits_of(regular: &[api::Container], init: &[api::Container]) -> Amounts {
     aggregate(regular, init, |container, _| amounts(container.resources.as_ref().and_then(|r| r.limits.as_ref())))
 }
 
-/// The limit that counts for a container: its own, else that of the pod level.
+/// Effective limit of a container: its own, else that of the pod level.
 pub fn limit_of(spec: &PodSpec, container: &api::Container, resource: &str) -> Option<Amount> {
     let limit = |from: Option<&api::ResourceRequirements>| {
         from.and_then(|r| r.limits.as_ref()?.get(resource)).and_then(|q| Amount::try_from(q).ok())
@@ -196,14 +196,14 @@ pub fn limit_of(spec: &PodSpec, container: &api::Container, resource: &str) -> O
     limit(container.resources.as_ref()).or_else(|| limit(spec.resources.as_ref()).filter(|_| is_pod_level(resource)))
 }
 
-/// The request a container states itself.
+/// Request that a container specifies itself.
 pub fn request_of(container: &api::Container, resource: &str) -> Option<Amount> {
     let quantity = container.resources.as_ref()?.requests.as_ref()?.get(resource)?;
     Amount::try_from(quantity).ok()
 }
 
-/// Fills in the pod-level requests (and huge page limits) that follow from the rest, as the API
-/// server does; nothing where `spec.resources` is missing.
+/// Sets the pod-level requests and huge page limits that follow from the containers and from the pod-level limits, as
+/// the API server does; without effect if `spec.resources` is missing.
 pub fn default_pod_level(spec: &mut api::PodSpec) {
     let (regular, init) = (&spec.containers, spec.init_containers.as_deref().unwrap_or_default());
     let (from_requests, from_limits) = (requests_of(regular, init), limits_of(regular, init));
@@ -226,7 +226,7 @@ pub fn default_pod_level(spec: &mut api::PodSpec) {
     level.requests = Some(requests).filter(|r| !r.is_empty());
 }
 
-/// Combines the lists of all containers; `list` is told whether a container is long-running.
+/// Combines the lists of all containers; `list` receives whether a container is long-running.
 fn aggregate(
     regular: &[api::Container],
     init: &[api::Container],
@@ -252,12 +252,12 @@ fn aggregate(
     long_running
 }
 
-/// Lets pod-level values replace those of the containers.
+/// Replaces the totals of the containers with pod-level values.
 fn replace(total: &mut Amounts, level: Option<&Quantities>) {
     total.extend(amounts(level).into_iter().filter(|(name, _)| is_pod_level(name)));
 }
 
-/// Whether the API status says that the pod's resize is infeasible.
+/// Whether the API status reports the pod's resize as infeasible.
 fn is_resize_infeasible(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     conditions.iter().any(|c| c.type_ == "PodResizePending" && c.reason.as_deref() == Some("Infeasible"))

@@ -1,21 +1,22 @@
-//! Whether an exited container is started again. Pure. Behaviour: spec 02b §5, 03a §3.7.
+//! Container restart decisions: restart policy and restart rules. Pure.
+//! Implements spec 02b §5, 03a §3.7.
 
 use super::{
     Pod, RestartPolicy, api,
     observed::{ContainerState, ObservedContainer},
 };
 
-/// What a matching restart rule asks for.
+/// Action of a container restart rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RuleAction {
-    /// Restart the container.
+    /// Restarts the container.
     Restart,
-    /// Restart all containers of the pod.
+    /// Restarts all containers of the pod.
     RestartAllContainers,
 }
 
-/// The action of the first rule that matches an exit code; `None` without a match, or where the
-/// container has no restart policy of its own (its rules do not count then).
+/// Returns the action of the first rule that matches an exit code; `None` without a match, or if the container has no
+/// restart policy of its own, in which case its rules do not count.
 pub fn matching_rule(container: &api::Container, exit_code: i32) -> Option<RuleAction> {
     container.restart_policy.as_ref()?;
     let rule = container.restart_policy_rules.as_deref()?.iter().find(|rule| matches(rule, exit_code))?;
@@ -26,7 +27,8 @@ pub fn matching_rule(container: &api::Container, exit_code: i32) -> Option<RuleA
     }
 }
 
-/// Whether there is an exit code after which the container's rules start it again, whatever its policy.
+/// Whether the container has a restart policy of its own and a restart rule with exit codes: then some exit code
+/// restarts it, whatever the policy.
 pub fn has_restart_rule(container: &api::Container) -> bool {
     let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
     container.restart_policy.is_some() && rules.iter().any(|rule| rule.exit_codes.is_some())
@@ -42,7 +44,7 @@ fn matches(rule: &api::ContainerRestartRule, exit_code: i32) -> bool {
     }
 }
 
-/// The policy that counts for a container: its own, else the pod's.
+/// Returns the restart policy of a container: its own, else the pod's.
 pub fn effective_policy(pod: &Pod, container: &api::Container) -> RestartPolicy {
     match container.restart_policy.as_deref() {
         Some(own) => RestartPolicy::parse(Some(own)),
@@ -50,7 +52,7 @@ pub fn effective_policy(pod: &Pod, container: &api::Container) -> RestartPolicy 
     }
 }
 
-/// Whether a container that exited with that code is to be restarted (spec 02b §5.2).
+/// Whether a container is restarted after that exit code (spec 02b §5.2).
 pub fn restarts_after_exit(pod: &Pod, container: &api::Container, exit_code: i32) -> bool {
     if matching_rule(container, exit_code).is_some() {
         return true;
@@ -62,7 +64,7 @@ pub fn restarts_after_exit(pod: &Pod, container: &api::Container, exit_code: i32
     }
 }
 
-/// Whether a container that does not run is to be (re)started now, given its newest instance.
+/// Whether a container is to be started or restarted now, given its newest instance.
 pub fn should_start(pod: &Pod, container: &api::Container, newest: Option<&ObservedContainer>) -> bool {
     if pod.is_deleting() {
         return false;

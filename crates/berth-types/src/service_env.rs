@@ -1,13 +1,13 @@
-//! Environment variables that tell a container about services. Pure. Behaviour: spec 02b §10.4.
+//! Service environment variables of a container (service links). Pure. Implements spec 02b §10.4.
 
 use std::{collections::BTreeMap, net::Ipv6Addr, sync::Arc};
 
 use super::api;
 
-/// The service that every pod is told about, and its namespace.
+/// Name and namespace of the service whose variables every pod receives.
 const MASTER_SERVICE: (&str, &str) = ("kubernetes", "default");
 
-/// The variables of the services a pod sees, sorted by name.
+/// Returns the variables of the services that are visible to a pod, sorted by name.
 pub fn service_variables(
     services: &[Arc<api::Service>],
     namespace: &str,
@@ -18,7 +18,7 @@ pub fn service_variables(
         let Some(name) = service.metadata.name.as_deref() else { continue };
         let home = service.metadata.namespace.as_deref().unwrap_or_default();
         if (name, home) == MASTER_SERVICE {
-            // A service of the pod's own namespace with that name wins, in whatever order they come.
+            // A service of that name in the pod's own namespace takes precedence, whatever the order.
             chosen.entry(name).or_insert(service);
         } else if service_links && home == namespace {
             chosen.insert(name, service);
@@ -31,7 +31,7 @@ pub fn service_variables(
     variables
 }
 
-/// The cluster IP of a service that has one.
+/// Cluster IP of a service; `None` for a headless one.
 fn cluster_ip(service: &api::Service) -> Option<&str> {
     let ip = service.spec.as_ref()?.cluster_ip.as_deref()?;
     (!ip.is_empty() && ip != "None").then_some(ip)

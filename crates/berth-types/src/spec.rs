@@ -1,4 +1,4 @@
-//! A pod as the engine holds it: the API object, parsed once and shared. Pure.
+//! A pod in memory: the API object, parsed once and shared. Pure.
 
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
@@ -7,19 +7,19 @@ use serde::{Deserialize, Deserializer, de};
 
 use super::{PodFullName, PodRef, PodSpec, PodUid, api};
 
-/// Where a pod's definition came from (`kubernetes.io/config.source`).
+/// Source of a pod's definition (`kubernetes.io/config.source`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum PodSource {
-    /// A directory or file (`staticPodPath`).
+    /// A static pod file or directory (`staticPodPath`).
     File,
-    /// An HTTP URL (`staticPodURL`).
+    /// A static pod URL (`staticPodURL`).
     Http,
     /// The API server.
     Api,
 }
 
 impl PodSource {
-    /// The annotation's value, and the source's name in texts.
+    /// Value of the source annotation, and name of the source in messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -28,25 +28,25 @@ impl PodSource {
         }
     }
 
-    /// The source of that name.
+    /// Returns the source of that name; `None` if it is unknown.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::File, Self::Http, Self::Api].into_iter().find(|s| s.as_str() == text)
     }
 }
 
-/// `spec.restartPolicy`; unknown or missing values count as `Always` (the API's default).
+/// `spec.restartPolicy`; unknown or missing values are `Always` (the API's default).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestartPolicy {
-    /// Restart whatever the exit code.
+    /// Restarts after any exit code.
     Always,
-    /// Restart after a non-zero exit code.
+    /// Restarts after a non-zero exit code.
     OnFailure,
-    /// Never restart.
+    /// Never restarts.
     Never,
 }
 
 impl RestartPolicy {
-    /// Reads the API's text.
+    /// Parses the API's value.
     pub fn parse(text: Option<&str>) -> Self {
         match text {
             Some("Never") => Self::Never,
@@ -56,7 +56,7 @@ impl RestartPolicy {
     }
 }
 
-/// Which list of the specification a container stands in.
+/// List of the pod spec that contains a container.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum ContainerKind {
     /// `spec.initContainers`, sidecars included.
@@ -68,7 +68,7 @@ pub enum ContainerKind {
 }
 
 impl ContainerKind {
-    /// The `container_type` label of metrics.
+    /// Value of the metrics label `container_type`.
     pub fn metric_label(self) -> &'static str {
         match self {
             Self::Init => "init_container",
@@ -77,7 +77,7 @@ impl ContainerKind {
         }
     }
 
-    /// The involved object's `fieldPath` of events, e.g. `spec.containers{web}` (spec 03a §7).
+    /// Returns the `fieldPath` of an event's involved object, e.g. `spec.containers{web}` (spec 03a §7).
     pub fn field_path(self, container: &str) -> String {
         let list = match self {
             Self::Init => "initContainers",
@@ -88,31 +88,31 @@ impl ContainerKind {
     }
 }
 
-/// Annotation that tells the source of a pod.
+/// Annotation with the source of a pod.
 pub const ANNOTATION_SOURCE: &str = "kubernetes.io/config.source";
-/// Annotation that tells when the mux first saw a pod.
+/// Annotation with the time at which the pod config mux first saw a pod.
 pub const ANNOTATION_SEEN: &str = "kubernetes.io/config.seen";
-/// Annotation with a static pod's hash, equal to its UID.
+/// Annotation with the hash of a static pod, which equals its UID.
 pub const ANNOTATION_HASH: &str = "kubernetes.io/config.hash";
-/// Annotation that marks a mirror pod (any value, even empty).
+/// Annotation of a mirror pod (any value, even empty).
 pub const ANNOTATION_MIRROR: &str = "kubernetes.io/config.mirror";
-/// Priority from which on a pod is critical.
+/// Lowest priority of a critical pod.
 pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// The API object lacks something every pod has.
+/// The API object lacks a mandatory field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("pod {name:?} has no {field}")]
 pub struct MalformedPod {
-    /// `metadata.name`, empty where that is what is missing.
+    /// `metadata.name`; empty if that is the missing field.
     pub name: String,
-    /// The field that is missing.
+    /// The missing field.
     pub field: &'static str,
 }
 
-/// A pod with identity and specification, immutable; share it as `Arc<Pod>`.
+/// A pod: identity, metadata, status, and spec. Immutable; share it as `Arc<Pod>`.
 ///
-/// Dereferences to what of the API object is not its specification. The specification is shared: most of what
-/// a pod takes is its own, and most changes are of something else.
+/// Dereferences to the parts of the API object other than the spec. The spec is shared between versions of a pod: it
+/// takes most of the memory, and most updates do not change it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pod {
     id: PodRef,
@@ -120,45 +120,44 @@ pub struct Pod {
     spec: Arc<PodSpec>,
 }
 
-/// What of a pod is not its specification. Each part is shared by the versions of a pod in which it is the same.
+/// Metadata and status of a pod. Versions of a pod share each part that is the same in them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodHead {
-    /// As of the API object.
+    /// `metadata` of the API object.
     pub metadata: Arc<ObjectMeta>,
-    /// As of the API object.
+    /// `status` of the API object.
     pub status: Option<Arc<api::PodStatus>>,
 }
 
 impl PodHead {
-    /// Of these.
+    /// Creates the head from both parts.
     pub fn new(metadata: ObjectMeta, status: Option<api::PodStatus>) -> Self {
         Self { metadata: Arc::new(compact(&metadata)), status: status.map(|status| Arc::new(compact(&status))) }
     }
 }
 
-/// The same without room for more: lists that were read keep place for up to twice as many, and a container's
-/// status alone is 750 bytes.
+/// Copies the value without spare capacity: deserialized lists have capacity for up to twice their length, and one
+/// container status alone takes 750 bytes.
 fn compact<T: Clone>(read: &T) -> T {
     read.clone()
 }
 
 impl Pod {
-    /// Takes an API object that has uid, name, namespace and a spec.
+    /// Creates a pod from an API object that has UID, name, namespace, and a spec.
     ///
-    /// The spec is moved out of the object: read it by [`Pod::spec`], and the whole object by
-    /// [`Pod::to_object`].
+    /// The spec is moved out of the object: [`Pod::spec`] returns it, [`Pod::to_object`] restores the whole object.
     ///
     /// # Errors
-    /// Names the first missing field.
+    /// The first missing field.
     pub fn new(object: api::Pod) -> Result<Self, MalformedPod> {
         let head = PodHead::new(object.metadata, object.status);
         Self::of(head, object.spec.map(|spec| Arc::new(compact(&PodSpec::from(spec)))))
     }
 
-    /// Of its parts.
+    /// Creates a pod from its parts.
     ///
     /// # Errors
-    /// Names the first missing field.
+    /// The first missing field.
     pub fn of(head: PodHead, spec: Option<Arc<PodSpec>>) -> Result<Self, MalformedPod> {
         let meta = &head.metadata;
         let name = meta.name.clone().unwrap_or_default();
@@ -173,7 +172,7 @@ impl Pod {
         Ok(Self { id, head, spec })
     }
 
-    /// Identity.
+    /// UID, name, and namespace.
     pub fn id(&self) -> &PodRef {
         &self.id
     }
@@ -198,22 +197,22 @@ impl Pod {
         self.id.full_name()
     }
 
-    /// `<namespace>/<name>`: how logs and events name an object.
+    /// Returns `<namespace>/<name>`, the object name in logs and events.
     pub fn object_name(&self) -> String {
         self.id.object_name()
     }
 
-    /// The specification.
+    /// The pod spec.
     pub fn spec(&self) -> &PodSpec {
         &self.spec
     }
 
-    /// The specification, to share.
+    /// The shared pod spec.
     pub fn shared_spec(&self) -> &Arc<PodSpec> {
         &self.spec
     }
 
-    /// Shares with another what is the same in both: the specification, the status.
+    /// Shares the spec and status of `other` where they are equal to its own.
     pub fn share(&mut self, other: &Self) {
         if self.spec == other.spec {
             self.spec = other.spec.clone();
@@ -223,33 +222,33 @@ impl Pod {
         }
     }
 
-    /// The whole API object again, spec included (a deep copy).
+    /// Returns the whole API object, spec included (a deep copy).
     pub fn to_object(&self) -> api::Pod {
         let PodHead { metadata, status } = self.head.clone();
         let (metadata, status) = (Arc::unwrap_or_clone(metadata), status.map(Arc::unwrap_or_clone));
         api::Pod { metadata, spec: Some(self.spec.to_object()), status }
     }
 
-    /// A copy with another specification (the allocated one, say).
+    /// Returns a copy with another spec, such as the one with allocated resources.
     #[must_use]
     pub fn with_spec(&self, spec: PodSpec) -> Self {
         Self { id: self.id.clone(), head: self.head.clone(), spec: Arc::new(spec) }
     }
 
-    /// A copy with other metadata and status, of the same pod.
+    /// Returns a copy with other metadata and status of the same pod.
     #[must_use]
     pub fn with_head(&self, head: PodHead) -> Self {
         Self { id: self.id.clone(), head, spec: self.spec.clone() }
     }
 
-    /// A copy with another status.
+    /// Returns a copy with another status.
     #[must_use]
     pub fn with_status(&self, status: api::PodStatus) -> Self {
         let head = PodHead { metadata: self.head.metadata.clone(), status: Some(Arc::new(status)) };
         Self { id: self.id.clone(), head, spec: self.spec.clone() }
     }
 
-    /// The annotation of that name.
+    /// Value of an annotation.
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.head.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
@@ -266,7 +265,7 @@ impl Pod {
         self.head.metadata.annotations.as_ref().unwrap_or(&NONE)
     }
 
-    /// Where the pod came from; `None` where the annotation is missing or unknown.
+    /// Source of the pod; `None` if the annotation is missing or unknown.
     pub fn source(&self) -> Option<PodSource> {
         PodSource::parse(self.annotation(ANNOTATION_SOURCE)?)
     }
@@ -276,22 +275,22 @@ impl Pod {
         self.annotation(ANNOTATION_SOURCE).is_some_and(|source| source != "api")
     }
 
-    /// Whether this is the API copy of a static pod.
+    /// Whether the pod is a mirror pod: the API copy of a static pod.
     pub fn is_mirror(&self) -> bool {
         self.annotation(ANNOTATION_MIRROR).is_some()
     }
 
-    /// Static, mirror, or of critical priority (spec 02 §2).
+    /// Whether the pod is static, a mirror pod, or of critical priority (spec 02 §2).
     pub fn is_critical(&self) -> bool {
         self.is_static() || self.is_mirror() || self.spec.priority.is_some_and(|p| p >= CRITICAL_PRIORITY)
     }
 
-    /// Critical and of class `system-node-critical`.
+    /// Whether the pod is critical and of class `system-node-critical`.
     pub fn is_node_critical(&self) -> bool {
         self.is_critical() && self.spec.priority_class_name.as_deref() == Some("system-node-critical")
     }
 
-    /// Whether the pod uses the node's network.
+    /// Whether the pod uses the host network.
     pub fn is_host_network(&self) -> bool {
         self.spec.host_network == Some(true)
     }
@@ -306,12 +305,12 @@ impl Pod {
         self.head.metadata.deletion_timestamp.is_some()
     }
 
-    /// `metadata.generation`, 0 where unset.
+    /// `metadata.generation`; 0 where unset.
     pub fn generation(&self) -> i64 {
         self.head.metadata.generation.unwrap_or(0)
     }
 
-    /// `status.phase` of the API object, empty where unset.
+    /// `status.phase` of the API object; empty where unset.
     pub fn api_phase(&self) -> &str {
         self.head.status.as_ref().and_then(|s| s.phase.as_deref()).unwrap_or("")
     }
@@ -321,7 +320,7 @@ impl Pod {
         matches!(self.api_phase(), "Succeeded" | "Failed")
     }
 
-    /// Whether the API object says that the pod was evicted.
+    /// Whether the API status reports the pod as evicted.
     pub fn is_evicted(&self) -> bool {
         self.api_phase() == "Failed" && self.status.as_ref().is_some_and(|s| s.reason.as_deref() == Some("Evicted"))
     }
@@ -353,7 +352,7 @@ impl Pod {
         self.init_containers().iter().any(Self::is_sidecar)
     }
 
-    /// Kind and definition of the container of that name; ephemeral ones are not looked at.
+    /// Kind and definition of a container by name; ephemeral containers are not searched.
     pub fn container(&self, name: &str) -> Option<(ContainerKind, &api::Container)> {
         let find = |list: &'_ [api::Container]| list.iter().position(|c| c.name == name);
         if let Some(i) = find(self.init_containers()) {
@@ -363,7 +362,7 @@ impl Pod {
     }
 }
 
-/// An ephemeral container as a container, for code that treats both alike.
+/// Converts an ephemeral container into a container, for code that treats both alike.
 pub fn ephemeral_as_container(ephemeral: &api::EphemeralContainer) -> api::Container {
     let e = ephemeral.clone();
     api::Container {
@@ -403,7 +402,7 @@ impl Deref for Pod {
     }
 }
 
-/// As the API has it; what [`Pod::new`] refuses is refused.
+/// Deserializes the API object; rejects what [`Pod::new`] rejects.
 impl<'de> Deserialize<'de> for Pod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::new(api::Pod::deserialize(deserializer)?).map_err(de::Error::custom)

@@ -1,10 +1,11 @@
-//! Volumes of pods: as they are kept, and what kind one is. Pure.
+//! Compact in-memory form of pod volumes, and their kinds. Pure.
 
 use serde::{Serialize, Serializer};
 
 use super::api;
 
-/// A volume as it is kept. The API's type has room for each of its thirty kinds, 3 KB in all, of which one is used.
+/// A volume in compact form. The API type has a member for each of its thirty kinds, 3 KB in all, of which one is
+/// used.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Volume {
     name: String,
@@ -17,20 +18,20 @@ enum Source {
     Plain(Plain),
 }
 
-/// What is put together in one volume: each pod has one, for its service account.
+/// A projected volume: every pod has one for its service account.
 #[derive(Clone, PartialEq, Debug)]
 struct Projected {
     default_mode: Option<i32>,
     sources: Option<Box<[Projection]>>,
 }
 
-/// Keeps an object of which one member is set as that member.
+/// Generates an enum that stores an API object with a single set member as that member.
 macro_rules! kept {
     ($object:ident as $kept:ident: $($kind:ident: $member:ident of $source:ident,)*) => {
         #[derive(Clone, PartialEq, Debug)]
         enum $kept {
             $($kind(Box<api::$source>),)*
-            /// Any other, and what no server would take: none, or several.
+            /// Any other kind, and objects that an API server would reject: no member, or several.
             Other(Box<api::$object>),
         }
 
@@ -111,7 +112,7 @@ impl From<api::Volume> for Volume {
 }
 
 impl Volume {
-    /// As the API has it (a deep copy).
+    /// Returns the API object (a deep copy).
     pub fn to_object(&self) -> api::Volume {
         let name = self.name.clone();
         match &self.source {
@@ -123,17 +124,17 @@ impl Volume {
     }
 }
 
-/// As the API writes it.
+/// Serializes as the API object.
 impl Serialize for Volume {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.to_object().serialize(serializer)
     }
 }
 
-/// The kinds a volume names, as the API spells them (`emptyDir`, `configMap`, …): one in a valid
-/// pod, none or several in what a person wrote.
+/// Returns the kinds of a volume in API spelling (`emptyDir`, `configMap`, …): one in a valid pod, none or several in
+/// a manifest with errors.
 pub fn kinds(volume: &api::Volume) -> Vec<String> {
-    // The API object has some thirty optional members; its own serialisation is their only list.
+    // The API object has some thirty optional members; its own serialization is their only list.
     match serde_json::to_value(volume) {
         Ok(serde_json::Value::Object(members)) => {
             members.into_iter().map(|(key, _)| key).filter(|key| key != "name").collect()

@@ -1,5 +1,6 @@
-//! Publishes a set of files at once; readers see the old or the new version, never a mixture.
-//! Blocking. Behaviour: spec 07 §8, to the letter, because programs watch `..data`.
+//! Atomic writer: publishes a set of files at once, so that readers never see a mixture of versions.
+//!
+//! Blocking. Implements spec 07 §8 exactly, because programs watch `..data`.
 //!
 //! ```text
 //! dir/ ..2026_05_04_03_02_01.1234567890/{a,sub/b}    real files
@@ -7,8 +8,8 @@
 //!      a -> ..data/a      sub -> ..data/sub           (first path element only)
 //! ```
 //!
-//! Better than the reference (spec 07 §17): a failed write leaves the old version and no rubbish,
-//! the rest of a crash is cleaned, and a published volume is never torn down.
+//! Improves on upstream (spec 07 §17): a failed write keeps the old version and leaves no temporary files, leftovers of
+//! a crash are removed, and a published volume is never torn down.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,51 +31,51 @@ use berth_sys::{
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
 
-/// A file to publish.
+/// File to publish.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Content {
-    /// Its bytes.
+    /// Content in bytes.
     pub data: Vec<u8>,
-    /// Its mode, exactly.
+    /// Exact mode bits, independent of the umask.
     pub mode: u32,
-    /// The user it is given to.
+    /// UID of the owner; `None` keeps the agent's own.
     pub owner: Option<u32>,
 }
 
-/// Files by path relative to the volume.
+/// Files by path relative to the volume directory.
 pub type Payload = BTreeMap<String, Content>;
 
-/// The files were not published; what was there before still is.
+/// Error of a write; the previous version stays published.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// A path cannot be published.
+    /// Invalid path.
     #[error("{0}")]
     Path(String),
-    /// The system refused.
+    /// A system call failed.
     #[error("{action} {}: {cause}", path.display())]
     Io {
-        /// What was tried.
+        /// Attempted action.
         action: &'static str,
-        /// With what.
+        /// Path that the action was applied to.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system call.
         cause: io::Error,
     },
 }
 
-/// Whether there was anything to do.
+/// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Written {
     /// A new version was published.
     Published,
-    /// The files were there already.
+    /// The published files were already equal to the payload.
     Unchanged,
 }
 
-/// Publishes the payload in `dir`; `own` sets owners and modes of the whole volume before that.
+/// Publishes the payload in `dir`; `own` sets owners and modes of the whole volume before the switch.
 ///
 /// # Errors
-/// If a path is refused, or the system fails before the new version is in place.
+/// If a path is invalid, or a system call fails before the new version is in place.
 pub fn write(
     dir: &Path,
     payload: &Payload,
@@ -91,7 +92,7 @@ pub fn write(
     if needed {
         publish(dir, &payload, own, now)?;
     }
-    // Even where nothing was written: a crash may have come between.
+    // Runs even if nothing was written: an earlier write may have crashed before this step.
     let first: BTreeSet<&OsStr> =
         payload.keys().filter_map(|path| path.components().next()).map(|c| c.as_os_str()).collect();
     link_first_elements(dir, &first)?;
@@ -99,13 +100,13 @@ pub fn write(
     Ok(if needed { Written::Published } else { Written::Unchanged })
 }
 
-/// Whether some version is in place.
+/// Whether any version is published.
 pub fn is_published(dir: &Path) -> bool {
     current(dir).is_some()
 }
 
-/// A file of the version in place; `None` where there is none, where a link is in the way, and where it has
-/// more than `longest` bytes.
+/// Returns a file of the published version; `None` if it does not exist, if a symlink is in the path, or if it has more
+/// than `longest` bytes.
 pub fn read(dir: &Path, path: &str, longest: u64) -> Option<Vec<u8>> {
     let version = current(dir)?;
     let Found::File(file) = beneath::open(dir, &version.join(path)).ok()? else { return None };
@@ -119,7 +120,7 @@ fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> WriteError
     move |cause| WriteError::Io { action, path: path.clone(), cause }
 }
 
-/// Writes a new version beside the old one and puts it in place.
+/// Writes a new version beside the old one, then switches `..data` to it.
 fn publish(
     dir: &Path,
     payload: &BTreeMap<PathBuf, &Content>,
@@ -146,7 +147,7 @@ fn publish(
 }
 
 fn write_file(version: &Path, path: &Path, content: &Content) -> Result<(), WriteError> {
-    // Nearly all files lie in the version itself.
+    // Nearly all files are at the top level of the version.
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         let parent = version.join(parent);
         DirBuilder::new().recursive(true).mode(0o777).create(&parent).map_err(failed("creating", &parent))?;
@@ -155,7 +156,7 @@ fn write_file(version: &Path, path: &Path, content: &Content) -> Result<(), Writ
     let io = failed("writing", path);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(&io)?;
     file.write_all(&content.data).map_err(&io)?;
-    // Not left to the umask.
+    // Independent of the umask.
     file.set_permissions(Permissions::from_mode(content.mode)).map_err(&io)?;
     match content.owner {
         Some(owner) => fchown(&file, Some(owner), None).map_err(failed("changing the owner of", path)),
@@ -173,8 +174,8 @@ fn link_first_elements(dir: &Path, first: &BTreeSet<&OsStr>) -> Result<(), Write
     Ok(())
 }
 
-/// Removes versions that nobody points to, the last one and those of crashes, and our own links to files that are not
-/// there any more. What anybody else put into the volume stays, and no link is followed.
+/// Removes unreferenced versions (the previous one and those of crashes) and the writer's own symlinks to removed
+/// files. Keeps everything that anyone else put into the volume, and follows no symlink.
 fn clean(dir: &Path, first: &BTreeSet<&OsStr>) {
     let current = current(dir);
     let new = dir.join(NEW_DATA);
@@ -199,7 +200,7 @@ fn clean(dir: &Path, first: &BTreeSet<&OsStr>) {
     }
 }
 
-/// The name of the version in place; a link in its place is none.
+/// Returns the directory name of the published version; `None` if a symlink is in its place.
 pub fn current(dir: &Path) -> Option<PathBuf> {
     let target = fs::read_link(dir.join(DATA)).ok()?;
     let mut parts = target.components();
@@ -208,7 +209,7 @@ pub fn current(dir: &Path) -> Option<PathBuf> {
     if is_name && is_there() { Some(target) } else { None }
 }
 
-/// Old paths that are neither new paths nor their parents.
+/// Returns old paths that are neither new paths nor their parents.
 fn stale_paths(old: &Path, payload: &BTreeMap<PathBuf, &Content>) -> io::Result<BTreeSet<PathBuf>> {
     let keep: BTreeSet<&Path> = payload.keys().flat_map(|path| path.ancestors()).collect();
     let (mut found, mut todo) = (BTreeSet::new(), vec![PathBuf::new()]);
@@ -253,7 +254,7 @@ fn validated(payload: &Payload) -> Result<BTreeMap<PathBuf, &Content>, WriteErro
     payload.iter().map(|(path, content)| Ok((clean_path(path)?, content))).collect()
 }
 
-/// The path without doubled slashes and dots.
+/// Returns the path without repeated slashes and `.` elements.
 fn clean_path(path: &str) -> Result<PathBuf, WriteError> {
     let refuse = |text: String| Err(WriteError::Path(format!("invalid path: {text}")));
     if path.is_empty() {

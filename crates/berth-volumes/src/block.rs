@@ -1,8 +1,8 @@
-//! What makes a device a pod's: a link, a bind mount that outlives its name, and a loop device that holds it
-//! open. Blocking work on the blocking pool; who calls has a deadline. Behaviour: spec 07 §4.4.
+//! Block volume mapping: symlink, bind mount, and loop device that keep a raw device for a pod.
 //!
-//! The file that the device is bound on is there before anything else is done for the pod, and goes last: it tells an
-//! agent after this one that there may be something to undo.
+//! Runs on the blocking pool; the caller sets the timeout. The file on which the device is bound exists before any
+//! other step for the pod and is removed last: it shows a later agent that there may be something to undo. Implements
+//! spec 07 §4.4.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -21,18 +21,18 @@ use super::{device::OpError, operation::Operation, rebuild};
 use berth_sys::step;
 use berth_types::PodUid;
 
-/// What belongs together.
+/// Mapping of one device to one pod.
 #[derive(Clone, Debug)]
 pub struct Map {
-    /// The device; empty where it is not known.
+    /// Device path; empty where unknown.
     pub device: PathBuf,
-    /// The directory of all pods that have it.
+    /// Directory with an entry per pod that uses the device (`globalMapPath`).
     pub global: PathBuf,
-    /// The pod.
+    /// UID of the pod.
     pub pod: PodUid,
-    /// Its link.
+    /// Symlink of the pod below its `volumeDevices`.
     pub link: PathBuf,
-    /// What is being done.
+    /// Operation in progress.
     pub operation: Operation,
 }
 
@@ -55,14 +55,14 @@ impl Map {
     }
 }
 
-/// Notes that the pod may come to have the device.
+/// Creates the mark (an empty file) that the pod may get the device.
 ///
 /// # Errors
-/// What stands in the way.
+/// If a directory or the file cannot be created.
 pub async fn mark(map: &Map) -> Result<(), String> {
     let own = map.clone();
     blocking(&map.operation, move || {
-        // A pod that has no directory is one that nobody looks for.
+        // Cleanup finds only pods that have a directory.
         for directory in own.link.parent().into_iter().chain([own.global.as_path()]) {
             let made = DirBuilder::new().recursive(true).mode(0o750).create(directory);
             made.map_err(told("creating", directory))?;
@@ -78,10 +78,10 @@ pub async fn mark(map: &Map) -> Result<(), String> {
     .await
 }
 
-/// Gives the device to the pod, for which it was [marked](mark); the path of the device itself, links resolved.
+/// Maps the device to a pod that was [marked](mark); returns the device path with symlinks resolved.
 ///
 /// # Errors
-/// What stands in the way.
+/// If a bind mount, symlink, or loop device cannot be created.
 pub async fn map(map: &Map) -> Result<PathBuf, String> {
     let own = map.clone();
     let (device, file) = blocking(&map.operation, move || {
@@ -103,7 +103,7 @@ pub async fn map(map: &Map) -> Result<PathBuf, String> {
     Ok(device)
 }
 
-/// Whether that is a pod's mark, with a device bound on it or not.
+/// Whether the path is a pod's mark, with or without a device bound on it.
 pub fn is_mark(path: &Path) -> bool {
     fs::symlink_metadata(path)
         .is_ok_and(|meta| meta.file_type().is_block_device() || (meta.is_file() && meta.len() == 0))
@@ -113,7 +113,7 @@ fn is_device(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// After a restart of the machine the device may have another name: the link is always made anew.
+/// Recreates the symlink: after a reboot the device may have another name.
 fn relink(device: &Path, link: &Path) -> Result<(), String> {
     if let Some(parent) = link.parent() {
         DirBuilder::new().recursive(true).mode(0o750).create(parent).map_err(told("creating", parent))?;
@@ -122,7 +122,7 @@ fn relink(device: &Path, link: &Path) -> Result<(), String> {
     symlink(device, link).map_err(told("linking", link))
 }
 
-/// Who found the volume by its mark may not know the name of the link, which is not there then.
+/// A caller that found the volume only by its mark may not know the symlink's name; then `link` is no symlink.
 fn unlink(link: &Path) -> Result<(), String> {
     if fs::symlink_metadata(link).is_ok_and(|meta| meta.is_symlink()) {
         gone(fs::remove_file(link)).map_err(told("removing", link))?;
@@ -130,14 +130,14 @@ fn unlink(link: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes the device from the pod; its mark stays until it is [forgotten](forget).
+/// Unmaps the device from the pod; its mark stays until it is [removed](forget).
 ///
 /// # Errors
-/// What stands in the way.
+/// If the loop device, symlink, or bind mount cannot be removed.
 pub async fn unmap(map: &Map) -> Result<(), String> {
     let file = map.file();
     if let Some(device) = loop_of(&map.operation, file.clone()).await? {
-        // It may have gone meanwhile.
+        // The loop device may be detached already.
         let detached = run(&map.operation, "losetup", &["-d".as_ref(), device.as_os_str()]).await;
         if loop_of(&map.operation, file.clone()).await?.is_some() {
             detached?;
@@ -158,10 +158,10 @@ pub async fn unmap(map: &Map) -> Result<(), String> {
     .await
 }
 
-/// Nothing of the device is the pod's any more.
+/// Removes the pod's mark, the last trace of the device.
 ///
 /// # Errors
-/// What stands in the way.
+/// If the file cannot be removed.
 pub async fn forget(map: &Map) -> Result<(), String> {
     let file = map.file();
     blocking(&map.operation, move || gone(fs::remove_file(&file)).map_err(told("removing", &file))).await?;
@@ -169,10 +169,10 @@ pub async fn forget(map: &Map) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses while a pod still has the device.
+/// Fails while any pod still has the device bound.
 ///
 /// # Errors
-/// Names the pods.
+/// Names the pods' entries.
 pub async fn unused(operation: &Operation, global: &Path) -> Result<(), String> {
     let global = global.to_owned();
     blocking(operation, move || {
@@ -199,10 +199,10 @@ pub async fn unused(operation: &Operation, global: &Path) -> Result<(), String> 
     .await
 }
 
-/// Removes marks of pods that never came to have the device.
+/// Removes marks of pods that never got the device.
 ///
 /// # Errors
-/// What stands in the way.
+/// If a mark cannot be removed.
 pub async fn clear_marks(operation: &Operation, global: &Path) -> Result<(), String> {
     let global = global.to_owned();
     blocking(operation, move || {
@@ -217,19 +217,19 @@ pub async fn clear_marks(operation: &Operation, global: &Path) -> Result<(), Str
     .await
 }
 
-/// Removes the directory of all pods that had the device.
+/// Removes the directory with the entries of all pods (`globalMapPath`).
 ///
 /// # Errors
-/// It is not empty.
+/// If the directory is not empty.
 pub async fn remove_dir(operation: &Operation, global: &Path) -> Result<(), String> {
     let global = global.to_owned();
     blocking(operation, move || gone(fs::remove_dir(&global)).map_err(told("removing", &global))).await
 }
 
-/// Refuses while somebody has the device open.
+/// Fails while the device is open (exclusive open returns `EBUSY`).
 ///
 /// # Errors
-/// That somebody has.
+/// If the device is in use.
 pub async fn idle(operation: &Operation, device: &str) -> Result<(), String> {
     if device.is_empty() {
         return Ok(());
@@ -250,7 +250,7 @@ pub async fn idle(operation: &Operation, device: &str) -> Result<(), String> {
     .await
 }
 
-/// The loop device on a file.
+/// Finds the loop device that is backed by a file.
 async fn loop_of(operation: &Operation, file: PathBuf) -> Result<Option<PathBuf>, String> {
     blocking(operation, move || Ok(loop_on(Path::new("/sys/block"), &file))).await
 }

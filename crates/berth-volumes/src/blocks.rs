@@ -1,5 +1,6 @@
-//! Disks that the kernel knows: which link, session and multipath device leads to which, and how one is let go.
-//! Blocking; reads `/sys` and the links that udev makes below `/dev/disk`. Behaviour: spec 07 §7.8.
+//! Block devices in sysfs: links, iSCSI sessions, multipath devices, scan, and deletion of disks.
+//!
+//! Blocking; reads `/sys` and the udev links below `/dev/disk`. Implements spec 07 §7.8.
 
 use std::{
     collections::BTreeMap,
@@ -7,23 +8,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Bytes of a file of `/sys` that are read.
+/// Maximum bytes used of a `/sys` file.
 const LONGEST: usize = 4096;
-/// What the name of a disk may be made of: it becomes part of paths.
+/// Whether a disk name has only safe characters: it becomes part of paths.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_!.:".contains(&b)) && !name.contains("..")
 }
 
-/// The folders of links below `/dev/disk`.
+/// Link directory below `/dev/disk`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Links {
-    /// By the way to it.
+    /// `by-path`: named after the transport path.
     ByPath,
-    /// By what it is.
+    /// `by-id`: named after the disk's identity.
     ById,
 }
 
-/// The kernel's disks.
+/// Access to the kernel's block devices.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     sys: PathBuf,
@@ -36,7 +37,7 @@ impl Default for Blocks {
     }
 }
 
-/// Names of what is in a directory, sorted; none of one that is not there.
+/// Returns the sorted entry names of a directory; none if it does not exist.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut all: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -49,15 +50,15 @@ fn text(file: &Path) -> Option<String> {
     Some(berth_types::cut_at_char(text.trim(), LONGEST).to_owned())
 }
 
-/// One session of an initiator with a target.
+/// iSCSI session of an initiator with a target.
 struct Session {
-    /// The SCSI host it is.
+    /// Number of its SCSI host.
     host: u32,
     path: PathBuf,
 }
 
 impl Blocks {
-    /// With `sys` and `dev` in another place than `/`.
+    /// Uses `sys` and `dev` below that root instead of `/`.
     pub fn below(root: &Path) -> Self {
         Self { sys: root.join("sys"), dev: root.join("dev") }
     }
@@ -69,31 +70,31 @@ impl Blocks {
         })
     }
 
-    /// The links whose names fit, as paths. One whose device is not there yet, or no more, leads nowhere.
+    /// Returns the paths of links with matching names. Omits links whose device does not exist.
     pub fn links(&self, links: Links, fits: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         let folder = self.folder(links);
         let fitting = names(&folder).into_iter().filter(|name| fits(name)).map(|name| folder.join(name));
         fitting.filter(|link| self.disk(link).is_some()).collect()
     }
 
-    /// The name of the disk that a path leads to, `sdb`; none where it leads to none.
+    /// Returns the name of the disk behind a path, such as `sdb`; `None` if there is none.
     pub fn disk(&self, path: &Path) -> Option<String> {
         let real = fs::canonicalize(path).ok()?;
         let name = real.file_name()?.to_str()?;
         is_name(name).then(|| name.to_owned())
     }
 
-    /// The path of a disk.
+    /// Returns the device path of a disk.
     pub fn device(&self, disk: &str) -> PathBuf {
         self.dev.join(disk)
     }
 
-    /// The multipath device that a disk is a way of, `dm-0`.
+    /// Returns the multipath device that has the disk as a path, such as `dm-0`.
     pub fn multipath(&self, disk: &str) -> Option<String> {
         let blocks = self.sys.join("block");
         let holds = |name: &String| {
             let own = blocks.join(name);
-            // Something else may lie on a disk too: an encrypted volume, a logical one.
+            // Other device-mapper devices may use a disk too, such as an encrypted or a logical volume.
             let kind = text(&own.join("dm/uuid"));
             name.starts_with("dm-")
                 && own.join("slaves").join(disk).symlink_metadata().is_ok()
@@ -102,34 +103,34 @@ impl Blocks {
         names(&blocks).into_iter().find(holds)
     }
 
-    /// The disks that a multipath device is made of.
+    /// Returns the disks of a multipath device.
     pub fn ways(&self, multipath: &str) -> Vec<String> {
         names(&self.sys.join("block").join(multipath).join("slaves"))
     }
 
-    /// Has every SCSI host look for new disks.
+    /// Makes every SCSI host scan for new disks.
     pub fn rescan(&self) {
         let hosts = self.sys.join("class/scsi_host");
         for host in names(&hosts) {
-            // A host that cannot be asked finds nothing.
+            // A host that cannot be scanned finds nothing.
             if let Err(error) = write(&hosts.join(&host).join("scan"), "- - -") {
                 tracing::debug!(%host, err = %error, "Could not rescan a SCSI host");
             }
         }
     }
 
-    /// Has one SCSI host look for one unit, and for no other.
+    /// Makes one SCSI host scan for one LUN only.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn scan(&self, host: u32, lun: i32) -> io::Result<()> {
         write(&self.sys.join(format!("class/scsi_host/host{host}/scan")), &format!("0 0 {lun}"))
     }
 
-    /// Has the kernel forget a disk; one that is not there is fine.
+    /// Deletes a disk from the kernel; a missing one is no error.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn forget(&self, disk: &str) -> io::Result<()> {
         let file = self.sys.join("block").join(disk).join("device/delete");
         match write(&file, "1") {
@@ -155,8 +156,8 @@ impl Blocks {
         found
     }
 
-    /// The SCSI hosts that are sessions with a target, by portal: by the address there is, and by the one that was asked
-    /// for.
+    /// Returns the SCSI hosts of the sessions with a target, by portal: both by the current address and by the
+    /// configured (persistent) one.
     pub fn portals(&self, iqn: &str) -> BTreeMap<String, u32> {
         let mut found = BTreeMap::new();
         for session in self.sessions(iqn) {
@@ -174,7 +175,7 @@ impl Blocks {
         found
     }
 
-    /// The disks that are one unit of a target, one for each session.
+    /// Returns the disks of a LUN, one per session.
     pub fn units(&self, iqn: &str, lun: i32) -> Vec<String> {
         let mut found = Vec::new();
         for session in self.sessions(iqn) {
@@ -190,7 +191,7 @@ impl Blocks {
     }
 }
 
-/// Files of `/sys` are there or are not: none is made.
+/// Writes to an existing file, because files in `/sys` cannot be created.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     use io::Write;
     fs::OpenOptions::new().write(true).open(file)?.write_all(text.as_bytes())
@@ -214,7 +215,7 @@ mod tests {
         assert_eq!(blocks.disk(link).as_deref(), Some("sdb"));
         assert_eq!(blocks.disk(&blocks.device("sdb")).as_deref(), Some("sdb"));
         assert_eq!(blocks.links(Links::ById, |name| name == "scsi-36").len(), 1);
-        // udev has not caught up.
+        // udev has not removed the link yet.
         fs::remove_file(blocks.device("sdb")).expect("removed");
         assert_eq!(blocks.disk(link), None);
         assert!(blocks.links(Links::ById, |_| true).is_empty());

@@ -1,5 +1,6 @@
-//! From a volume of a pod to what is behind it: claims and the volumes bound to them. Reads are live; what
-//! they say is judged by pure functions. Behaviour: spec 07 §3.3, §7.10, spec 10 §4.8.
+//! Resolution of a pod's volume to its claim and persistent volume.
+//!
+//! Reads are live; pure functions check the objects. Implements spec 07 §3.3, §7.10, spec 10 §4.8.
 
 use std::sync::Arc;
 
@@ -10,28 +11,28 @@ use super::{
 use berth_ports::StorageObjects;
 use berth_types::{Pod, api};
 
-/// Keeps a claim that somebody deletes for as long as pods use it.
+/// Finalizer that keeps a deleted claim while pods use it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
-/// What the pod refers to.
+/// Type of a claim reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// A claim by name.
+    /// Existing claim by name.
     Named,
-    /// A claim made for the pod.
+    /// Claim created for the pod (generic ephemeral volume).
     Ephemeral,
 }
 
-/// The claim a volume refers to.
+/// Claim that a volume refers to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reference {
     kind: Kind,
-    /// Its name, in the pod's namespace.
+    /// Name of the claim, in the pod's namespace.
     pub name: String,
     read_only: bool,
 }
 
-/// The claim that a volume refers to, if it does.
+/// Returns the claim that a volume refers to, if any.
 pub fn reference(pod: &Pod, volume: &api::Volume) -> Option<Reference> {
     if let Some(claim) = &volume.persistent_volume_claim {
         let read_only = claim.read_only == Some(true);
@@ -41,10 +42,10 @@ pub fn reference(pod: &Pod, volume: &api::Volume) -> Option<Reference> {
     Some(Reference { kind: Kind::Ephemeral, name: format!("{}-{}", pod.name(), volume.name), read_only: false })
 }
 
-/// What a volume of a pod comes down to.
+/// Resolves a volume of a pod.
 ///
 /// # Errors
-/// The text that a pod is told of a claim that cannot be used.
+/// Message for the pod, if the claim cannot be used.
 pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volume) -> Result<VolumeSpec, String> {
     let Some(reference) = reference(pod, volume) else { return said(volume, pod.namespace()) };
     let namespace = pod.namespace();
@@ -66,10 +67,10 @@ pub async fn resolve(storage: &dyn StorageObjects, pod: &Pod, volume: &api::Volu
     Ok(spec)
 }
 
-/// What a volume that refers to no claim comes down to, in a pod of that namespace.
+/// Resolves a volume without a claim, for a pod in that namespace.
 ///
 /// # Errors
-/// It is a disk of a cloud that its driver cannot be told of, or that cannot be the name of a directory.
+/// If an in-tree cloud volume cannot be translated to CSI, or its name cannot be a directory name.
 pub fn said(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String> {
     let Some((of_driver, read_only)) = migrate::inline(volume, namespace)? else {
         return Ok(VolumeSpec::inline(volume));
@@ -77,7 +78,7 @@ pub fn said(volume: &api::Volume, namespace: &str) -> Result<VolumeSpec, String>
     Ok(VolumeSpec::persistent(Arc::new(of_driver), unknown_claim(), read_only).migrated())
 }
 
-/// The volume that a claim is bound to.
+/// Returns the name of the volume that the claim is bound to.
 fn bound(claim: &api::PersistentVolumeClaim) -> Result<&str, String> {
     let is_protected = claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
     if claim.metadata.deletion_timestamp.is_some() && !is_protected {
@@ -91,7 +92,7 @@ fn bound(claim: &api::PersistentVolumeClaim) -> Result<&str, String> {
     if name.is_empty() { Err("PVC has empty pvc.Spec.VolumeName".to_owned()) } else { Ok(name) }
 }
 
-/// Whether the volume says that it is this claim's.
+/// Checks that the volume refers back to this claim.
 fn belongs(volume: &api::PersistentVolume, claim: &api::PersistentVolumeClaim) -> Result<(), String> {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
@@ -107,7 +108,7 @@ fn belongs(volume: &api::PersistentVolume, claim: &api::PersistentVolumeClaim) -
     Err(format!("found PV object {name} but its pv.Spec.ClaimRef.UID {theirs} does not point to claim.UID {ours}"))
 }
 
-/// Whether a claim was made for that very pod, and not for another of its name.
+/// Checks that the claim was created for this pod, and not for another pod of the same name.
 fn made_for(claim: &api::PersistentVolumeClaim, pod: &Pod) -> Result<(), String> {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     if owners.any(|owner| owner.controller == Some(true) && owner.uid == pod.uid().as_str()) {
@@ -123,7 +124,7 @@ fn made_for(claim: &api::PersistentVolumeClaim, pod: &Pod) -> Result<(), String>
     ))
 }
 
-/// Whether containers use it as what it is.
+/// Checks that containers use the volume according to its volume mode.
 fn fits(pod: &Pod, volume: &str, spec: &VolumeSpec) -> Result<(), String> {
     let Some(mode) = spec.volume().and_then(|of| of.volume_mode.as_deref()) else {
         return Err(format!("cannot get volumeMode for volume: {}", spec.name));
@@ -138,8 +139,8 @@ fn fits(pod: &Pod, volume: &str, spec: &VolumeSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// What the claim says about sizes: of the volume, and of what is on the node, in bytes; `None` where it
-/// need not grow or cannot be told.
+/// Returns the sizes in bytes of the volume on the node (claim status) and of the persistent volume; `None` if no
+/// growth is needed or a size is unknown.
 pub fn growth(spec: &VolumeSpec) -> Option<(u64, u64)> {
     let bytes = |text: &str| {
         let amount = berth_types::quantity::Amount::parse(text).ok()?;
@@ -151,7 +152,7 @@ pub fn growth(spec: &VolumeSpec) -> Option<(u64, u64)> {
     (from < to).then_some((from, to))
 }
 
-/// The claim of a volume that has none, or of which nothing is known.
+/// Returns an empty claim for a volume without one, or with an unknown one.
 pub fn unknown_claim() -> Arc<api::PersistentVolumeClaim> {
     Arc::default()
 }

@@ -1,11 +1,12 @@
-//! Which volumes of a pod are needed, and which directories other mounts need inside one. Pure.
-//! Behaviour: spec 07 §3.2, §13.1.
+//! Volumes that a pod needs, and mount points that other mounts need inside a volume. Pure.
+//!
+//! Implements spec 07 §3.2, §13.1.
 
 use std::collections::BTreeSet;
 
 use berth_types::{Pod, api};
 
-/// The volumes that some container of any kind mounts, in the order of the specification.
+/// Returns the volumes that any container of any type uses, in the order of the pod spec.
 pub fn used(pod: &Pod) -> Vec<api::Volume> {
     let names: BTreeSet<&str> = mounts_of_containers(pod)
         .into_iter()
@@ -16,16 +17,16 @@ pub fn used(pod: &Pod) -> Vec<api::Volume> {
     pod.spec().volumes().filter(|volume| names.contains(volume.name.as_str())).collect()
 }
 
-/// As what containers of a pod use a volume.
+/// How containers of a pod use a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Used {
-    /// Some container mounts it.
+    /// A container mounts it (`volumeMounts`).
     pub as_directory: bool,
-    /// Some container gets it as a device.
+    /// A container uses it as a block device (`volumeDevices`).
     pub as_device: bool,
 }
 
-/// As what containers of any kind use the volume.
+/// Returns how containers of any type use the volume.
 pub fn usage(pod: &Pod, volume: &str) -> Used {
     Used {
         as_directory: mounts_of_containers(pod).into_iter().flatten().any(|mount| mount.name == volume),
@@ -38,15 +39,15 @@ fn devices(pod: &Pod) -> impl Iterator<Item = &api::VolumeDevice> {
     plain.chain(pod.ephemeral_containers().iter().map(|c| &c.volume_devices)).flatten().flatten()
 }
 
-/// The mounts of each container.
+/// Returns the mounts of each container.
 fn mounts_of_containers(pod: &Pod) -> Vec<&[api::VolumeMount]> {
     let plain = pod.init_containers().iter().chain(pod.containers()).map(|c| c.volume_mounts.as_deref());
     let all = plain.chain(pod.ephemeral_containers().iter().map(|c| c.volume_mounts.as_deref()));
     all.map(Option::unwrap_or_default).collect()
 }
 
-/// Directories that must exist in a read-only volume because a container mounts something else
-/// there: paths relative to the volume, only the outermost of nested ones.
+/// Returns directories that must exist in a read-only volume because a container mounts something else there: paths
+/// relative to the volume, only the outermost of nested ones.
 pub fn nested_mount_points(pod: &Pod, volume: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for mounts in mounts_of_containers(pod) {
@@ -65,7 +66,7 @@ pub fn nested_mount_points(pod: &Pod, volume: &str) -> BTreeSet<String> {
     found
 }
 
-/// The path without `.`, `..` and doubled slashes; never leads above where it starts.
+/// Returns the path without `.`, `..`, and repeated slashes; never leads above its start.
 fn cleaned(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {

@@ -1,15 +1,17 @@
-//! The role of plugins whose volumes are more than files of this agent: those that are attached, staged
-//! once for all pods of a node and published to each, or that hang when their server does.
+//! Volume plugin trait: stage, publish, unpublish, unstage, and expand volumes of the node.
+//!
+//! For volumes that are more than files written by this agent: they are attachable, staged once for all pods of a node
+//! and published to each, or hang when their server does.
 //!
 //! ```text
 //!            attached ─► stage (once) ─► publish (each pod)
 //!                        unstage      ◄─ unpublish
 //! ```
 //!
-//! The owner of a volume calls one of these at a time per volume, each with a deadline; whatever outlives that
-//! (`operation.rs`) is waited for before the next one. A plugin keeps no state of its own but what it writes beside its
-//! mounts. Everything is asked again until it succeeds, so
-//! everything is idempotent. Behaviour: spec 07 §2.4, §4, §7, §12.
+//! The owner task of a volume runs at most one of these calls per volume at a time, each with a timeout; it waits for
+//! work that outlives its timeout (`operation.rs`) before it starts the next call. A plugin keeps no state except the
+//! files that it writes beside its mounts. Every call is retried until it succeeds, so every call is idempotent.
+//! Implements spec 07 §2.4, §4, §7, §12.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,63 +30,63 @@ use super::{
 use berth_ports::Fullness;
 use berth_types::{Pod, PodUid};
 
-/// What a failure says about the state of things (spec 07 §2.4).
+/// Certainty of the state after a failed operation (spec 07 §2.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
-    /// It may have happened, or may still happen.
+    /// The operation may have taken effect, or may still take effect.
     Uncertain,
-    /// Nothing was tried.
+    /// Nothing was attempted.
     Transient,
-    /// It did not happen and will not.
+    /// The operation did not take effect and will not.
     Final,
 }
 
-/// What went wrong, where that is more than its class.
+/// Cause of a failure, where it needs special handling beyond its [`Class`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trouble {
-    /// Anything.
+    /// Any cause without special handling.
     Other,
-    /// It is not attached: what was tried is a part of staging that is told apart.
+    /// The volume is not attached: a part of staging that is reported under its own step name.
     NotAttached,
-    /// The plugin cannot do that at all (expansion: counts as done).
+    /// The plugin does not support the operation (an expansion then counts as done).
     Unsupported,
-    /// The volume cannot be expanded while it is in use (`FailedPrecondition`).
+    /// The volume cannot be expanded while it is in use (gRPC `FailedPrecondition`).
     InUse,
-    /// Asking again does not help (`InvalidArgument`, `OutOfRange`, `NotFound`).
+    /// A retry cannot succeed (gRPC `InvalidArgument`, `OutOfRange`, `NotFound`).
     Infeasible,
-    /// What is on the device is another file system than the volume says.
+    /// The file system on the device differs from the one in the volume spec.
     WrongFilesystem,
 }
 
-/// Why an operation failed.
+/// Error of a volume operation.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct OpError {
-    /// What it says about the state.
+    /// Certainty of the state after the failure.
     pub class: Class,
-    /// What went wrong.
+    /// Cause with special handling, if any.
     pub trouble: Trouble,
-    /// For people: follows `MountVolume.SetUp failed for volume "x" : `.
+    /// Message for events and logs; follows `MountVolume.SetUp failed for volume "x" : `.
     pub text: String,
 }
 
 impl OpError {
-    /// It did not happen.
+    /// Final error: the operation did not take effect.
     pub fn failed(text: impl Into<String>) -> Self {
         Self { class: Class::Final, trouble: Trouble::Other, text: text.into() }
     }
 
-    /// It may have happened.
+    /// Uncertain error: the operation may have taken effect.
     pub fn uncertain(text: impl Into<String>) -> Self {
         Self { class: Class::Uncertain, trouble: Trouble::Other, text: text.into() }
     }
 
-    /// It was not tried.
+    /// Transient error: nothing was attempted.
     pub fn transient(text: impl Into<String>) -> Self {
         Self { class: Class::Transient, trouble: Trouble::Other, text: text.into() }
     }
 
-    /// The same, known closer.
+    /// Sets the cause of the error.
     #[must_use]
     pub fn because(mut self, trouble: Trouble) -> Self {
         self.trouble = trouble;
@@ -92,36 +94,36 @@ impl OpError {
     }
 }
 
-/// What a volume is like, by its plugin.
+/// Properties of a volume, as its plugin describes them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Traits {
-    /// What the plugin calls the volume (`<driver>^<handle>`); matters where pods share it.
+    /// Plugin's name for the volume (`<driver>^<handle>`); used only where pods share the volume.
     pub volume: String,
-    /// Label `volume_plugin` of metrics: the plugin's name, for CSI with `:<driver>`.
+    /// Value of the metrics label `volume_plugin`: the plugin name, for CSI followed by `:<driver>`.
     pub label: String,
-    /// Label `migrated` of metrics.
+    /// Value of the metrics label `migrated`.
     pub is_migrated: bool,
-    /// Somebody attaches it to the node first (`node.status.volumesAttached`).
+    /// The volume must be attached to the node first (`node.status.volumesAttached`).
     pub attachable: bool,
-    /// It is staged once for all pods of the node.
+    /// The volume is staged once for all pods of the node.
     pub stages: bool,
-    /// It takes mount options.
+    /// The volume type accepts mount options.
     pub mount_options: bool,
-    /// It is published again with every turn of its pod.
+    /// The volume is published again with every sync of its pod.
     pub republishes: bool,
-    /// The node's part of an expansion can be done.
+    /// The plugin supports node-side expansion.
     pub expands: bool,
-    /// It can be mounted with a label of SELinux.
+    /// The volume can be mounted with an SELinux label (`-o context`).
     pub takes_label: bool,
 }
 
 impl Traits {
-    /// Whether pods share it, so that it has one name for all of them (spec 07 §2.1).
+    /// Whether pods share the volume, so that all of them use one unique name (spec 07 §2.1).
     pub fn is_shared(&self) -> bool {
         self.attachable || self.stages
     }
 
-    /// The volume's name on this node.
+    /// Returns the unique name of the volume on this node.
     pub fn unique(&self, plugin: &str, pod: &PodUid, spec: &VolumeSpec) -> UniqueName {
         if self.is_shared() {
             UniqueName::shared(plugin, &self.volume)
@@ -131,191 +133,195 @@ impl Traits {
     }
 }
 
-/// The group that a volume is given to, and how.
+/// Group ownership to apply to a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupOf {
-    /// `fsGroup`.
+    /// Group ID from `fsGroup`.
     pub group: u32,
-    /// `fsGroupChangePolicy: OnRootMismatch`.
+    /// Policy is `fsGroupChangePolicy: OnRootMismatch`; otherwise `Always`.
     pub on_root_mismatch: bool,
 }
 
-/// Who uses which volume, and how: all that staging and publishing need.
+/// One pod's use of one volume: all inputs of staging and publishing.
 #[derive(Clone, Debug)]
 pub struct Usage {
-    /// The pod.
+    /// Pod that uses the volume.
     pub pod: Arc<Pod>,
-    /// The volume.
+    /// Volume to stage and publish.
     pub spec: Arc<VolumeSpec>,
-    /// Its name on this node.
+    /// Unique name of the volume on this node.
     pub unique: UniqueName,
-    /// As what the pod gets it.
+    /// Volume mode in which the pod uses it: file system or block device.
     pub mode: Mode,
-    /// Where the pod's things lie.
+    /// Paths of the pod's directories.
     pub layout: PodLayout,
-    /// `pods/<uid>/volumes/<plugin~>/<spec name>`, not yet there; for a device the link below `volumeDevices`.
+    /// Target path `pods/<uid>/volumes/<plugin~>/<spec name>`, not created yet; for a block device the symlink below
+    /// `volumeDevices`.
     pub target: PathBuf,
-    /// Where the node's status says that it is attached; empty where it says nothing.
+    /// Device path from `node.status.volumesAttached`; empty where the status has none.
     pub device: String,
-    /// Given to the volume as a whole; `None` to leave it as it is.
+    /// Group to apply to the whole volume; `None` leaves the ownership unchanged.
     pub group: Option<GroupOf>,
-    /// The user that all containers run as, if it is one.
+    /// UID that all containers run as, if they share one.
     pub user: Option<u32>,
-    /// The label of SELinux that it is mounted with, if with one.
+    /// SELinux label of the mount, if it has one.
     pub label: Option<String>,
-    /// Whether another pod has it mounted already: then it is nobody's to give away (spec 07 §7.6).
+    /// Another pod already has the volume mounted: its group ownership must then stay unchanged (spec 07 §7.6).
     pub is_shared_now: bool,
-    /// The pod has it already: a failure leaves what is there.
+    /// The pod already has the volume: a failure leaves the existing mount in place.
     pub is_republish: bool,
-    /// It was there before this agent: a failure leaves what is there.
+    /// The volume predates this agent: a failure leaves the existing mount in place.
     pub was_rebuilt: bool,
-    /// What is being done: whatever blocks does so through it.
+    /// Operation in progress; all blocking calls run through it.
     pub operation: Operation,
 }
 
-/// What of a volume is to go.
+/// Unpublish or unstage request.
 #[derive(Clone, Debug)]
 pub struct Removal {
-    /// The volume; rebuilt from disk, where nothing else knows it any more.
+    /// Volume to remove; reconstructed from disk where no other source knows it.
     pub spec: Arc<VolumeSpec>,
-    /// Its name on this node.
+    /// Unique name of the volume on this node.
     pub unique: UniqueName,
-    /// As what it is there.
+    /// Volume mode in which it is present.
     pub mode: Mode,
-    /// The pod and the volume's place in it; `None` for what all pods shared.
+    /// Pod and target path to unpublish; `None` to unstage the part shared by all pods.
     pub pod: Option<(PodUid, PathBuf)>,
-    /// Where it is attached; empty where nothing says so.
+    /// Device path at which the volume is attached; empty where unknown.
     pub device: String,
-    /// What is being done: whatever blocks does so through it.
+    /// Operation in progress; all blocking calls run through it.
     pub operation: Operation,
 }
 
-/// What the pod gets.
+/// Result of publishing a volume to a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Published {
-    /// The directory to bind, or the device.
+    /// Directory to bind-mount into the container, or path of the block device.
     pub path: PathBuf,
-    /// Whether the runtime may relabel it.
+    /// Whether the container runtime may relabel the volume for SELinux.
     pub relabel: bool,
 }
 
-/// An expansion on the node.
+/// Node-side expansion request.
 #[derive(Clone, Debug)]
 pub struct Expansion {
-    /// The pod that has it.
+    /// Pod and volume to expand.
     pub usage: Usage,
-    /// What it was published as.
+    /// Path at which the volume was published.
     pub path: PathBuf,
-    /// Bytes from.
+    /// Current size in bytes.
     pub from: u64,
-    /// Bytes to.
+    /// Requested size in bytes.
     pub to: u64,
 }
 
-/// A volume found on disk at start.
+/// Volume directory or link found on disk at startup.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Of which pod.
+    /// UID of the pod that it belongs to.
     pub pod: PodUid,
-    /// The name of its directory.
+    /// Name of the volume directory.
     pub name: String,
-    /// As what.
+    /// Volume mode: file system or block device.
     pub mode: Mode,
-    /// Where: below the pod's `volumes`, or the link below its `volumeDevices`.
+    /// Path below the pod's `volumes`, or the symlink below its `volumeDevices`.
     pub path: PathBuf,
 }
 
-/// What a plugin made of it.
+/// Volume that a plugin reconstructed from disk.
 #[derive(Clone, Debug)]
 pub struct Rebuilt {
-    /// As much of the volume as undoing needs.
+    /// Volume spec, as complete as unpublish and unstage need.
     pub spec: VolumeSpec,
-    /// What it is like.
+    /// Properties of the volume.
     pub traits: Traits,
-    /// The label of SELinux that it is mounted with.
+    /// SELinux label of the existing mount, if it has one.
     pub label: Option<String>,
 }
 
-/// A kind of volume that is more than files.
+/// Volume plugin for volumes that are more than files written by the agent.
 #[async_trait]
 pub trait DevicePlugin: Send + Sync + 'static {
-    /// Full name, `kubernetes.io/csi`.
+    /// Full plugin name, such as `kubernetes.io/csi`.
     fn name(&self) -> &'static str;
 
-    /// Whether such volumes are its.
+    /// Whether this plugin handles the volume.
     fn supports(&self, spec: &VolumeSpec) -> bool;
 
-    /// What this volume is like. May ask others; asked with every turn of the pod.
+    /// Returns the properties of the volume. May query other components; called with every sync of the pod.
     async fn describe(&self, pod: &Pod, spec: &VolumeSpec) -> Result<Traits, OpError>;
 
-    /// Whether the volume is attached, for plugins that know better than the node's status; a path overrides that of the
-    /// status.
+    /// Whether the volume is attached, for plugins that know more than the node status; a returned path overrides the
+    /// device path of the status.
     async fn attached(&self, usage: &Usage) -> Result<Option<String>, OpError> {
         let _usage = usage;
         Ok(None)
     }
 
-    /// Makes the volume ready for all pods of the node; only asked where it [stages](Traits::stages).
+    /// Prepares the volume once for all pods of the node; called only where [`Traits::stages`] is set.
     async fn stage(&self, usage: &Usage) -> Result<(), OpError> {
         let _usage = usage;
         Ok(())
     }
 
-    /// Gives it to the pod.
+    /// Publishes the volume to the pod.
     async fn publish(&self, usage: &Usage) -> Result<Published, OpError>;
 
-    /// Takes it from the pod.
+    /// Unpublishes the volume from the pod.
     async fn unpublish(&self, removal: &Removal) -> Result<(), OpError>;
 
-    /// Undoes [`stage`](Self::stage), when no pod has it.
+    /// Reverts [`stage`](Self::stage) once no pod uses the volume.
     async fn unstage(&self, removal: &Removal) -> Result<(), OpError> {
         let _removal = removal;
         Ok(())
     }
 
-    /// Does the node's part of an expansion; the size there is afterwards, in bytes.
+    /// Runs the node-side expansion; returns the resulting size in bytes.
     async fn expand(&self, expansion: &Expansion) -> Result<u64, OpError> {
         let _expansion = expansion;
         Err(OpError::failed("not supported").because(Trouble::Unsupported))
     }
 
-    /// How full it is, as the pod has it at that path.
+    /// Returns the usage statistics of the volume as published to the pod at that path.
     async fn fullness(&self, usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
         let _asked = (usage, path);
         Err(OpError::failed("not supported").because(Trouble::Unsupported))
     }
 
-    /// What a directory is that an earlier agent left. Blocking; looks at no volume, only beside it.
+    /// Reconstructs a volume from a directory that an earlier agent left. Blocking; reads only metadata beside the
+    /// volume, never the volume itself.
     ///
     /// # Errors
-    /// It cannot be told.
+    /// If the volume cannot be identified.
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String>;
 
-    /// What an earlier agent staged, whether a pod has it or not. Blocking, as [`rebuild`](Self::rebuild).
+    /// Lists the volumes that an earlier agent staged, whether or not a pod uses them. Blocking, as
+    /// [`rebuild`](Self::rebuild).
     ///
     /// # Errors
-    /// Some of it cannot be told.
+    /// If some of the staged volumes cannot be identified.
     fn staged(&self) -> Result<Vec<(Mode, Rebuilt)>, String> {
         Ok(Vec::new())
     }
 
-    /// The directory in which each pod that has the device finds it (`global map path`).
+    /// Returns the directory with one entry per pod that uses the block device (`globalMapPath`).
     fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
         root.join("plugins").join(self.name().replace('/', "~")).join("volumeDevices").join(&spec.name)
     }
 
-    /// Whether it is not attached because the node takes no more such volumes.
+    /// Whether the volume is not attached because the node reached its attach limit for such volumes.
     async fn is_over_limit(&self, usage: &Usage) -> bool {
         let _usage = usage;
         false
     }
 
-    /// How long one call may take.
+    /// Timeout of one call; 120 seconds by default.
     fn limit(&self) -> Duration {
         Duration::from_secs(120)
     }
 
-    /// Moves when what failed may succeed now: a driver was registered. What waits is tried at once then.
+    /// Changes when a failure may have been resolved, such as by a driver registration; pending retries then run at
+    /// once.
     fn cured(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
     }

@@ -1,5 +1,6 @@
-//! A pod's volumes that are more than files: which they are, what the pod waits for, and what it gets.
-//! Behaviour: spec 07 §3.2-3.3, §5.1-5.2, §16.
+//! Resolution of a pod's volumes that need an owner task, and the wait until they are mounted.
+//!
+//! Implements spec 07 §3.2-3.3, §5.1-5.2, §16.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,33 +33,33 @@ use super::{
 use berth_ports::{BlockVolume, MountedVolume, MountedVolumes, StorageObjects};
 use berth_types::{Pod, PodUid, api};
 
-/// How long the claim of a volume that is there is taken for what it was.
+/// How long the resolved claim of a mounted volume is reused without another read.
 const FRESH: Duration = Duration::from_secs(60);
-/// How long all reads for one volume may take.
+/// Timeout of all API reads for one volume.
 const READ_LIMIT: Duration = Duration::from_secs(30);
-/// The same where the volume is there, and its pod should not wait to hear of the claim.
+/// The same for a mounted volume, whose pod should not wait for the claim.
 const GLANCE: Duration = Duration::from_secs(2);
-/// First and longest pause before a claim that could not be used is asked for again.
+/// Initial and maximum back-off before an unusable claim is read again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
-/// What a pod's volume came down to.
+/// Resolved volume of a pod.
 #[derive(Clone)]
 struct Known {
     spec: Arc<VolumeSpec>,
-    /// Where it is device-like: its plugin's place in the list, its name on the node, what it is like.
+    /// For a volume with an owner task: index of its plugin, unique name on the node, and properties.
     device: Option<(usize, UniqueName, Traits)>,
     read_at: Instant,
 }
 
 impl Known {
-    /// Whether it follows from the pod alone. Such a one is not remembered: nobody has to be asked for it, and
-    /// most volumes are such.
+    /// Whether the pod spec alone determines the volume. Such a volume is not cached: it needs no API read, and most
+    /// volumes are of this type.
     fn is_said_by_the_pod(&self) -> bool {
         self.device.is_none() && self.spec.as_inline().is_some()
     }
 }
 
-/// A volume that could not be resolved.
+/// Volume that could not be resolved.
 #[derive(Clone)]
 struct Failed {
     text: String,
@@ -73,9 +74,9 @@ struct Memory {
     since: Option<Instant>,
 }
 
-/// What a pod waits for.
+/// Volume that a pod waits for.
 pub struct Awaited {
-    /// The volume's name in the pod.
+    /// Name of the volume in the pod.
     pub volume: String,
     spec: Arc<VolumeSpec>,
     target: PathBuf,
@@ -84,39 +85,39 @@ pub struct Awaited {
     shown: watch::Receiver<Arc<Shown>>,
 }
 
-/// Volumes that a pod does not have.
+/// Volumes that a pod does not have yet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Missing {
-    /// Their names in the pod.
+    /// Names of the volumes in the pod.
     pub volumes: Vec<String>,
-    /// What is in the way of some, where waiting on is no use.
+    /// Reason why waiting longer is useless, such as a conflicting SELinux label.
     pub hindrance: Option<String>,
 }
 
-/// A pod's volumes, resolved.
+/// Resolved volumes of a pod.
 #[derive(Default)]
 pub struct Resolved {
-    /// Those that are files of this agent, as the pod could have described them.
+    /// Volumes that consist of files written by this agent, as inline volumes of the pod.
     pub local: Vec<(api::Volume, Option<Arc<VolumeSpec>>)>,
-    /// Those that somebody else sees to.
+    /// Volumes with an owner task.
     pub awaited: Vec<Awaited>,
-    /// Those that cannot be resolved, and why.
+    /// Names of volumes that cannot be resolved, each with the reason.
     pub failed: Vec<(String, String)>,
 }
 
-/// All pods' volumes that are more than files.
+/// Volumes of all pods that need an owner task.
 pub struct Devices {
     board: Arc<Board>,
     plugins: Vec<Arc<dyn DevicePlugin>>,
     storage: Arc<dyn StorageObjects>,
-    /// On a node that has SELinux.
+    /// SELinux label policy; `None` on a node without SELinux.
     labels: Option<Labels>,
     pods: Mutex<HashMap<PodUid, Memory>>,
     turns: AtomicU64,
 }
 
 impl Devices {
-    /// Nothing is used yet.
+    /// Creates an instance without pods.
     pub fn new(
         board: Arc<Board>,
         plugins: Vec<Arc<dyn DevicePlugin>>,
@@ -126,12 +127,12 @@ impl Devices {
         Self { board, plugins, storage, labels, pods: Mutex::default(), turns: AtomicU64::new(0) }
     }
 
-    /// The plugins.
+    /// Registered plugins.
     pub fn plugins(&self) -> &[Arc<dyn DevicePlugin>] {
         &self.plugins
     }
 
-    /// Who sees to the volumes.
+    /// Registry of the volume owners.
     pub fn board(&self) -> &Arc<Board> {
         &self.board
     }
@@ -140,7 +141,7 @@ impl Devices {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds out what the volumes are, and has those seen to that are more than files.
+    /// Resolves the volumes, and requests those that need an owner task.
     pub async fn resolve(&self, pod: &Arc<Pod>, layout: &PodLayout, used: &[api::Volume]) -> Resolved {
         let found = join_all(used.iter().map(|volume| self.one(pod, volume))).await;
         let turn = self.turns.fetch_add(1, Ordering::Relaxed) + 1;
@@ -169,7 +170,7 @@ impl Devices {
                     };
                     usage.label = label.mounted;
                     let target = usage.target.clone();
-                    // What is nobody's to do yet is not done: the claim may follow its volume late.
+                    // Skips an expansion that is not due on the node yet: the claim's status may lag behind its volume.
                     let growth = claims::growth(&spec).filter(|(_, to)| expand::is_due(&spec, *to));
                     let since =
                         *self.pods().entry(pod.uid().clone()).or_default().since.get_or_insert_with(Instant::now);
@@ -190,7 +191,7 @@ impl Devices {
             Some(memory) => (memory.known.get(name).cloned(), memory.failed.get(name).cloned()),
             None => (None, None),
         };
-        // What is there serves on, whatever can be found out about it now.
+        // A mounted volume stays in use even if it cannot be resolved now.
         let there = known.filter(|known| is_of(known, pod, volume) && self.is_there(uid, known));
         if let Some(known) = there.as_ref().filter(|known| known.read_at.elapsed() < FRESH) {
             return Ok(known.clone());
@@ -240,7 +241,7 @@ impl Devices {
         let read_at = Instant::now();
         let (index, plugin) = match (local, fitting.next(), fitting.next()) {
             (Some(_), None, _) => return Ok(Known { spec, device: None, read_at }),
-            // The pod's own: who sets it up says what is missing.
+            // Inline volume: its set-up reports what is missing.
             (None, None, _) if spec.as_inline().is_some() => return Ok(Known { spec, device: None, read_at }),
             (None, None, _) => return Err(wrong("no volume plugin matched".to_owned())),
             (None, Some(found), None) => found,
@@ -255,7 +256,7 @@ impl Devices {
         Ok(Known { spec, device: Some((index, unique, traits)), read_at })
     }
 
-    /// Waits until the pod has all of them; what it does not have where time is up, or where others are in the way.
+    /// Waits until the pod has all volumes; returns those missing at the deadline or blocked by other pods.
     pub async fn wait(&self, pod: &PodUid, awaited: &mut [Awaited], until: Instant) -> Missing {
         loop {
             let mut missing: Vec<&mut Awaited> = Vec::new();
@@ -273,7 +274,7 @@ impl Devices {
             if !hindrance.is_empty() {
                 return Missing { volumes, hindrance: Some(hindrance.join("; ")) };
             }
-            // An owner that has ended is followed by another with the next turn.
+            // An owner task that has ended is replaced with the next sync.
             let changes = missing.into_iter().map(|one| {
                 Box::pin(async {
                     if one.shown.changed().await.is_err() {
@@ -287,25 +288,25 @@ impl Devices {
         }
     }
 
-    /// Whether something of the pod is there, or wanted.
+    /// Whether the pod needs, or may have, any volume.
     pub fn has(&self, pod: &PodUid) -> bool {
         self.board.has(pod)
     }
 
-    /// The pod is gone, and had nothing here.
+    /// Forgets a removed pod without volumes here.
     pub fn forget(&self, pod: &PodUid) {
         self.pods().remove(pod);
     }
 
-    /// Nothing of the pod is wanted any more; waits until nothing is left.
+    /// Releases all volumes of the pod and waits until none is left.
     ///
     /// # Errors
-    /// The names of the volumes that are still there when time is up.
+    /// The unique names of the volumes that are still present at the deadline.
     pub async fn release(&self, pod: &PodUid, until: Instant) -> Result<(), Vec<String>> {
         let left = self.board.unwant(pod);
         let waits = left.into_iter().map(async |(name, mut shown)| {
             let gone = shown.wait_for(|shown| !shown.pods.contains_key(pod));
-            // An owner ends once nothing is left.
+            // The channel closes when the owner ends, which it does once nothing is left.
             let ended = timeout_at(until, gone).await.map(drop);
             ended.err().map(|_| name.to_string())
         });
@@ -324,31 +325,31 @@ impl Awaited {
         shown.pods.get(pod).is_some_and(|own| own.presence == Presence::Present && own.published.is_some())
     }
 
-    /// What other pods are in the way with.
+    /// Returns the reason if other pods block the volume.
     fn hindrance(&self, pod: &PodUid) -> Option<String> {
         let is_hindered = self.shown.borrow().pods.get(pod).is_some_and(|own| own.is_hindered);
         is_hindered.then(|| selinux::waiting(self.usage.unique.as_str()))
     }
 
-    /// Why the pod does not have it, as far as somebody tried.
+    /// Returns the error of the last mount attempt, if the pod does not have the volume.
     pub fn failure(&self, pod: &PodUid) -> Option<String> {
         let shown = self.shown.borrow();
         let own = shown.pods.get(pod).filter(|own| own.presence != Presence::Present || own.published.is_none())?;
         own.failure.as_deref().map(str::to_owned)
     }
 
-    /// Whether nobody will, as the node takes no more such volumes.
+    /// Whether the volume cannot be attached because the node reached its attach limit.
     pub async fn is_over_limit(&self) -> bool {
         self.is_unattached() && self.plugin.is_over_limit(&self.usage).await
     }
 
-    /// Whether somebody has yet to attach it.
+    /// Whether the volume still has to be attached.
     pub fn is_unattached(&self) -> bool {
         let shown = self.shown.borrow();
         shown.attachable && !shown.is_attached
     }
 
-    /// Adds what the pod has of it.
+    /// Adds the published volume to the pod's mounted volumes.
     pub fn put(&self, pod: &PodUid, into: &mut MountedVolumes) {
         let shown = self.shown.borrow().clone();
         let Some(own) = shown.pods.get(pod) else { return };
@@ -373,7 +374,7 @@ impl Awaited {
     }
 }
 
-/// Whether that is known of this very volume.
+/// Whether the cached resolution belongs to this volume.
 fn is_of(known: &Known, pod: &Pod, volume: &api::Volume) -> bool {
     match (claims::reference(pod, volume), known.spec.claim()) {
         (Some(reference), Some((_, name))) => reference.name == name,

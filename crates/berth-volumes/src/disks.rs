@@ -1,5 +1,6 @@
-//! What volumes on disks of a network have in common: one mount for all pods of the node, a bind for each.
-//! Behaviour: spec 07 §4.3, §7.8, §10.
+//! Shared code of network disk plugins (iSCSI, FC): one mount per node, one bind mount per pod.
+//!
+//! Implements spec 07 §4.3, §7.8, §10.
 
 use std::{
     fs,
@@ -17,18 +18,18 @@ use super::{
 use berth_ports::Fullness;
 use berth_sys::mount_table::Mount;
 
-/// The file system of a blank disk where nothing is said.
+/// Default file system type for a blank disk.
 const DEFAULT_KIND: &str = "ext4";
 
-/// A failure after something was done.
+/// Creates the error of a failure after something may have changed.
 pub fn uncertain(text: impl Into<String>) -> OpError {
     OpError::uncertain(text)
 }
 
-/// Mounts what is on a disk at the place that all pods share, and makes a file system first where nothing is.
+/// Mounts a disk at the path shared by all pods; formats a blank disk first.
 ///
 /// # Errors
-/// In the reference's words.
+/// With the message of the upstream kubelet.
 pub async fn stage(work: &Work, usage: &Usage, disk: &Path, shared: &Path, kind: Option<&str>) -> Result<(), OpError> {
     if work.is_mounted(shared).await? {
         return Ok(());
@@ -39,10 +40,10 @@ pub async fn stage(work: &Work, usage: &Usage, disk: &Path, shared: &Path, kind:
     format::format_and_mount(work, disk, shared, kind, &options, usage.spec.read_only()).await
 }
 
-/// Gives the pod what all pods share.
+/// Bind-mounts the shared mount to the pod's target path and applies `fsGroup`.
 ///
 /// # Errors
-/// What stands in the way.
+/// If the shared mount is missing, or the bind mount or ownership change fails.
 pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) -> Result<Published, OpError> {
     let (machine, source, target) = (work.machine().clone(), shared.to_owned(), usage.target.clone());
     let (read_only, options) = (usage.spec.read_only(), usage.spec.mount_options());
@@ -52,7 +53,7 @@ pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) ->
         if table.iter().any(|mount| mount.target == target) {
             return Ok(false);
         }
-        // What is not the mount of the disk is the node's own directory: nobody's data may go there.
+        // Without the disk's mount the path is a directory of the node, to which no pod may write.
         if !table.iter().any(|mount| mount.target == source) {
             return Err(OpError::failed(format!("{} is not mounted", source.display())));
         }
@@ -64,7 +65,7 @@ pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) ->
     let is_new = is_new.await?;
     let group = usage.group.filter(|_| !usage.is_shared_now && !usage.is_republish && !read_only);
     if let Some(of) = group {
-        // What an agent before this one bound it has given, too, if the root says so: that is done last.
+        // An earlier agent's bind mount has the right group if its root shows that: the root is changed last.
         let was_given = !is_new && usage.was_rebuilt;
         let of = GroupOf { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
         give::give(usage, plugin, usage.target.clone(), of).await?;
@@ -72,21 +73,21 @@ pub async fn publish(work: &Work, plugin: &str, usage: &Usage, shared: &Path) ->
     Ok(Published { path: usage.target.clone(), relabel: usage.label.is_none() })
 }
 
-/// The label that a disk is mounted with at the place that all pods share.
+/// Returns the SELinux label of the shared mount, if it has one.
 pub fn label(table: &[Mount], shared: &Path) -> Option<String> {
     let mount = table.iter().rfind(|mount| mount.target == shared)?;
     selinux::mounted_with(&mount.options)
 }
 
-/// Options of a file system are no options of a bind.
+/// Whether the option applies to a bind mount; options of the file system do not.
 fn is_of_bind(option: &str) -> bool {
     ["ro", "nodev", "noexec", "nosuid", "noatime", "nodiratime", "relatime"].contains(&option)
 }
 
-/// How full it is.
+/// Returns the usage statistics of the volume.
 ///
 /// # Errors
-/// It is a device, or does not say.
+/// If it is a block device, or `statfs` fails.
 pub async fn fullness(usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
     match usage.mode {
         Mode::Filesystem => fullness::of_filesystem(&usage.operation, path).await,
@@ -94,19 +95,19 @@ pub async fn fullness(usage: &Usage, path: &Path) -> Result<Fullness, OpError> {
     }
 }
 
-/// Takes from the pod what all pods share.
+/// Unmounts the pod's bind mount and removes its target directory.
 ///
 /// # Errors
-/// In the reference's words.
+/// With the message of the upstream kubelet.
 pub async fn unpublish(work: &Work, target: &Path) -> Result<(), OpError> {
     work.unmount(target).await.map_err(uncertain)?;
     remove_dir(work, target).await
 }
 
-/// Removes an empty directory; one that is not there is fine.
+/// Removes an empty directory; a missing one is no error.
 ///
 /// # Errors
-/// What stands in the way.
+/// If the directory cannot be removed.
 pub async fn remove_dir(work: &Work, path: &Path) -> Result<(), OpError> {
     let path = path.to_owned();
     let removing = work.operation().blocking(move || match fs::remove_dir(&path) {
@@ -118,14 +119,14 @@ pub async fn remove_dir(work: &Work, path: &Path) -> Result<(), OpError> {
     removing.await
 }
 
-/// Unmounts what all pods shared, unless it is mounted elsewhere, too: its disk goes next.
+/// Unmounts the shared mount, unless the disk is mounted elsewhere too: the disk is detached next.
 ///
 /// # Errors
-/// In the reference's words.
+/// With the message of the upstream kubelet.
 pub async fn unstage(work: &Work, shared: &Path) -> Result<(), OpError> {
     let table = work.mounts().await?;
     let mut others = machine::elsewhere(&table, shared);
-    // The same directory by another name: an agent in a container sees both.
+    // The same directory under another name: an agent in a container sees both.
     let own = shared.to_str().and_then(|text| text.get(text.find("/plugins/kubernetes.io/")?..));
     others.retain(|other| !own.is_some_and(|own| other.to_str().is_some_and(|text| text.ends_with(own))));
     if !others.is_empty() {
@@ -137,11 +138,11 @@ pub async fn unstage(work: &Work, shared: &Path) -> Result<(), OpError> {
     work.unmount(shared).await.map_err(uncertain)
 }
 
-/// The directory in which a pod has a device that an earlier agent left: its file there is the device to which the
-/// pod's link leads. Blocking.
+/// Returns the global map directory of a block device that an earlier agent left: its file for the pod is the device to
+/// which the pod's link points. Blocking.
 ///
 /// # Errors
-/// None is, or it cannot be told.
+/// If no directory matches, or several are possible.
 pub fn mapped(found: &Found, directories: Vec<PathBuf>) -> Result<PathBuf, String> {
     let device = fs::metadata(&found.path).map(|meta| meta.rdev()).ok();
     let own =

@@ -1,4 +1,6 @@
-//! The node's part of an expansion: which way the claim says, and what the claim is told. Behaviour: spec 07 §4.5.
+//! Node-side volume expansion: runs the resize and updates the claim's status.
+//!
+//! Implements spec 07 §4.5.
 
 use std::path::PathBuf;
 
@@ -14,21 +16,21 @@ use berth_types::api;
 const PENDING: &str = "NodeResizePending";
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
-/// Conditions that end with the expansion.
+/// Conditions that are removed when the expansion completes.
 const CONDITIONS: [&str; 4] = ["Resizing", "FileSystemResizePending", "NodeResizeError", "ControllerResizeError"];
-/// On volumes of which one node's expansion is every node's.
+/// Annotation of volumes for which the expansion on one node is sufficient for all nodes.
 const NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
 
-/// Which way an expansion goes.
+/// How to run and report an expansion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    /// The claim knows nothing of allocated sizes.
+    /// The claim has no allocated resources (before recovery from resize failure).
     Legacy,
-    /// The claim follows each step.
+    /// The claim's resize status is updated at each step.
     Followed,
-    /// Somebody did it; another node may still have to.
+    /// The expansion is complete elsewhere; this node may still need its own.
     OnlyHere,
-    /// Not our affair.
+    /// No expansion is due on the node.
     Nothing,
 }
 
@@ -51,7 +53,7 @@ fn way(spec: &VolumeSpec, to: u64) -> Way {
     }
 }
 
-/// Whether an expansion to that size is the node's to do, as the claim says now.
+/// Whether an expansion to that size is due on the node, according to the claim.
 pub fn is_due(spec: &VolumeSpec, to: u64) -> bool {
     way(spec, to) != Way::Nothing
 }
@@ -60,7 +62,7 @@ fn bytes(text: &str) -> Option<u64> {
     u64::try_from(berth_types::quantity::Amount::parse(text).ok()?.value()).ok()
 }
 
-/// The size the volume is to have, as its object says it.
+/// Returns the requested size as spelled in the API object.
 fn target(spec: &VolumeSpec, way: Way) -> Option<String> {
     let persistent = spec.as_persistent()?;
     let status = persistent.claim.status.as_ref();
@@ -69,7 +71,7 @@ fn target(spec: &VolumeSpec, way: Way) -> Option<String> {
     if way == Way::Followed { allocated.or(capacity) } else { capacity }.map(|size| size.0.clone())
 }
 
-/// What the claim is told of an expansion that is done.
+/// Returns the status patch for a completed expansion.
 fn finished(claim: &api::PersistentVolumeClaim, size: &str, way: Way) -> Value {
     let present = claim.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let over: Vec<Value> = present
@@ -88,22 +90,22 @@ fn finished(claim: &api::PersistentVolumeClaim, size: &str, way: Way) -> Value {
     json!({"metadata": versioned(claim, way), "status": status})
 }
 
-/// Writes that follow each step are refused where somebody else wrote meanwhile.
+/// Returns the patch metadata: the resource version detects concurrent writes, unless an earlier patch changed it.
 fn versioned(claim: &api::PersistentVolumeClaim, way: Way) -> Value {
     match (&claim.metadata.resource_version, way) {
         (Some(version), Way::Legacy | Way::OnlyHere | Way::Nothing) => json!({"resourceVersion": version}),
-        // The first of two writes moves it.
+        // The first of the two patches changes the version.
         _ => json!({}),
     }
 }
 
-/// What the claim is told when it begins.
+/// Returns the status patch for a started expansion.
 fn begun(claim: &api::PersistentVolumeClaim) -> Value {
     let version = claim.metadata.resource_version.clone().unwrap_or_default();
     json!({"metadata": {"resourceVersion": version}, "status": {"allocatedResourceStatuses": {"storage": IN_PROGRESS}}})
 }
 
-/// What the claim is told when it failed for good.
+/// Returns the status patch for a permanently failed expansion.
 fn failed(error: &OpError, now: jiff::Timestamp) -> Value {
     let condition = json!({"type": "NodeResizeError", "status": "True", "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         "message": format!("failed to expand pvc with {error}")});
@@ -115,29 +117,29 @@ fn failed(error: &OpError, now: jiff::Timestamp) -> Value {
     json!({"status": status})
 }
 
-/// An expansion that is due.
+/// Expansion that is due.
 pub struct Work<'a> {
-    /// Whose volume it is.
+    /// Plugin of the volume.
     pub plugin: &'a dyn DevicePlugin,
-    /// Where the claim is.
+    /// API server access for the claim.
     pub storage: &'a dyn StorageObjects,
-    /// Where success is told.
+    /// Sink for events about the result.
     pub events: &'a dyn EventSink,
-    /// The node's name.
+    /// Name of the node.
     pub node: String,
-    /// The pod that has it.
+    /// Pod and volume to expand.
     pub usage: Usage,
-    /// Bytes from and to.
+    /// Current and requested size in bytes.
     pub growth: Option<(u64, u64)>,
-    /// What it was published as.
+    /// Path at which the volume was published.
     pub path: PathBuf,
 }
 
 impl Work<'_> {
-    /// Does it, and tells the claim.
+    /// Runs the expansion and updates the claim.
     ///
     /// # Errors
-    /// The plugin, or the server, said no.
+    /// If the plugin fails or the API server rejects a patch.
     pub async fn run(self) -> Result<(), OpError> {
         let Some((from, to)) = self.growth else { return Ok(()) };
         let spec = self.usage.spec.clone();
@@ -177,7 +179,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Tells it of the pod and of its claim.
+    /// Records an event on the pod and on its claim.
     fn record(&self, kind: EventKind, reason: &'static str, text: &str) {
         let pod = self.usage.pod.id();
         self.events.record(match kind {

@@ -1,5 +1,6 @@
-//! What the volumes of a pod need of the API server, read before they are set up: that happens on
-//! threads which cannot wait for answers.
+//! API objects and tokens that a pod's volumes need, read before the blocking set-up.
+//!
+//! The set-up runs on threads that cannot wait for API responses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,13 +14,13 @@ use tokio::time::timeout;
 use berth_ports::{CertificateAsk, Credential, ObjectError, ObjectSource, TokenAsk};
 use berth_types::{Pod, api};
 
-/// How long all that one pod needs may take.
+/// Timeout of each read for a pod.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Files by key.
 pub type Data = Arc<BTreeMap<String, Vec<u8>>>;
 
-/// What was read, by name.
+/// Objects read, by name.
 #[derive(Default)]
 pub struct Fetched {
     config_maps: BTreeMap<String, Result<Data, ObjectError>>,
@@ -29,7 +30,7 @@ pub struct Fetched {
     certificates: Vec<(CertificateAsk, Result<Arc<Credential>, ObjectError>)>,
 }
 
-/// What volumes need.
+/// Objects that volumes need.
 #[derive(Default)]
 struct Wanted {
     config_maps: BTreeSet<String>,
@@ -39,13 +40,13 @@ struct Wanted {
     certificates: Vec<CertificateAsk>,
 }
 
-/// The token that a projection asks for.
+/// Returns the token request of a projection.
 pub fn token_of(source: &api::ServiceAccountTokenProjection) -> TokenAsk {
     TokenAsk { audience: source.audience.clone().unwrap_or_default(), expiration_seconds: source.expiration_seconds }
 }
 
-/// Whether the API server has to issue something for this pod alone: a token, a certificate. That takes longer than what
-/// is stored, and what nobody has asked for before cannot be there already.
+/// Whether the API server must issue something for this pod alone: a token or a certificate. That takes longer than
+/// reading stored objects and cannot be cached before the first request.
 pub fn is_issued(volume: &api::Volume) -> bool {
     let mut sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
     sources.any(|source| source.service_account_token.is_some() || source.pod_certificate.is_some())
@@ -73,7 +74,7 @@ fn wanted(volumes: &[&api::Volume]) -> Wanted {
     wanted
 }
 
-/// Reads all of it at once; what fails is told where it is used.
+/// Reads all objects concurrently; errors are returned when an object is used.
 pub async fn fetch(objects: &dyn ObjectSource, pod: &Pod, volumes: &[&api::Volume]) -> Fetched {
     let (wanted, namespace) = (wanted(volumes), pod.namespace());
     let config_maps = join_all(wanted.config_maps.into_iter().map(async |name| {
@@ -113,28 +114,28 @@ async fn within<T>(read: impl Future<Output = Result<T, ObjectError>>) -> Result
 }
 
 impl Fetched {
-    /// The files of a ConfigMap.
+    /// Returns the files of a ConfigMap.
     pub fn config_map(&self, name: &str) -> Result<Data, ObjectError> {
         found(&self.config_maps, name)
     }
 
-    /// The files of a Secret.
+    /// Returns the files of a Secret.
     pub fn secret(&self, name: &str) -> Result<Data, ObjectError> {
         found(&self.secrets, name)
     }
 
-    /// A token.
+    /// Returns a service account token.
     pub fn token(&self, ask: &TokenAsk) -> Result<String, ObjectError> {
         self.tokens.get(ask).cloned().unwrap_or_else(|| Err(not_read("token")))
     }
 
-    /// Certificates of trust bundles.
+    /// Returns the certificates of a trust bundle.
     pub fn trust_bundle(&self, ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
         let read = self.bundles.iter().find(|(read, _)| read == ask).map(|(_, text)| text.clone());
         read.unwrap_or_else(|| Err(not_read("trust bundle")))
     }
 
-    /// A key and its certificate, for a source of a volume.
+    /// Returns the key and certificate for a source of a volume.
     pub fn certificate(&self, volume: &str, source: usize) -> Result<Arc<Credential>, ObjectError> {
         let read = self.certificates.iter().find(|(ask, _)| ask.volume == volume && ask.source == source);
         read.map_or_else(|| Err(not_read("certificate")), |(_, held)| held.clone())
@@ -145,7 +146,7 @@ fn found(read: &BTreeMap<String, Result<Data, ObjectError>>, name: &str) -> Resu
     read.get(name).cloned().unwrap_or_else(|| Err(not_read(name)))
 }
 
-/// Cannot happen: who sets up a volume has had it fetched.
+/// Returns the error for an object that was not read; does not occur, because every set-up reads its objects first.
 fn not_read(what: &str) -> ObjectError {
     ObjectError::Other(format!("{what:?} was not read"))
 }

@@ -1,5 +1,6 @@
-//! File systems on devices: made where a device is blank, checked, mounted, grown. The programs of util-linux
-//! and e2fsprogs do it. Behaviour: spec 07 §14.
+//! File systems on block devices: probe, format if blank, check, mount, and grow.
+//!
+//! Runs the programs of util-linux and e2fsprogs. Implements spec 07 §14.
 
 use std::{ffi::OsStr, fs::File, io::Read, path::Path, time::Duration};
 
@@ -11,11 +12,11 @@ use super::{
     machine::{self, Ended, Ends, Work},
 };
 
-/// Bytes that are read to see whether a device can be read, and how long that may take.
+/// Bytes read to check that a device is readable, and the timeout of that read.
 const PROBED: usize = 4096;
 const READING: Duration = Duration::from_secs(30);
 
-/// What is on a device.
+/// Content of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Content {
     Nothing,
@@ -23,7 +24,7 @@ enum Content {
     Unknown,
 }
 
-/// What `blkid -p -s TYPE -s PTTYPE -o export` says.
+/// Parses the result of `blkid -p -s TYPE -s PTTYPE -o export`.
 fn content(ended: &Ended) -> Result<Content, OpError> {
     if ended.code == Some(2) {
         return Ok(Content::Nothing);
@@ -36,7 +37,7 @@ fn content(ended: &Ended) -> Result<Content, OpError> {
     Ok(match (value("TYPE="), value("PTTYPE=")) {
         (_, Some(_)) => Content::Unknown,
         (Some(kind), None) => Content::Filesystem(kind.to_owned()),
-        // It found something and cannot say what: nobody's to format.
+        // `blkid` found something that it cannot name: must not be formatted.
         (None, None) => Content::Unknown,
     })
 }
@@ -55,8 +56,7 @@ fn text(ended: &Ended) -> &str {
     berth_types::cut_at_char(&ended.output, 1024)
 }
 
-/// That it can be read: `blkid` says of a device that it cannot read what it says of a blank one, and what is taken
-/// for blank is formatted.
+/// Checks that the device is readable: `blkid` reports an unreadable device as blank, and a blank device is formatted.
 async fn readable(work: &Work, device: &Path) -> Result<(), OpError> {
     let (path, told) = (device.to_owned(), device.display().to_string());
     let cannot = move |cause: String| OpError::transient(format!("cannot read {told}: {cause}"));
@@ -72,7 +72,7 @@ async fn look(work: &Work, device: &Path) -> Result<Content, OpError> {
     readable(work, device).await?;
     let found = probe(work, device).await?;
     if found == Content::Nothing {
-        readable(work, device).await?; // it may have gone in between
+        readable(work, device).await?; // the device may have failed in between
     }
     Ok(found)
 }
@@ -82,10 +82,10 @@ async fn probe(work: &Work, device: &Path) -> Result<Content, OpError> {
     content(&run(work, "blkid", base.into_iter().chain([device.as_os_str()])).await?)
 }
 
-/// Mounts what is on the device, and makes a file system first where nothing is. Never formats what it does not know.
+/// Mounts the device, after formatting it if it is blank. Never formats unknown content.
 ///
 /// # Errors
-/// In the reference's words.
+/// With the message of the upstream kubelet.
 pub async fn format_and_mount(
     work: &Work,
     device: &Path,
@@ -94,7 +94,7 @@ pub async fn format_and_mount(
     given: &[String],
     read_only: bool,
 ) -> Result<(), OpError> {
-    // It becomes part of the name of a program.
+    // The type becomes part of a program name.
     if kind.is_empty() || !kind.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
         return Err(OpError::failed(format!("{kind:?} is no type of a file system")));
     }
@@ -134,14 +134,14 @@ pub async fn format_and_mount(
     }
 }
 
-/// A mount that a program goes on serving: the program has to outlive this agent, and with it the agent's unit. A file
-/// system of the kernel's own has no such program (spec 07 §14, §17).
+/// Whether a userspace program may keep serving the mount: such a program must outlive this agent and therefore its
+/// systemd unit. A kernel file system has no such program (spec 07 §14, §17).
 fn needs_scope(kind: &str) -> bool {
     let is_helper = |folder: &str| Path::new(folder).join(format!("mount.{kind}")).exists();
     Path::new("/run/systemd/system").is_dir() && ["/sbin", "/usr/sbin", "/usr/bin"].into_iter().any(is_helper)
 }
 
-/// The command that mounts, in a scope of its own where that is needed. Pure.
+/// Returns the mount command, in a systemd scope of its own where needed. Pure.
 fn scoped(needs_scope: bool, target: &Path, arguments: Vec<String>) -> (&'static str, Vec<String>) {
     if !needs_scope {
         return ("mount", arguments);
@@ -167,7 +167,7 @@ async fn make(work: &Work, device: &Path, kind: &str) -> Result<(), OpError> {
     Err(OpError::failed(cause))
 }
 
-/// Errors that it fixed, or that are none, do not stand in the way.
+/// Runs `fsck -a`; errors that it corrected, and unknown exit codes, do not prevent the mount.
 async fn check(work: &Work, device: &Path) -> Result<(), OpError> {
     let Ok(output) = run(work, "fsck", [OsStr::new("-a"), device.as_os_str()]).await else {
         warn!("'fsck' not found on system; continuing mount without running 'fsck'");
@@ -194,10 +194,10 @@ async fn check(work: &Work, device: &Path) -> Result<(), OpError> {
     }
 }
 
-/// Lets the file system fill its device; a blank device has none.
+/// Grows the file system to the size of its device; a blank device needs nothing.
 ///
 /// # Errors
-/// It cannot be grown.
+/// If the file system type is not supported or cannot be grown.
 pub async fn grow(work: &Work, device: &Path, mounted: &Path) -> Result<(), OpError> {
     let kind = match look(work, device).await? {
         Content::Nothing => return Ok(()),
@@ -258,13 +258,13 @@ mod tests {
 
     #[tokio::test]
     async fn what_cannot_be_read_is_not_blank() {
-        // blkid says the same of both.
+        // `blkid` reports both as blank.
         let folder = tempfile::tempdir().expect("a folder");
         let error = look(&work(), &folder.path().join("gone")).await.expect_err("there is none");
         assert!(error.class == crate::device::Class::Transient && error.text.starts_with("cannot read"), "{error}");
         let blank = folder.path().join("blank");
         File::create(&blank).and_then(|file| file.set_len(1 << 20)).expect("a file");
-        // Where there is no blkid nothing is said.
+        // Without `blkid` the probe fails.
         if let Ok(found) = look(&work(), &blank).await {
             assert_eq!(found, Content::Nothing);
         }

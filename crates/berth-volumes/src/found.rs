@@ -1,5 +1,6 @@
-//! The volumes of files that an earlier agent left complete, so that they count from the first moment on and not when
-//! their pods were looked at. Blocking. Behaviour: spec 07 §6.
+//! File-based volumes that an earlier agent left complete, counted in the metrics from startup on.
+//!
+//! Otherwise they would count only after the first sync of their pods. Blocking. Implements spec 07 §6.
 
 use std::{fs, path::Path};
 
@@ -9,7 +10,7 @@ use super::{
 };
 use berth_types::PodUid;
 
-/// Directories of volumes that are files, with the names of their plugins.
+/// Directories of file-based volumes, with the names of their plugins.
 const OWN: [(&str, PluginName); 5] = [
     (EMPTY_DIR, "kubernetes.io/empty-dir"),
     (DOWNWARD_API, "kubernetes.io/downward-api"),
@@ -18,10 +19,10 @@ const OWN: [(&str, PluginName); 5] = [
     (PROJECTED, "kubernetes.io/projected"),
 ];
 
-/// The complete volumes of one pod, by name.
+/// Complete volumes of one pod, by name.
 pub type Complete = Vec<(String, PluginName)>;
 
-/// Those of all pods that have one. What cannot be read is not there.
+/// Returns the complete volumes of all pods that have any. Ignores what cannot be read.
 pub fn complete(root: &Path) -> Vec<(PodUid, Complete)> {
     let pods = names(&layout::pods(root)).into_iter().filter_map(|name| {
         let pod = PodUid::from(name);

@@ -1,4 +1,4 @@
-//! How full volumes behind claims are. Behaviour: spec 07 §15, 04b §7.2.
+//! Usage statistics of mounted volumes (`statfs`). Implements spec 07 §15, 04b §7.2.
 
 use std::{path::Path, time::Duration};
 
@@ -12,17 +12,18 @@ use super::{
 use berth_ports::Fullness;
 use berth_types::cut_at_char;
 
-/// Bytes of an answer that an error shows.
+/// Maximum bytes of program output in an error message.
 const SHOWN: usize = 512;
-/// How long a program may ask.
+/// Timeout of the `stat` program.
 const ASKING: Duration = Duration::from_secs(8);
-/// Size of a block, blocks, free, free for users, inodes, free.
+/// Block size, blocks, free blocks, blocks available to users, inodes, and free inodes.
 const FORMAT: &str = "%S %b %f %a %c %d";
 
-/// As a server says whose share is mounted there: it may never answer, and then a program is killed and no thread hangs.
+/// Queries the statistics of a network share in a separate program: if the server never answers, the program is killed
+/// and no thread hangs.
 ///
 /// # Errors
-/// It does not.
+/// If the query fails or times out.
 pub async fn of_share(work: &Work, path: &Path) -> Result<Fullness, OpError> {
     let failed = |cause: &str| OpError::transient(format!("statfs {}: {cause}", path.display()));
     let arguments = ["-f", "-c", FORMAT, "--"].map(str::to_owned).into_iter().chain([path.display().to_string()]);
@@ -51,10 +52,10 @@ fn parse(told: &str) -> Option<Fullness> {
     })
 }
 
-/// As the file system says that is mounted there.
+/// Queries the statistics of a local file system.
 ///
 /// # Errors
-/// It does not.
+/// If `statvfs` fails.
 pub async fn of_filesystem(operation: &Operation, path: &Path) -> Result<Fullness, OpError> {
     let path = path.to_owned();
     let look = operation.blocking(move || {
@@ -83,7 +84,7 @@ mod tests {
         let told = parse("4096 100 40 30 50 20\n").expect("numbers");
         assert_eq!((told.capacity, told.used, told.available), (409_600, 245_760, 122_880));
         assert_eq!((told.inodes, told.inodes_free, told.inodes_used), (50, 20, 30));
-        // A server may say less than it has free, or nothing of inodes.
+        // A server may report fewer blocks than free blocks, or no inodes.
         assert_eq!(parse("1 1 2 2 0 0").map(|told| (told.used, told.inodes_used)), Some((0, 0)));
         for told in ["", "1 2 3", "1 2 3 4 5 x", "1 2 3 4 5 6 7", "-1 2 3 4 5 6"] {
             assert_eq!(parse(told), None, "{told}");

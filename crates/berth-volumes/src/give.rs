@@ -1,8 +1,8 @@
-//! Gives a volume that is mounted to its pod's group, for as long as that takes. Behaviour: spec 07 §10, §17.
+//! Runs the `fsGroup` ownership change on a mounted volume, with progress and cancellation.
 //!
-//! Millions of files take longer than any deadline of an operation: every few hundred of them are a sign of life, by
-//! which its owner goes on waiting. The pod is told that it takes long, and its deletion ends it. What a walk did not
-//! get to is for the next one, and what was mounted stays mounted.
+//! Changing millions of files exceeds any operation timeout: each few hundred entries count as progress, on which the
+//! owner task extends its wait. A slow change is reported on the pod, and deleting the pod cancels it. An interrupted
+//! walk is completed by the next one, and the volume stays mounted. Implements spec 07 §10, §17.
 
 use std::{io, path::PathBuf, time::Instant};
 
@@ -16,16 +16,16 @@ use berth_ports::Event;
 use berth_types::Pod;
 
 impl GroupOf {
-    /// How much of the tree is walked.
+    /// Returns how much of the tree to change.
     fn policy(self) -> Policy {
         if self.on_root_mismatch { Policy::OnRootMismatch } else { Policy::Always }
     }
 }
 
-/// Gives the volume mounted at `root` to the group.
+/// Applies the group to the volume mounted at `root`.
 ///
 /// # Errors
-/// It was not given to its end. It is there, so that it has to be undone.
+/// If the change is incomplete; uncertain, because the volume is mounted and must be torn down.
 pub async fn give(usage: &Usage, label: &str, root: PathBuf, of: GroupOf) -> Result<(), OpError> {
     let operation = usage.operation.clone();
     let (own, pod, began) = (operation.clone(), usage.pod.clone(), Instant::now());
@@ -33,7 +33,7 @@ pub async fn give(usage: &Usage, label: &str, root: PathBuf, of: GroupOf) -> Res
         let walked = walk(&own, &pod, &root, of);
         walked.map_err(|error| OpError::uncertain(format!("applying the group to {}: {error}", root.display())))
     });
-    // Whatever kept it from walking: what is mounted is there.
+    // Uncertain whatever the cause: the volume is mounted.
     let given = given.await.map_err(|error| OpError::uncertain(error.text).because(error.trouble));
     if let Some(metrics) = &operation.deps().metrics {
         let on = Operated { plugin: label, is_migrated: usage.spec.is_migrated };

@@ -1,8 +1,8 @@
-//! Threads for work of volumes that may block, and never all that there are.
+//! Bounded blocking pool for volume operations.
 //!
-//! What hangs in a file system cannot be stopped, only left alone. It keeps its thread until it returns, so that
-//! volumes together take no more threads than these: logs, exec and all else of the agent go on with the others.
-//! Behaviour: spec 07 §17.
+//! A call that hangs in a file system cannot be stopped, only abandoned. It keeps its thread until it returns, so this
+//! pool bounds the threads that all volumes together take: logs, exec, and the rest of the agent use the remaining
+//! ones. Implements spec 07 §17.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,27 +12,27 @@ use berth_sys::panics::said;
 
 /// Threads for all volumes of the node: two thirds of the blocking pool.
 pub const THREADS: usize = 32;
-/// Those of them that are for files of the agent, directories and what is left on disk.
+/// Share of [`THREADS`] for the agent's own files, directories, and leftovers on disk.
 pub const OF_FILES: usize = 8;
-/// Those of them that are for mere looks at how full volumes are.
+/// Share of [`THREADS`] for usage measurements.
 pub const LOOKS: usize = 4;
-/// What is left is for what is done with volumes.
+/// The remaining share is for volume operations.
 const MOST: usize = THREADS - OF_FILES - LOOKS;
-/// How long to wait for one that is free.
+/// How long to wait for a free thread.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// The work was not done, or not to its end.
+/// Error of work that was not started or not completed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HandError {
-    /// All threads are taken; nothing was tried.
+    /// All threads are in use; nothing was attempted.
     #[error("too many operations on volumes have not returned")]
     Crowded,
-    /// It panicked, or the agent stops.
+    /// The work panicked, or the agent stops.
     #[error("the operation was aborted: {0}")]
     Aborted(String),
 }
 
-/// The threads.
+/// Pool of threads, bounded by a semaphore.
 #[derive(Clone, Debug)]
 pub struct Hands {
     free: Arc<Semaphore>,
@@ -45,15 +45,15 @@ impl Default for Hands {
 }
 
 impl Hands {
-    /// So many.
+    /// Creates a pool with that many threads.
     pub fn new(most: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(most)) }
     }
 
-    /// Does the work in a thread of its own.
+    /// Runs the work on a thread of the pool.
     ///
     /// # Errors
-    /// No thread was to be had, or the work panicked.
+    /// If no thread becomes free in time, or the work panics.
     pub async fn work<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, HandError> {
         let hand = timeout(WAIT, self.free.clone().acquire_owned()).await.map_err(|_| HandError::Crowded)?;
         let hand = hand.map_err(|_| HandError::Crowded)?;
@@ -91,7 +91,7 @@ mod tests {
                     .await
             });
             begins.await.expect("it begins");
-            // Nobody waits for it any more.
+            // The caller abandons the work.
             work.abort();
             stuck.push(release);
         }

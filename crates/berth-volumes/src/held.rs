@@ -1,5 +1,6 @@
-//! Tokens that volumes hold from before this agent started: who asks for tokens may go on with them.
-//! Behaviour: spec 10 §11, spec 10a §22.
+//! Service account tokens in volumes of an earlier agent, for reuse by the token cache.
+//!
+//! Implements spec 10 §11, spec 10a §22.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +11,10 @@ use super::{
 use berth_ports::TokenAsk;
 use berth_types::api;
 
-/// What is longer is no token.
+/// Maximum size of a token in bytes.
 const LONGEST: u64 = 64 * 1024;
 
-/// Where the token of an ask lies once its volume is set up.
+/// File of a requested token in a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TokenFile {
     ask: TokenAsk,
@@ -21,12 +22,12 @@ pub struct TokenFile {
     path: String,
 }
 
-/// The files of tokens in volumes.
+/// Returns the token files of the volumes.
 pub fn files<'a>(volumes: impl IntoIterator<Item = &'a api::Volume>) -> Vec<TokenFile> {
     let mut found = Vec::new();
     for volume in volumes {
         let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
-        // As they are written: a later source replaces what an earlier one put at the same path.
+        // In write order: a later source replaces an earlier one at the same path.
         let by_path: BTreeMap<&str, TokenAsk> = sources
             .filter_map(|source| source.service_account_token.as_ref())
             .map(|token| (token.path.as_str(), fetched::token_of(token)))
@@ -40,7 +41,7 @@ pub fn files<'a>(volumes: impl IntoIterator<Item = &'a api::Volume>) -> Vec<Toke
     found
 }
 
-/// What lies in these files. Blocking.
+/// Reads the tokens from these files. Blocking.
 pub fn read(layout: &PodLayout, files: Vec<TokenFile>) -> Vec<(TokenAsk, String)> {
     let of = |file: TokenFile| {
         let held = atomic_writer::read(&layout.volume(PROJECTED, &file.volume), &file.path, LONGEST)?;

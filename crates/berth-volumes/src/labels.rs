@@ -1,5 +1,6 @@
-//! Labels of SELinux for volumes, on a node that has it: decided by `selinux.rs`, held against what other pods of the
-//! volume want, and counted. Behaviour: spec 07 §11.
+//! SELinux label decisions for volumes, checked against other pods of the volume and counted.
+//!
+//! The policy is in `selinux.rs`. Implements spec 07 §11.
 
 use super::{
     device::{Traits, Usage},
@@ -8,7 +9,7 @@ use super::{
 };
 use berth_metrics::{LabelOdds, SelinuxMetrics};
 
-/// Who decides on labels. A node without SELinux has nobody.
+/// SELinux label decisions of a node with SELinux.
 #[derive(Clone, Debug)]
 pub struct Labels {
     policy: Policy,
@@ -16,20 +17,20 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// By the node's policy.
+    /// Creates the decisions from the node policy.
     pub fn new(policy: Policy, metrics: SelinuxMetrics) -> Self {
         Self { policy, metrics }
     }
 
-    /// The label of a volume, by its name in the pod, whose plugin mounts with labels.
+    /// Returns the label of a volume whose plugin supports mount labels; `volume` is its name in the pod.
     ///
     /// # Errors
-    /// The pod cannot have it, in the reference's words.
+    /// If the pod is denied the volume, with the message of the upstream kubelet.
     pub fn of(&self, board: &Board, usage: &Usage, volume: &str, traits: &Traits) -> Result<Label, String> {
         let (pod, spec) = (&usage.pod, &usage.spec);
         let decided = self.policy.decide(pod, volume, spec);
         if board.has_volume(pod.uid(), &usage.unique) {
-            // It was held against the others when it came; what is there serves on.
+            // The check ran when the pod first needed the volume; a volume in use stays usable.
             return Ok(decided.unwrap_or_default());
         }
         let mode = selinux::access_mode(spec);

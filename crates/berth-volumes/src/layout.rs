@@ -1,41 +1,41 @@
-//! Where things of a pod lie on disk: other programs read this layout. Pure. Behaviour: spec 07 §1.
+//! Directory layout of pods on disk, which other programs read too. Pure. Implements spec 07 §1.
 
 use std::path::{Path, PathBuf};
 
 use berth_types::PodUid;
 
-/// Directory of emptyDir volumes, and of the markers of all volumes that are backed by one.
+/// Directory of `emptyDir` volumes, and of the ready markers of all volumes that are backed by one.
 pub const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
-/// Directory of downwardAPI volumes.
+/// Directory of `downwardAPI` volumes.
 pub const DOWNWARD_API: &str = "kubernetes.io~downward-api";
-/// Directory of configMap volumes.
+/// Directory of `configMap` volumes.
 pub const CONFIG_MAP: &str = "kubernetes.io~configmap";
-/// Directory of secret volumes.
+/// Directory of `secret` volumes.
 pub const SECRET: &str = "kubernetes.io~secret";
-/// Directory of projected volumes.
+/// Directory of `projected` volumes.
 pub const PROJECTED: &str = "kubernetes.io~projected";
-/// Directories whose volumes are ours to remove: nothing but this agent writes their roots.
+/// Plugin directories whose volumes may be removed with their content: only this agent writes their roots.
 pub const OWNED: [&str; 5] = [EMPTY_DIR, DOWNWARD_API, CONFIG_MAP, SECRET, PROJECTED];
-/// All that a pod's directory has, whoever of the agent writes it. What else is in it, or beside it, is somebody else's.
+/// All entries that the agent creates in a pod directory. Every other entry is foreign.
 pub const PARTS: [&str; 7] =
     ["volumes", "volumeDevices", "volume-subpaths", "plugins", "containers", "etc-hosts", "userns"];
 
-/// A pod's UID cannot be the name of a directory.
+/// Error: a pod's UID cannot be a directory name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("pod UID {0:?} cannot be the name of a directory")]
 pub struct BadUid(String);
 
-/// The directories of one pod.
+/// Paths of one pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodLayout {
     root: PathBuf,
 }
 
 impl PodLayout {
-    /// `<root>/pods/<uid>`.
+    /// Creates the layout of `<root>/pods/<uid>`.
     ///
     /// # Errors
-    /// UIDs come from manifests too: one that would lead elsewhere is refused.
+    /// If the UID, which may come from a manifest, would lead to another directory.
     pub fn new(root: &Path, uid: &PodUid) -> Result<Self, BadUid> {
         let name = uid.as_str();
         if matches!(name, "" | "." | "..") || name.contains(['/', '\0']) {
@@ -44,45 +44,45 @@ impl PodLayout {
         Ok(Self { root: pods(root).join(name) })
     }
 
-    /// The pod's directory.
+    /// Returns the pod directory.
     pub fn pod(&self) -> &Path {
         &self.root
     }
 
-    /// Where volumes lie, a directory per plugin.
+    /// Returns the directory of volumes, with one directory per plugin.
     pub fn volumes(&self) -> PathBuf {
         self.root.join("volumes")
     }
 
-    /// A volume.
+    /// Returns the directory of a volume.
     pub fn volume(&self, plugin: &str, name: &str) -> PathBuf {
         self.volumes().join(plugin).join(name)
     }
 
-    /// The link to a volume that is a device.
+    /// Returns the symlink of a block volume.
     pub fn device(&self, plugin: &str, name: &str) -> PathBuf {
         self.root.join("volumeDevices").join(plugin).join(name)
     }
 
-    /// Where plugins keep their own data.
+    /// Returns the directory for the plugins' own data.
     pub fn plugins(&self) -> PathBuf {
         self.root.join("plugins")
     }
 
-    /// The directory of the marker that says that a volume is complete. Volumes of other kinds
-    /// that lie in an emptyDir are `wrapped_<name>` there.
+    /// Returns the directory of the marker of a complete volume. Volumes of other types that are backed by an
+    /// `emptyDir` are named `wrapped_<name>` there.
     pub fn marker(&self, plugin: &str, name: &str) -> PathBuf {
         let wrapped = if plugin == EMPTY_DIR { name.to_owned() } else { format!("wrapped_{name}") };
         self.plugins().join(EMPTY_DIR).join(wrapped)
     }
 
-    /// Where sub-paths are bound, `<volume>/<container>/<index>`.
+    /// Returns the directory in which sub-paths are bound, as `<volume>/<container>/<index>`.
     pub fn sub_paths(&self) -> PathBuf {
         self.root.join("volume-subpaths")
     }
 }
 
-/// Where the directories of all pods lie.
+/// Returns the parent of all pod directories.
 pub fn pods(root: &Path) -> PathBuf {
     root.join("pods")
 }

@@ -1,19 +1,20 @@
-//! What is mounted for pods.
+//! Volume manager: stages, mounts, and cleans up the volumes of pods on this node.
 //!
-//! In: a pod that is to run, or the UID of one that is gone. Out: host paths for its containers;
-//! clean disks. Every call works on one pod, on the blocking pool and with a deadline: storage that
-//! hangs holds up its pod and nothing else.
+//! Inputs: a pod that is to run, or the UID of a terminated pod. Outputs: host paths for its containers, and cleaned-up
+//! directories and mounts. Every call serves one pod, on the blocking pool, with a deadline: hanging storage delays
+//! only its own pod.
 //!
 //! ```text
-//!  pod ─► claims ─► spec ─┬─► plugins/ (files of ours)           ─► what is on disk is the state
+//!  pod ─► claims ─► spec ─┬─► plugins/ (files written by the agent) ─► the state is on disk
 //!                         └─► owner/ (a task per volume) ─► DevicePlugin ─► attached, staged, published
 //! ```
 //!
-//! A kind of volume that is files of ours is a file in `plugins/` and a line in its table. One that is more than
-//! files (it is attached, staged once for all pods, or hangs with its server) plays the role in `device.rs`, and
-//! has an owner per volume and node. What blocks does so in threads that volumes have for themselves (`hands.rs`), and
-//! holds its volume (`operation.rs`) or its pod (`turns.rs`) until it returns. Kinds that are neither are refused by name.
-//! Behaviour: spec 07 §1-7, 8, 10.
+//! A volume type that consists only of files written by the agent is one file in `plugins/` and one line in its table.
+//! A volume type that needs more (attach, one stage per node, or a server that may hang) implements the trait in
+//! `device.rs` and gets one owner task per volume and node. Blocking calls run on threads reserved for volumes
+//! (`hands.rs`) and keep the semaphore permit of the volume (`operation.rs`) or pod (`turns.rs`) until they return.
+//! Every other volume type is rejected by name.
+//! Implements spec 07 §1-7, 8, 10.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]

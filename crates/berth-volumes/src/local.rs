@@ -1,5 +1,6 @@
-//! Persistent volumes that lie on the node itself: a directory, or a device with or without a file system.
-//! Behaviour: spec 07 §7.6.
+//! Local volume plugin: a directory or block device of the node as a persistent volume.
+//!
+//! Implements spec 07 §7.6.
 
 use std::{
     fs::{self, DirBuilder},
@@ -28,27 +29,27 @@ use berth_sys::{mount, mount_table};
 use berth_types::{Pod, api};
 
 const NAME: &str = "kubernetes.io/local-volume";
-/// The file system of a blank device where nothing is said.
+/// Default file system type for a blank device.
 const DEFAULT_KIND: &str = "ext4";
 
-/// The plugin.
+/// Local volume plugin.
 pub struct LocalPlugin {
-    /// Where file systems on devices are mounted for all pods.
+    /// Directory of the file systems mounted for all pods.
     mounts: PathBuf,
-    /// Where pods have devices.
+    /// Directory of the global map paths of block devices.
     devices: PathBuf,
     machine: Arc<dyn Machine>,
     events: Arc<dyn EventSink>,
 }
 
-/// What a path is.
+/// File type of a local path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Directory,
     Device,
 }
 
-/// What went wrong before anything was changed: it says nothing about what is there.
+/// Returns a formatter for errors before any change: they prove nothing about the existing state.
 fn told(action: &str, path: &Path) -> impl Fn(io::Error) -> OpError {
     let path = path.display().to_string();
     move |cause| OpError::transient(format!("{action} {path}: {cause}"))
@@ -63,7 +64,7 @@ fn kind_of(path: &Path) -> Result<Kind, OpError> {
     }
 }
 
-/// The path of the volume on the node.
+/// Returns the path of the volume on the node.
 fn path_of(spec: &VolumeSpec) -> Result<PathBuf, OpError> {
     let path =
         spec.volume().and_then(|volume| volume.local.as_ref()).map(|local| local.path.as_str()).unwrap_or_default();
@@ -85,7 +86,7 @@ pub(super) fn make(path: &Path) -> Result<(), OpError> {
     DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(told("creating", path))
 }
 
-/// Mounts that may lie on each other at one place.
+/// Maximum mounts stacked on one mount point that are unmounted.
 const STACKED: usize = 16;
 
 fn take_down(path: &Path) -> Result<(), OpError> {
@@ -95,7 +96,7 @@ fn take_down(path: &Path) -> Result<(), OpError> {
         }
         match unmount(path, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
-            // Another mount hides it, or it is not ours to undo: the directory says so below.
+            // Another mount hides it, or it is not a mount: removing the directory fails below if so.
             Err(Errno::INVAL | Errno::NOENT) => break,
             Err(e) => {
                 let path = path.display();
@@ -110,7 +111,7 @@ fn take_down(path: &Path) -> Result<(), OpError> {
 }
 
 impl LocalPlugin {
-    /// The plugin of a node with that root directory.
+    /// Creates the plugin of a node with that root directory.
     pub fn new(root: &Path, events: Arc<dyn EventSink>) -> Self {
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self {
@@ -145,7 +146,7 @@ impl LocalPlugin {
         let is_new = is_new.await?;
         let group = usage.group.filter(|_| !usage.is_shared_now && !usage.is_republish && !read_only);
         if let Some(of) = group {
-            // What an agent before this one bound it has given, too, if the root says so: that is done last.
+            // An earlier agent's bind mount has the right group if its root shows that: the root is changed last.
             let was_given = !is_new && usage.was_rebuilt;
             let of = GroupOf { on_root_mismatch: of.on_root_mismatch || was_given, ..of };
             give::give(usage, NAME, usage.target.clone(), of).await?;
@@ -153,7 +154,7 @@ impl LocalPlugin {
         Ok(Published { path: usage.target.clone(), relabel: true })
     }
 
-    /// Who comes second cannot have another group.
+    /// Records an event if another pod already uses the volume with a different group.
     async fn tell_of_group(&self, usage: &Usage) {
         use std::os::unix::fs::MetadataExt;
         let (Some(wanted), Ok(path)) = (usage.group.filter(|_| usage.is_shared_now), path_of(&usage.spec)) else {
@@ -174,7 +175,7 @@ impl LocalPlugin {
     }
 }
 
-/// It failed for good, if nothing is left of it.
+/// Cleans up after a failure; the error is final if nothing is left, otherwise uncertain.
 fn undo(target: &Path, error: OpError) -> OpError {
     match take_down(target) {
         Ok(()) => OpError::failed(error.text),
@@ -182,7 +183,7 @@ fn undo(target: &Path, error: OpError) -> OpError {
     }
 }
 
-/// A bind takes no options of its own: they come with a second call.
+/// Applies mount options to a bind mount by remounting it: a bind mount call takes none.
 pub(super) fn restrict(target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError> {
     let mut flags = MountFlags::BIND;
     flags.set(MountFlags::RDONLY, read_only);
@@ -202,7 +203,7 @@ pub(super) fn restrict(target: &Path, read_only: bool, options: &[String]) -> Re
     if flags == MountFlags::BIND {
         return Ok(());
     }
-    // A remount says all that is forbidden from then on, also what the source forbids already.
+    // A remount replaces all flags, so that those inherited from the source must be repeated.
     let flags = flags | mount::inherited(target).map_err(told("looking at", target))?;
     mount_remount(target, flags, c"").map_err(|e| told("remounting", target)(e.into()))
 }
@@ -269,7 +270,7 @@ impl DevicePlugin for LocalPlugin {
         if removal.mode == Mode::Block {
             return Ok(());
         }
-        // Only what lies below our own directory was ever mounted by us.
+        // The agent only mounts below its own directory.
         let global = self.global(&removal.spec);
         removal.operation.blocking(move || take_down(&global)).await
     }
@@ -289,7 +290,7 @@ impl DevicePlugin for LocalPlugin {
 
     fn rebuild(&self, found: &Found) -> Result<Rebuilt, String> {
         let mode = Some(found.mode.as_str().to_owned());
-        // Where it is does not matter any more: only our own directories are undone.
+        // The path on the node is not needed: only the agent's own directories are torn down.
         let spec = api::PersistentVolumeSpec {
             volume_mode: mode,
             local: Some(api::LocalVolumeSource::default()),

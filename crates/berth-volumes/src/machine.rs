@@ -1,8 +1,9 @@
-//! What storage uses of this machine: its programs, and the table of what is mounted.
+//! Host interface for storage: runs mount helpers and other programs, and reads the mount table.
 //!
-//! A program that has not ended by its deadline is killed with all it started, and nobody waits for it: where a
-//! server is away, it may not even be killable. Until it is gone it keeps its volume's turn, so that no second one
-//! hangs beside it. The table says what is mounted without asking any server. Behaviour: spec 07 §14, §17.
+//! A program that exceeds its deadline is killed with its process group, and the caller does not wait for its exit:
+//! when its server is unreachable, the program may not even be killable. Until the program is gone it keeps the
+//! volume's permit, so that no second program hangs beside it. The mount table shows what is mounted without contacting
+//! any server. Implements spec 07 §14, §17.
 
 use std::{
     ffi::OsString,
@@ -26,65 +27,66 @@ use super::{device::OpError, local, operation::Operation};
 use berth_sys::mount_table::{self, Mount};
 use berth_types::cut_at_char;
 
-/// Bytes of what a program says that are kept, of each of its two outputs.
+/// Maximum bytes kept of each of a program's two outputs.
 const KEPT: u64 = 16 * 1024;
-/// Bytes of them that an error shows.
+/// Maximum bytes of program output in an error message.
 const SHOWN: usize = 1024;
-/// How long the outputs of a program that has ended are read: what it left running may hold them open for ever.
+/// How long to read the outputs of an exited program: a descendant may keep the pipes open indefinitely.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Mounts that may lie on each other at one place.
+/// Maximum mounts stacked on one mount point that are unmounted.
 const STACKED: usize = 16;
 
-/// How a program ended.
+/// Exit of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// Its exit code; none where a signal ended it.
+    /// Exit code; `None` where a signal terminated it.
     pub code: Option<i32>,
-    /// `exit status 32`, `signal: 9`.
+    /// Exit status as text: `exit status 32`, `signal: 9`.
     pub how: String,
-    /// Both outputs, one after the other, without blanks around them.
+    /// Both outputs, stdout then stderr, trimmed.
     pub output: String,
 }
 
 impl Ended {
-    /// Whether it says that all is well.
+    /// Whether the exit code is 0.
     pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 }
 
-/// Why nothing is known of how a program ended.
+/// Error where the exit of a program is unknown.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RunError {
-    /// It is not there, or cannot be started.
+    /// The program is missing or cannot be started.
     #[error("{0}")]
     NotStarted(String),
-    /// It had not ended in time, and was killed.
+    /// The program did not exit within its time limit and was killed.
     #[error("no end within {0:?}")]
     TimedOut(Duration),
-    /// Nobody wanted it any more, and it was killed.
+    /// The operation was canceled and the program killed.
     #[error("context canceled")]
     Unwanted,
 }
 
-/// When a program is killed that has not ended.
+/// When to kill a running program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ends {
-    /// Never: a file system is not left half made.
+    /// Never: a file system must not be left half created.
     ByItself,
-    /// After so long, whoever wants it: it undoes something.
+    /// After this duration, or when the agent stops, but not when the operation is canceled: the program tears
+    /// something down.
     Within(Duration),
-    /// After so long, or when nobody wants it any more.
+    /// After this duration, or when the operation is canceled or the agent stops.
     WhileWanted(Duration),
 }
 
-/// The machine, as storage uses it.
+/// Host operations that storage code needs; replaced by a fake in tests.
 #[async_trait]
 pub trait Machine: Send + Sync + 'static {
-    /// Runs a program of the search path for an operation, whose turn it keeps until it is gone.
+    /// Runs a program from the search path for an operation; the program keeps the operation's permit until it is gone.
     ///
     /// # Errors
-    /// It cannot be started, or was killed.
+    /// If the program cannot be started, or was killed.
     async fn run(
         &self,
         operation: &Operation,
@@ -93,34 +95,34 @@ pub trait Machine: Send + Sync + 'static {
         ends: Ends,
     ) -> Result<Ended, RunError>;
 
-    /// What is mounted, in the order in which it was.
+    /// Returns the mount table, in mount order.
     ///
     /// # Errors
     /// If the table cannot be read.
     fn mounts(&self) -> io::Result<Vec<Mount>>;
 
-    /// Shows a directory at another place. Blocking.
+    /// Bind-mounts a directory on another path. Blocking.
     ///
     /// # Errors
-    /// What the kernel says, or an option that no bind takes.
+    /// The kernel's error, or an option that a bind mount does not support.
     fn bind(&self, source: &Path, target: &Path, read_only: bool, options: &[String]) -> Result<(), OpError>;
 }
 
-/// The machine this agent runs on.
+/// The host this agent runs on.
 #[derive(Clone, Debug, Default)]
 pub struct ThisMachine {
-    /// Where programs are looked for, instead of the agent's own search path.
+    /// Search path for programs; `None` uses the agent's own `PATH`.
     path: Option<OsString>,
 }
 
 impl ThisMachine {
-    /// With another search path.
+    /// Creates a host with another program search path.
     pub fn with_path(path: impl Into<OsString>) -> Self {
         Self { path: Some(path.into()) }
     }
 }
 
-/// Kills all that a program started, unless it came to its end.
+/// Process group of a program; killed on drop unless the program has exited.
 struct Group(Option<Pid>);
 
 impl Group {
@@ -132,13 +134,13 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
-            // It may have ended this moment.
+            // The process group may have exited already.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }
 
-/// As the reference tells of it.
+/// Formats an exit status as the upstream kubelet does.
 fn how(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
@@ -148,16 +150,16 @@ fn how(status: ExitStatus) -> String {
     }
 }
 
-/// What is read as far as the limit; the rest is thrown away, so that the writer goes on.
+/// Reads up to `KEPT` bytes and discards the rest, so that the writer does not block.
 async fn read(from: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) {
     if let Some(mut from) = from {
-        // A broken pipe ends it like any end.
+        // A read error ends the output like end of file.
         let _ = (&mut from).take(KEPT).read_to_end(into).await;
         let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
     }
 }
 
-/// What a program said and how it ended.
+/// Waits for a program and returns its output and exit status.
 async fn ended(child: &mut Child) -> io::Result<Ended> {
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let (mut said, mut complained) = (Vec::new(), Vec::new());
@@ -177,7 +179,7 @@ async fn ended(child: &mut Child) -> io::Result<Ended> {
     Ok(Ended { code: status.code(), how: how(status), output })
 }
 
-/// When it is to be killed, and what is told of that.
+/// Waits until the program must be killed; returns the reason.
 async fn over(operation: &Operation, ends: Ends) -> RunError {
     let (limit, is_undoing) = match ends {
         Ends::ByItself => return std::future::pending().await,
@@ -192,7 +194,7 @@ async fn over(operation: &Operation, ends: Ends) -> RunError {
     }
 }
 
-/// Tells how it ended, and stays until it is gone.
+/// Reports the exit of a program, and keeps the operation until the program is gone.
 async fn attend(
     operation: Operation,
     mut child: Child,
@@ -204,7 +206,7 @@ async fn attend(
         biased;
         ended = ended(&mut child) => Ok(ended),
         error = over(&operation, ends) => Err(error),
-        // What is not killed outlives the agent.
+        // A program that is never killed outlives the agent.
         () = operation.deps().stop.cancelled(), if ends == Ends::ByItself => return,
     };
     let is_over = done.is_ok();
@@ -212,7 +214,7 @@ async fn attend(
         group.0 = None;
     }
     drop(group);
-    // Its operation may have ended.
+    // The receiver may be gone: its operation may have ended.
     let _ = tell.send(done);
     if !is_over {
         let _ = operation.deps().stop.run_until_cancelled(child.wait()).await;
@@ -256,7 +258,7 @@ impl Machine for ThisMachine {
     }
 }
 
-/// The machine, in one operation.
+/// Host access within one operation.
 #[derive(Clone)]
 pub struct Work {
     machine: Arc<dyn Machine>,
@@ -264,22 +266,22 @@ pub struct Work {
 }
 
 impl Work {
-    /// Of an operation.
+    /// Creates host access for an operation.
     pub fn new(machine: &Arc<dyn Machine>, operation: &Operation) -> Self {
         Self { machine: machine.clone(), operation: operation.clone() }
     }
 
-    /// The operation.
+    /// Operation that programs and blocking calls run for.
     pub fn operation(&self) -> &Operation {
         &self.operation
     }
 
-    /// The machine.
+    /// Host interface in use.
     pub fn machine(&self) -> &Arc<dyn Machine> {
         &self.machine
     }
 
-    /// Runs a program.
+    /// Runs a program within the operation.
     ///
     /// # Errors
     /// As [`Machine::run`].
@@ -287,7 +289,7 @@ impl Work {
         self.machine.run(&self.operation, program, arguments, ends).await
     }
 
-    /// What is mounted, read where it may block.
+    /// Returns the mount table, read on a thread that may block.
     ///
     /// # Errors
     /// If the table cannot be read.
@@ -296,7 +298,7 @@ impl Work {
         self.operation.blocking(move || machine.mounts().map_err(unread)).await
     }
 
-    /// Whether something is mounted exactly there.
+    /// Whether something is mounted exactly at that path.
     ///
     /// # Errors
     /// If the table cannot be read.
@@ -305,25 +307,25 @@ impl Work {
     }
 }
 
-/// Nothing is known of what is mounted.
+/// Converts a failure to read the mount table into a transient error.
 pub fn unread(error: io::Error) -> OpError {
     OpError::transient(format!("reading the mounts: {error}"))
 }
 
-/// Other places at which the same is mounted, by the device behind it. Pure.
+/// Returns other mount points of the device that is mounted at the path. Pure.
 pub fn elsewhere<'a>(table: &'a [Mount], path: &Path) -> Vec<&'a PathBuf> {
     let Some(own) = table.iter().rfind(|mount| mount.target == path) else { return Vec::new() };
     table.iter().filter(|mount| mount.device == own.device && mount.target != path).map(|mount| &mount.target).collect()
 }
 
-/// Options as they are given to `mount`: none twice, sorted. Pure.
+/// Merges mount options for `mount`: sorted, without duplicates. Pure.
 pub fn options(given: &[String], ours: &[&str]) -> Vec<String> {
     let all = given.iter().cloned().chain(ours.iter().map(|option| (*option).to_owned()));
     let all: std::collections::BTreeSet<String> = all.filter(|option| !option.is_empty()).collect();
     all.into_iter().collect()
 }
 
-/// Arguments of `mount`. Pure.
+/// Returns the arguments of `mount`. Pure.
 pub fn mount_arguments(kind: &str, options: &[String], source: &str, target: &Path) -> Vec<String> {
     let mut all = vec!["-t".to_owned(), kind.to_owned()];
     if !options.is_empty() {
@@ -333,28 +335,28 @@ pub fn mount_arguments(kind: &str, options: &[String], source: &str, target: &Pa
     all
 }
 
-/// What is told of a mount that failed. Pure.
+/// Formats the error of a failed mount. Pure.
 pub fn mount_failed(how: &str, program: &str, arguments: &[String], output: &str) -> String {
     let (arguments, output) = (arguments.join(" "), cut_at_char(output, SHOWN));
     format!("mount failed: {how}\nMounting command: {program}\nMounting arguments: {arguments}\nOutput: {output}")
 }
 
-/// What is told of an unmount that failed. Pure.
+/// Formats the error of a failed unmount. Pure.
 fn unmount_failed(how: &str, arguments: &[String], output: &str) -> String {
     let (arguments, output) = (arguments.join(" "), cut_at_char(output, SHOWN));
     format!("unmount failed: {how}\nUnmounting arguments: {arguments}\nOutput: {output}")
 }
 
-/// Ways to unmount, each tried where the one before it found no end in time: ask, give up what is asked of the
-/// server, and take away what nobody can end.
+/// Unmount attempts, each made where the previous one timed out: plain, forced (aborts pending server requests), and
+/// lazy (detaches what cannot be ended).
 const UNMOUNTS: [(Option<&str>, Duration); 3] =
     [(None, Duration::from_secs(60)), (Some("-f"), Duration::from_secs(30)), (Some("-l"), Duration::from_secs(10))];
 
 impl Work {
-    /// Unmounts all that is mounted at a path, and never asks the file system itself what it is.
+    /// Unmounts everything mounted at a path, without accessing the file system itself.
     ///
     /// # Errors
-    /// In the reference's words.
+    /// With the message of the upstream kubelet.
     pub async fn unmount(&self, path: &Path) -> Result<(), String> {
         for _ in 0..STACKED {
             if !self.is_mounted(path).await.map_err(|error| error.text)? {
@@ -375,7 +377,7 @@ impl Work {
                 force.map(str::to_owned).into_iter().chain([path.display().to_string()]).collect();
             match self.run("umount", &arguments, Ends::Within(limit)).await {
                 Ok(ended) if ended.is_success() => return Ok(()),
-                // It may be gone all the same.
+                // The mount may be gone despite the error.
                 Ok(ended) => {
                     if self.is_mounted(path).await.unwrap_or(true) {
                         return Err(unmount_failed(&ended.how, &arguments, &ended.output));
@@ -432,7 +434,7 @@ mod tests {
             .await
             .expect("ended");
         assert_eq!(ended.output.len(), usize::try_from(KEPT).expect("small"));
-        // A helper's daemon that keeps its outputs.
+        // A helper's daemon that keeps its outputs open.
         let ended =
             machine.run(&Operation::default(), "sh", &script("echo up; sleep 7 & exit 0"), LIMIT).await.expect("ended");
         assert_eq!((ended.is_success(), ended.output.as_str()), (true, "up"));
@@ -446,7 +448,7 @@ mod tests {
         let hangs = format!("sleep 1000 & echo $! > {}; wait", pid.display());
         let run = ThisMachine::default().run(&Operation::default(), "sh", &script(&hangs), ends).await;
         assert_eq!(run, Err(RunError::TimedOut(Duration::from_millis(500))));
-        // Loaded machines may not have come so far: then there is nobody to be killed.
+        // On a loaded machine the script may not have started its child: then there is nothing to kill.
         let Ok(child) = std::fs::read_to_string(&pid) else { return };
         let stat = PathBuf::from(format!("/proc/{}/stat", child.trim()));
         let is_alive = || std::fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z "));
@@ -465,7 +467,7 @@ mod tests {
         let machine = ThisMachine::default();
         let killed = machine.run(&operation, "sh", &script("sleep 1000"), LIMIT).await;
         assert_eq!(killed, Err(RunError::Unwanted));
-        // What undoes something is nobody's to end.
+        // A teardown program ignores the cancellation.
         let limit = Ends::Within(Duration::from_secs(60));
         let ended = machine.run(&operation, "sh", &script("echo undone"), limit).await.expect("ended");
         assert_eq!(ended.output, "undone");
@@ -494,7 +496,7 @@ mod tests {
         let work = work(&fake);
         work.unmount(path).await.expect("nothing there");
         assert!(fake.calls().is_empty());
-        // One on the other.
+        // Stacked mounts.
         fake.mount("nfs", path);
         fake.mount("nfs", path);
         work.unmount(path).await.expect("unmounted");

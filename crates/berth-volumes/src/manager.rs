@@ -1,4 +1,4 @@
-//! The volume manager of the engine: turns, deadlines and what is told of failures.
+//! Implementation of the `VolumeManager` port: serialization per pod, deadlines, and error messages.
 
 mod files;
 
@@ -44,56 +44,56 @@ use berth_ports::{
 };
 use berth_types::{Pod, PodUid};
 
-/// Time for all volumes of a pod, up or down.
+/// Timeout for setting up or tearing down all volumes of a pod.
 const VOLUMES_LIMIT: Duration = Duration::from_secs(123);
-/// Time for the volumes of a pod that is gone, before its directory is tried another time.
+/// Timeout for releasing the volumes of an orphaned pod before its directory is retried later.
 const GONE_LIMIT: Duration = Duration::from_secs(10);
-/// Time to find out what an earlier agent left.
+/// Timeout for reconstructing volumes from disk.
 const REBUILD_LIMIT: Duration = Duration::from_secs(60);
-/// Time to list the directories of all pods.
+/// Timeout for listing the directories of all pods.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the manager needs to know.
+/// Configuration of the volume manager.
 #[derive(Clone, Debug)]
 pub struct VolumesConfig {
-    /// The root directory (`--root-dir`).
+    /// Root directory (`--root-dir`).
     pub root: PathBuf,
-    /// Where secrets and tokens lie.
+    /// Where volumes with secrets and tokens are stored.
     pub credentials: Credentials,
 }
 
-/// What the manager needs of others.
+/// Dependencies of the volume manager.
 pub struct VolumesDeps {
-    /// Facts about the node: limits of containers that have none.
+    /// Node facts: allocatable resources are the limits of containers that set none.
     pub facts: watch::Receiver<Arc<NodeFacts>>,
-    /// Objects and tokens of the API server.
+    /// Objects and tokens from the API server.
     pub objects: Arc<dyn ObjectSource>,
-    /// Where it is told that a volume cannot be refreshed.
+    /// Sink for events about volumes that cannot be refreshed.
     pub events: Arc<dyn EventSink>,
-    /// Wall time.
+    /// Wall-clock time.
     pub clock: Arc<dyn Clock>,
-    /// What is counted.
+    /// Volume metrics.
     pub metrics: VolumeMetrics,
-    /// Claims and what is behind them.
+    /// Access to claims and persistent volumes.
     pub storage: Arc<dyn StorageObjects>,
-    /// Kinds of volumes that are more than files.
+    /// Plugins of volumes that need an owner task.
     pub plugins: Vec<Arc<dyn DevicePlugin>>,
-    /// Labels of volumes, on a node that has SELinux.
+    /// SELinux label policy; `None` on a node without SELinux.
     pub labels: Option<Labels>,
-    /// Which volumes the API server knows to be in use here.
+    /// Volumes that the API server lists in `node.status.volumesInUse`.
     pub reported: watch::Receiver<Arc<BTreeSet<String>>>,
-    /// Hears which volumes are in use; nothing before that is known.
+    /// Receives the names of volumes in use; `None` until they are known.
     pub in_use: watch::Sender<Option<Vec<String>>>,
-    /// Where tasks are counted.
+    /// Tracker of spawned tasks.
     pub tasks: TaskTracker,
-    /// Ends them.
+    /// Stops all tasks.
     pub stop: CancellationToken,
 }
 
-/// What lay there, of files and of others.
+/// Result of the scan at startup: file-based volumes, and volumes that need an owner task.
 type Scanned = (Vec<(PodUid, found::Complete)>, io::Result<rebuild::Left>);
 
-/// The volumes of all pods. What is on disk is the state.
+/// Volume manager for all pods. The authoritative state is on disk.
 pub struct Manager {
     devices: Devices,
     is_rebuilt: OnceCell<()>,
@@ -101,9 +101,9 @@ pub struct Manager {
     credentials: Credentials,
     deps: VolumesDeps,
     turns: Turns,
-    /// Lists directories of pods.
+    /// Serializes listings of pod directories.
     listing: Lane,
-    /// Finds out what was left.
+    /// Runs the scan for volumes of an earlier agent.
     scanning: Once<Scanned>,
     worlds: Worlds,
     looked: Arc<Looked>,
@@ -111,13 +111,13 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A manager of the directories below the root, which need not exist yet.
+    /// Creates a manager of the directories below the root, which need not exist yet.
     pub fn new(config: VolumesConfig, deps: VolumesDeps) -> Self {
-        // The mount table knows paths without links only.
+        // The mount table contains only paths without symlinks.
         let root = fs::canonicalize(&config.root).unwrap_or(config.root);
         let worlds = Worlds::new(deps.metrics.clone());
         let refused = Refused::new(deps.metrics.orphans());
-        // What hangs with a device leaves the files of all other pods their threads.
+        // Separate pools: hanging devices leave threads for the file-based volumes of all other pods.
         let (hands, files) = (Hands::default(), Hands::new(OF_FILES));
         let board = BoardDeps {
             root: root.clone(),
@@ -148,11 +148,11 @@ impl Manager {
         }
     }
 
-    /// Finds out what an earlier agent left, once; everything else waits for it. What is not known could be undone
-    /// under a pod that has it, or removed with it.
+    /// Reconstructs the volumes of an earlier agent, once; all other calls wait for it. An unknown volume could be
+    /// unmounted or removed while a pod uses it.
     ///
     /// # Errors
-    /// It could not be found out yet. The next call tries again.
+    /// If the reconstruction is incomplete. The next call retries.
     pub async fn rebuild(&self) -> Result<(), VolumeError> {
         let scan = self.is_rebuilt.get_or_try_init(async || {
             let (root, plugins) = (self.root.clone(), self.devices.plugins().to_vec());
@@ -167,7 +167,7 @@ impl Manager {
             self.devices.board().synced();
             Ok::<_, String>(())
         });
-        // Whoever else waits for the same tells its pod, too.
+        // Bounded, because the caller may wait for another caller's scan and must report that for its own pod.
         let scanned = timeout(REBUILD_LIMIT * 2, scan).await;
         let cause = match scanned {
             Ok(Ok(())) => return Ok(()),
@@ -178,7 +178,7 @@ impl Manager {
         Err(VolumeError::Failed(format!("reading what is left of volumes: {cause}")))
     }
 
-    /// Takes down the pod's volumes that are more than files, and waits for it.
+    /// Releases the pod's volumes that have an owner task, and waits for their removal.
     async fn release(&self, pod: &PodUid, layout: &PodLayout, limit: Duration) -> Result<(), VolumeError> {
         if !self.devices.has(pod) {
             self.devices.forget(pod);
@@ -209,7 +209,7 @@ impl VolumeManager for Manager {
         let (layout, until) = (self.layout(pod.uid())?, Instant::now() + VOLUMES_LIMIT);
         let used = desired::used(pod);
         let Resolved { local, mut awaited, failed } = self.devices.resolve(pod, &layout, &used).await;
-        drop(used); // kilobytes each, while others are waited for
+        drop(used); // frees kilobytes per volume before waiting
         let mut all = self.set_up(pod, layout, local).await?;
         let refused = |missing: Vec<String>, awaited: &[Awaited], cause: &str| Waiting {
             unattached: awaited.iter().filter(|one| one.is_unattached()).map(|one| one.volume.clone()).collect(),
@@ -233,7 +233,7 @@ impl VolumeManager for Manager {
         if !missing.is_empty() {
             let mut causes: Vec<String> = awaited.iter().filter_map(|one| one.failure(pod.uid())).collect();
             causes.dedup();
-            // Where nobody has tried, somebody else has something to do first.
+            // Without any attempt, another component (such as the attach/detach controller) must act first.
             let cause = if causes.is_empty() { "context deadline exceeded".to_owned() } else { causes.join("; ") };
             let text = refused(missing, &awaited, &cause).to_string();
             return Err(beyond(&awaited, &text).await.unwrap_or(VolumeError::TimedOut(text)));
@@ -320,7 +320,7 @@ fn flat(done: Result<Result<(), orphan::LeftOver>, TurnError>) -> Result<(), Vol
     }
 }
 
-/// The error of a pod whose volumes the node will not get, if that is so.
+/// Returns the error of a pod whose volumes exceed the node's attach limit, if that is the case.
 async fn beyond(awaited: &[Awaited], text: &str) -> Option<VolumeError> {
     let asked = join_all(awaited.iter().map(Awaited::is_over_limit)).await;
     let text = format!("Node has reached its volume attachment limit, rejecting pod. {text}");

@@ -1,4 +1,6 @@
-//! Volumes that must not reach a disk lie in memory. Blocking. Behaviour: spec 07 §7.1, §7.3.
+//! Memory-backed (tmpfs) volumes for data that must not reach a disk. Blocking.
+//!
+//! Implements spec 07 §7.1, §7.3.
 
 use std::{collections::BTreeMap, io, path::Path};
 
@@ -13,24 +15,24 @@ use berth_types::{
     resources::{self, MEMORY, Overhead},
 };
 
-/// Where volumes with credentials lie.
+/// Where volumes with credentials are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Credentials {
-    /// In memory. Needs the right to mount.
+    /// In memory. Requires permission to mount.
     InMemory,
-    /// Where the other volumes lie: for who may not mount.
+    /// On disk, like the other volumes: for an agent without permission to mount.
     OnDisk,
 }
 
 impl Credentials {
-    /// In memory, where this process may see to that.
+    /// Returns `InMemory` if this process runs as root.
     pub fn of_this_process() -> Self {
         if rustix::process::geteuid().is_root() { Self::InMemory } else { Self::OnDisk }
     }
 }
 
-/// How large such a volume may get, in bytes: what the pod may use, if anything limits it to less
-/// than the node has. 0 where nothing is known.
+/// Returns the maximum size in bytes of a memory-backed volume: the pod's memory limit if every container has one and
+/// it is below the node's allocatable memory, which is the default. 0 if neither is known.
 pub fn size(allocatable: &BTreeMap<String, String>, pod: &Pod) -> u64 {
     let bytes = |amount: Amount| u64::try_from(amount.value()).unwrap_or(0);
     let node = allocatable.get(MEMORY).and_then(|text| Amount::parse(text).ok()).map_or(0, bytes);
@@ -43,10 +45,10 @@ pub fn size(allocatable: &BTreeMap<String, String>, pod: &Pod) -> u64 {
     if limit > 0 && (node == 0 || limit <= node) { limit } else { node }
 }
 
-/// Sees to it that a directory lies in memory.
+/// Mounts a tmpfs on the directory unless something is already mounted there.
 ///
 /// # Errors
-/// It cannot be mounted.
+/// If the mount fails.
 pub fn ensure(dir: &Path, bytes: u64) -> io::Result<()> {
     if mount::is_mount_point(dir)? {
         return Ok(());
@@ -58,21 +60,21 @@ pub fn ensure(dir: &Path, bytes: u64) -> io::Result<()> {
         mount::file_system(NewFileSystem { kind: "tmpfs", source: "tmpfs", options: &options }, dir)
     };
     match mounted(Swap::Never) {
-        // Kernels before 6.4 know no such option, and none lets a user namespace set it.
+        // Kernels before 6.4 do not support `noswap`, and no kernel allows it in a user namespace.
         Err(e) if e.kind() == io::ErrorKind::InvalidInput => mounted(Swap::Allowed),
         other => other,
     }
 }
 
-/// Whether what lies in memory may end on a disk all the same: there is swap, and the kernel cannot be told to keep it
-/// off that.
+/// Whether memory-backed data may still be written to a disk: the node has swap, and the kernel does not support
+/// `noswap`.
 pub fn may_reach_disk() -> bool {
     has_swap()
         && Credentials::of_this_process() == Credentials::InMemory
         && mount_api::new_mount("tmpfs", "noswap", 0).is_err()
 }
 
-/// Whether what lies in memory may be written to swap.
+/// Whether tmpfs pages may be swapped out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Swap {
     Allowed,

@@ -1,5 +1,6 @@
-//! Disks and shares of clouds by the names that were built in once, as the volumes of CSI drivers that they are now.
-//! Pure. Behaviour: spec 07 §3.3; which field becomes which is the drivers' contract.
+//! CSI migration: translates in-tree cloud volume sources to those of their CSI drivers. Pure.
+//!
+//! Implements spec 07 §3.3; the mapping of fields is the drivers' contract.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +17,19 @@ const CINDER: &str = "cinder.csi.openstack.org";
 const VSPHERE: &str = "csi.vsphere.vmware.com";
 const PORTWORX: &str = "pxd.portworx.com";
 
-/// Stands for what the driver finds out for itself.
+/// Placeholder for a value that the driver determines itself.
 const UNSPECIFIED: &str = "UNSPECIFIED";
-/// The only kind of disk that the driver knows.
+/// The only disk kind that the driver supports.
 const MANAGED: &str = "Managed";
 const RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
 const PORTWORX_SECRET: (&str, &str) = ("openstorage.io/auth-secret-name", "openstorage.io/auth-secret-namespace");
 
 type Csi = api::CSIPersistentVolumeSource;
 
-/// The volume as its driver's; `None` where it is of another kind.
+/// Translates a persistent volume; `None` if it is of another type.
 ///
 /// # Errors
-/// It says what the driver cannot be told.
+/// If it has a value that the driver does not support.
 pub fn persistent(volume: &api::PersistentVolume) -> Result<Option<api::PersistentVolume>, String> {
     let Some(csi) = volume.spec.as_ref().map(|spec| driven(volume, spec)).transpose().map_err(told)?.flatten() else {
         return Ok(None);
@@ -57,7 +58,7 @@ fn told(error: String) -> String {
     format!("failed to translate in-tree pv to CSI: {error}")
 }
 
-/// What the driver is told of a persistent volume.
+/// Returns the CSI source of a persistent volume.
 fn driven(volume: &api::PersistentVolume, spec: &api::PersistentVolumeSpec) -> Result<Option<Csi>, String> {
     if let Some(source) = &spec.aws_elastic_block_store {
         return ebs(source).map(Some);
@@ -80,11 +81,11 @@ fn driven(volume: &api::PersistentVolume, spec: &api::PersistentVolumeSpec) -> R
     Ok(spec.portworx_volume.as_ref().map(|source| portworx(volume, source)))
 }
 
-/// A volume that a pod describes itself, as that of its driver and whether the pod may only read it; `None` where it is
-/// of another kind. Pods that name the same disk share it.
+/// Translates an inline volume; returns it with its read-only flag, or `None` if it is of another type. Pods that name
+/// the same disk share the volume.
 ///
 /// # Errors
-/// It says what the driver cannot be told, or its name cannot be that of a directory.
+/// If it has a value that the driver does not support, or its name cannot be a directory name.
 pub fn inline(volume: &api::Volume, namespace: &str) -> Result<Option<(api::PersistentVolume, bool)>, String> {
     let Some((name, mode, csi)) = said(volume, namespace).map_err(told)? else { return Ok(None) };
     let read_only = csi.read_only == Some(true);
@@ -102,12 +103,12 @@ pub fn inline(volume: &api::Volume, namespace: &str) -> Result<Option<(api::Pers
     Ok(Some((volume, read_only)))
 }
 
-/// Whether a name of a manifest, with its slashes escaped, leads nowhere else.
+/// Whether a name from a manifest, with its slashes escaped, is a single directory name.
 fn is_directory(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && name.len() <= 255 && !name.contains('\0')
 }
 
-/// Name, access mode and what the driver is told of a volume that a pod describes itself.
+/// Returns name, access mode, and CSI source of an inline volume.
 fn said(volume: &api::Volume, namespace: &str) -> Result<Option<(String, &'static str, Csi)>, String> {
     const ONCE: &str = "ReadWriteOnce";
     let of_driver = |csi: Csi, mode| Some((format!("{}-{}", csi.driver, csi.volume_handle), mode, csi));
@@ -163,7 +164,7 @@ fn ebs(source: &api::AWSElasticBlockStoreVolumeSource) -> Result<Csi, String> {
     Ok(with(plain(EBS, handle, source.fs_type.as_ref(), source.read_only), "partition", &partition))
 }
 
-/// `aws://<zone>/vol-…` and `aws:///vol-…` name the volume at their end.
+/// Returns the volume ID at the end of `aws://<zone>/vol-…` or `aws:///vol-…`.
 fn ebs_handle(name: &str) -> Result<&str, String> {
     let Some(rest) = name.strip_prefix("aws://") else { return Ok(name) };
     let id = rest.split_once('/').map_or("", |(_, path)| path).trim_matches('/');
@@ -180,7 +181,7 @@ fn gce(source: &api::GCEPersistentDiskVolumeSource, place: &str) -> Csi {
     with(csi, "partition", &partition.unwrap_or_default())
 }
 
-/// The zone that labels name, or the region of several.
+/// Returns the zone in the volume's labels, or the region if there are several zones.
 fn gce_place(volume: &api::PersistentVolume) -> Result<String, String> {
     let zones = zones::labelled(volume);
     match zones.as_slice() {
@@ -209,7 +210,7 @@ fn gce_region(zone: &str) -> Result<&str, String> {
     })
 }
 
-/// Disks were attached to one node whatever their modes said.
+/// Reduces the access modes: an in-tree disk was attached to one node, whatever its modes were.
 fn once(modes: &[String]) -> Vec<String> {
     let is_written = modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteMany");
     let is_read = !is_written && modes.iter().any(|mode| mode == "ReadOnlyMany");
@@ -250,7 +251,7 @@ fn azure_share(group: &str, secret: &str, namespace: &str, share: &str, name: &s
     with(csi, "sharename", share)
 }
 
-/// Secrets are called after their account, or are that.
+/// Returns the storage account: part of the secret's name, or the whole name.
 fn azure_account(secret: &str) -> &str {
     let after = secret.split_once("azure-storage-account-").map(|(_, rest)| rest);
     let account = after.and_then(|rest| rest.rsplit_once("-secret")).map(|(account, _)| account);

@@ -1,7 +1,7 @@
-//! Directories of NFS servers. Behaviour: spec 07 §7.7.
+//! NFS volume plugin.
 //!
-//! A server that does not answer is the pod's own trouble: nothing here looks at what is mounted, neither before nor
-//! after. What is mounted is read from the kernel's table, and every program has its deadline.
+//! A server that does not answer affects only its own pod: nothing here accesses the mounted file system. The kernel's
+//! mount table shows what is mounted, and every program has a timeout. Implements spec 07 §7.7.
 
 use std::{net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
 
@@ -17,17 +17,17 @@ use berth_ports::Fullness;
 use berth_types::{Pod, api};
 
 const NAME: &str = "kubernetes.io/nfs";
-/// Time for a mount: the helper asks the server, and asks again.
+/// Timeout of a mount: the mount helper contacts the server, with retries.
 const MOUNTING: Duration = Duration::from_secs(110);
-/// Time for everything: a mount that came to no end, and taking down what it left.
+/// Timeout of an operation: a mount that timed out plus its cleanup.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The plugin.
+/// NFS volume plugin.
 pub struct NfsPlugin {
     machine: Arc<dyn Machine>,
 }
 
-/// A directory of a server.
+/// Exported directory of an NFS server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Share {
     server: String,
@@ -40,14 +40,14 @@ impl Share {
         let source = source.or_else(|| spec.volume()?.nfs.as_ref());
         let source = source.ok_or_else(|| OpError::failed("spec does not reference a NFS volume type"))?;
         let (server, path) = (source.server.clone(), source.path.clone());
-        // `mount` would take it for one of its options.
+        // `mount` would parse it as an option.
         if server.is_empty() || server.starts_with('-') {
             return Err(OpError::failed(format!("nfs.server: {server:?} is no name of a server")));
         }
         Ok(Self { server, path })
     }
 
-    /// As `mount` is told: addresses of IPv6 need brackets.
+    /// Returns the source argument of `mount`: IPv6 addresses need brackets.
     fn source(&self) -> String {
         let Self { server, path } = self;
         if server.parse::<Ipv6Addr>().is_ok() { format!("[{server}]:{path}") } else { format!("{server}:{path}") }
@@ -55,7 +55,7 @@ impl Share {
 }
 
 impl NfsPlugin {
-    /// The plugin of a machine.
+    /// Creates the plugin on a host.
     pub fn new(machine: Arc<dyn Machine>) -> Self {
         Self { machine }
     }
@@ -68,7 +68,7 @@ async fn mount(work: &Work, share: &Share, options: &[String], target: &Path) ->
         Ok(ended) if ended.is_success() => return Ok(()),
         Ok(ended) => OpError::failed(told(&ended.how, &ended.output)),
         Err(RunError::NotStarted(cause)) => OpError::failed(told(&cause, "")),
-        // It may be mounted a moment later.
+        // The mount may still complete.
         Err(error @ (RunError::TimedOut(_) | RunError::Unwanted)) => OpError::uncertain(told(&error.to_string(), "")),
     };
     match disks::unpublish(work, target).await {
@@ -107,7 +107,7 @@ impl DevicePlugin for NfsPlugin {
             let ours: &[&str] = if usage.spec.read_only() { &["ro"] } else { &[] };
             mount(&work, &share, &machine::options(&usage.spec.mount_options(), ours), &target).await?;
         }
-        // Nobody relabels a directory of another machine, nor gives it away.
+        // A remote directory is neither relabeled nor given another group.
         Ok(Published { path: target, relabel: false })
     }
 
@@ -124,7 +124,7 @@ impl DevicePlugin for NfsPlugin {
         if found.mode == Mode::Block {
             return Err("directories of NFS servers are no devices".to_owned());
         }
-        // Undoing needs no more than where it is.
+        // An unmount needs only the target path.
         let volume = api::Volume {
             name: found.name.clone(),
             nfs: Some(api::NFSVolumeSource::default()),

@@ -1,9 +1,9 @@
-//! One operation on a volume, as long as anything of it runs.
+//! Volume operation: keeps the volume's permit until all of its blocking work has returned.
 //!
-//! An owner gives up on an operation at its deadline; what blocks in a file system that hangs goes on all the same,
-//! and so does a program in it. Whatever was begun keeps a copy of this, and with it the volume's turn: nothing else
-//! is begun on the volume before that, so that a volume that hangs takes one thread and not one with every attempt.
-//! Behaviour: spec 07 §10, §17.
+//! The owner task abandons an operation at its timeout; a blocking call in a hanging file system continues anyway, and
+//! so does a program. All such work keeps a clone of the operation and with it the permit of the volume: nothing else
+//! starts on the volume before it returns, so that a hanging volume takes one thread rather than one per attempt.
+//! Implements spec 07 §10, §17.
 
 use std::{
     io,
@@ -24,24 +24,24 @@ use super::{
 use berth_metrics::VolumeMetrics;
 use berth_ports::EventSink;
 
-/// What an operation needs of others.
+/// Dependencies of an operation.
 #[derive(Default)]
 pub struct OperationDeps {
-    /// Threads that may block.
+    /// Thread pool for blocking calls.
     pub hands: Hands,
-    /// Where it is told that something takes long.
+    /// Sink for events about slow operations.
     pub events: Option<Arc<dyn EventSink>>,
-    /// What is counted.
+    /// Volume metrics.
     pub metrics: Option<VolumeMetrics>,
-    /// Where tasks are counted.
+    /// Tracker of spawned tasks.
     pub tasks: TaskTracker,
-    /// Nobody wants it any more, or the agent stops.
+    /// Canceled when the operation is no longer needed, or the agent stops.
     pub unwanted: CancellationToken,
-    /// The agent stops.
+    /// Canceled when the agent stops.
     pub stop: CancellationToken,
 }
 
-/// The operation. Copies are the same one.
+/// Handle to one operation. Clones share it.
 #[derive(Clone, Default)]
 pub struct Operation {
     inner: Arc<Inner>,
@@ -50,7 +50,7 @@ pub struct Operation {
 #[derive(Default)]
 struct Inner {
     deps: OperationDeps,
-    /// Nothing else is done with the volume meanwhile.
+    /// Prevents other operations on the volume until the last clone is dropped.
     _turn: Option<OwnedSemaphorePermit>,
     signs: AtomicU64,
 }
@@ -62,35 +62,35 @@ impl std::fmt::Debug for Operation {
 }
 
 impl Operation {
-    /// Begins, in the volume's turn.
+    /// Starts an operation with the volume's permit.
     pub fn new(turn: OwnedSemaphorePermit, deps: OperationDeps) -> Self {
         Self { inner: Arc::new(Inner { deps, _turn: Some(turn), signs: AtomicU64::new(0) }) }
     }
 
-    /// What it needs of others.
+    /// Dependencies of the operation.
     pub fn deps(&self) -> &OperationDeps {
         &self.inner.deps
     }
 
-    /// Something of it is done: it takes long, and does not hang.
+    /// Records progress: the operation is slow but does not hang.
     pub fn is_alive(&self) {
         self.inner.signs.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Moves while something is done.
+    /// Progress counter; unchanged while nothing is done.
     pub fn signs(&self) -> u64 {
         self.inner.signs.load(Ordering::Relaxed)
     }
 
-    /// Whether nobody wants it any more.
+    /// Whether the operation is canceled.
     pub fn is_unwanted(&self) -> bool {
         self.deps().unwanted.is_cancelled()
     }
 
-    /// Does it where it may block.
+    /// Runs blocking work on the thread pool.
     ///
     /// # Errors
-    /// What the work says, as one that may have happened where it came to no end.
+    /// The error of the work; a transient one if no thread is available, an uncertain one if the work is aborted.
     pub async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, OpError> + Send + 'static,
@@ -107,11 +107,11 @@ impl Operation {
         }
     }
 
-    /// Runs a program to its end. Nothing kills it where that takes longer than anybody waits: a file system is not
-    /// left half made, and what hangs in the kernel could not be killed.
+    /// Runs a program to its end. No timeout kills it: a file system must not be left half created, and a program that
+    /// hangs in the kernel cannot be killed.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// If the program cannot be started, or the agent stops.
     pub async fn run(&self, mut command: Command) -> io::Result<Output> {
         let (own, stop) = (self.clone(), self.deps().stop.clone());
         let running = self.deps().tasks.spawn(async move {

@@ -1,8 +1,8 @@
-//! Takes down what a pod left on disk. Blocking. Behaviour: spec 07 §4.3, §5.4, §17.
+//! Teardown of volumes and directories of terminated and orphaned pods. Blocking.
 //!
-//! Data that is not ours is never deleted: volumes of kinds that this agent writes itself are
-//! removed with all they hold, every other volume directory only when it is empty, and nothing at
-//! all while something foreign is mounted below or lies where only parts of a pod do.
+//! Never deletes foreign data: volumes of plugins that only this agent writes are removed with their content, every
+//! other volume directory only if it is empty, and nothing at all while a foreign mount exists below the pod directory
+//! or a foreign entry is in it. Implements spec 07 §4.3, §5.4, §17.
 
 use std::{
     fs, io,
@@ -20,56 +20,56 @@ use berth_sys::{
     remove_tree::{remove_empty_directory, remove_tree},
 };
 
-/// File systems that hold a volume of ours in memory.
+/// Memory-backed file systems of the agent's own volumes.
 const IN_MEMORY: [&str; 2] = ["tmpfs", "hugetlbfs"];
 
-/// What was left, with all that is wrong.
+/// Error of a teardown.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LeftOver {
-    /// Something is mounted that this agent did not mount.
+    /// File systems that this agent did not mount are still mounted.
     #[error("mounted volumes=[{}]", .0.join(" "))]
     Mounted(Vec<String>),
-    /// A volume cannot be taken down.
+    /// A volume cannot be torn down.
     #[error("UnmountVolume.TearDown failed for volume {volume:?} : {reason}")]
     TearDown {
-        /// Its name.
+        /// Name of the volume.
         volume: String,
-        /// Why not.
+        /// Cause.
         reason: String,
     },
     /// A volume directory cannot be removed.
     #[error("orphaned pod {pod:?} found, but failed to rmdir() volume at path {path}: {reason}")]
     Volume {
-        /// The pod.
+        /// UID of the pod.
         pod: String,
-        /// The directory.
+        /// Path of the directory.
         path: String,
-        /// Why not.
+        /// Cause.
         reason: String,
     },
     /// A sub-path cannot be removed.
     #[error("orphaned pod {pod:?} found, but failed to remove subpath at path {path}: {reason}")]
     SubPath {
-        /// The pod.
+        /// UID of the pod.
         pod: String,
-        /// The path.
+        /// Path of the sub-path.
         path: String,
-        /// Why not.
+        /// Cause.
         reason: String,
     },
-    /// Anything else cannot be removed.
+    /// Another part of the pod directory cannot be removed.
     #[error("orphaned pod {pod:?} found, but error occurred when trying to remove {what}: {reason}")]
     Other {
-        /// The pod.
+        /// UID of the pod.
         pod: String,
-        /// `the volumes dir`, …
+        /// Part that cannot be removed: `the volumes dir`, …
         what: String,
-        /// Why not.
+        /// Cause.
         reason: String,
     },
 }
 
-/// Unmounts and removes the volumes of a terminated pod; its directory stays.
+/// Unmounts and removes the volumes of a terminated pod; keeps the pod directory.
 pub fn tear_down(layout: &PodLayout) -> Result<(), LeftOver> {
     unmount_sub_paths(layout).map_err(|e| not_down("", &e))?;
     unmount_in_memory(layout, &OWNED)?;
@@ -89,7 +89,7 @@ fn not_down(volume: &str, cause: &dyn std::fmt::Display) -> LeftOver {
     LeftOver::TearDown { volume: volume.to_owned(), reason: cause.to_string() }
 }
 
-/// Removes the whole directory of a pod that nobody knows; tells whether there were volumes in it.
+/// Removes the whole directory of an orphaned pod; returns whether it contained volumes.
 pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
     let pod = layout.pod().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let other = |what: String| {
@@ -101,8 +101,8 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
         let cause = io::Error::other(format!("{} is no part of a pod", foreign.display()));
         return Err(other("the pod directory".to_owned())(cause));
     }
-    // The pod went away while no agent was there. What this agent binds and mounts for itself goes as with any pod;
-    // what lay in memory goes with its pod.
+    // The pod was removed while no agent ran. The agent's own bind mounts and memory-backed file systems are unmounted
+    // as for any pod; memory-backed data ends with its pod.
     for mount in mounted_below(&layout.sub_paths())?.into_iter().rev() {
         unmount(&mount.target, UnmountFlags::NOFOLLOW).map_err(|e| LeftOver::SubPath {
             pod: pod.clone(),
@@ -115,7 +115,7 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
     let found = volumes(layout).map_err(other("the volumes dir".to_owned()))?;
     let had_volumes = !found.is_empty();
     for (plugin, name, path) in found {
-        // Our own volume, complete and not mounted: the pod went away before it was taken down.
+        // A complete, unmounted volume of the agent: the pod was removed before its teardown.
         let marker = layout.marker(&plugin, &name);
         let ours = OWNED.contains(&plugin.as_str()) && marker.join("ready").exists();
         let removed = if ours { remove_tree(&path) } else { remove_empty_directory(&path) };
@@ -143,7 +143,7 @@ pub fn remove_pod(layout: &PodLayout) -> Result<bool, LeftOver> {
 
 fn is_of_a_pod(part: &Path) -> bool {
     let Some(name) = part.file_name().and_then(|name| name.to_str()) else { return false };
-    // A file that was being replaced when an agent ended (`sys/atomic_file.rs`).
+    // Temporary file of an atomic replacement that was interrupted (`sys/atomic_file.rs`).
     let is_temporary = || {
         let is_named = |rest: &str| rest.len() == 8 && rest.bytes().all(|byte| byte.is_ascii_hexdigit());
         name.strip_prefix('.').is_some_and(is_named) && fs::symlink_metadata(part).is_ok_and(|meta| meta.is_file())
@@ -151,8 +151,7 @@ fn is_of_a_pod(part: &Path) -> bool {
     PARTS.contains(&name) || is_temporary()
 }
 
-/// Unmounts file systems in memory that are the root of a volume of these plugins of ours: this
-/// agent or another mounted them.
+/// Unmounts memory-backed file systems at volume roots of these plugins: this agent or an earlier one mounted them.
 fn unmount_in_memory(layout: &PodLayout, plugins: &[&str]) -> Result<(), LeftOver> {
     let found = volumes(layout).map_err(|e| not_down("", &e))?.into_iter();
     let roots: Vec<PathBuf> = found.filter(|(plugin, ..)| plugins.contains(&plugin.as_str())).map(|v| v.2).collect();
@@ -167,7 +166,7 @@ fn unmount_in_memory(layout: &PodLayout, plugins: &[&str]) -> Result<(), LeftOve
     Ok(())
 }
 
-/// Sub-paths are bound by this agent; they go before their volumes.
+/// Unmounts and removes sub-paths, which this agent binds; runs before the teardown of their volumes.
 pub fn unmount_sub_paths(layout: &PodLayout) -> io::Result<()> {
     for mount in mount_table::below(&layout.sub_paths())?.into_iter().rev() {
         unmount(&mount.target, UnmountFlags::NOFOLLOW)?;
@@ -179,7 +178,7 @@ pub fn unmount_sub_paths(layout: &PodLayout) -> io::Result<()> {
 }
 
 fn mounted_below(path: &Path) -> Result<Vec<mount_table::Mount>, LeftOver> {
-    // A table that cannot be read counts as something being mounted.
+    // An unreadable mount table counts as something mounted.
     mount_table::below(path).map_err(|e| LeftOver::Mounted(vec![e.to_string()]))
 }
 
@@ -191,7 +190,7 @@ fn nothing_mounted(path: &Path) -> Result<(), LeftOver> {
     Err(LeftOver::Mounted(mounted.into_iter().map(|mount| mount.target.display().to_string()).collect()))
 }
 
-/// Plugin directory, name and path of every volume on disk.
+/// Returns plugin directory, name, and path of every volume on disk.
 fn volumes(layout: &PodLayout) -> io::Result<Vec<(String, String, PathBuf)>> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut found = Vec::new();
@@ -201,7 +200,7 @@ fn volumes(layout: &PodLayout) -> io::Result<Vec<(String, String, PathBuf)>> {
     Ok(found)
 }
 
-/// `<volume>/<container>/<index>` of every sub-path on disk.
+/// Returns the path `<volume>/<container>/<index>` of every sub-path on disk.
 fn sub_paths(layout: &PodLayout) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for volume in children(&layout.sub_paths())? {
@@ -212,7 +211,8 @@ fn sub_paths(layout: &PodLayout) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The entries of a directory; none of what is no directory. What cannot be read is not empty. Links are not followed.
+/// Returns the entries of a directory; none if the path is missing or not a directory. An unreadable directory is an
+/// error. Does not follow symlinks.
 fn children(path: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => rebuild::children(path),
@@ -232,7 +232,7 @@ fn remove_one(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes two levels of empty directories and the directory that holds them.
+/// Removes two levels of empty directories and their parent.
 fn empty_directories(path: &Path) -> io::Result<()> {
     for child in children(path)? {
         for grandchild in children(&child)? {

@@ -1,9 +1,9 @@
-//! Gives a volume to the pod's group. Blocking. Behaviour: spec 07 §10, §17.
+//! Applies `fsGroup` ownership and permissions to a volume's directory tree. Blocking.
 //!
-//! Children come before their directory, so that the root's mode says that the work was finished. Links are never
-//! followed, and a container may swap a file for one at any moment: what is changed is what was opened and looked at,
-//! never a path. What is right already costs one look. A large tree is walked by several threads: a directory is done
-//! by whoever finishes the last of its children.
+//! Changes children before their directory, so that the root's mode proves that the walk finished. Never follows
+//! symlinks; a container may swap a file for a link at any moment, so every change applies to an opened and checked
+//! descriptor, never to a path. An entry that is already correct costs one `stat`. Several threads walk a large tree:
+//! whichever thread finishes the last child also completes the directory. Implements spec 07 §10, §17.
 
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -31,24 +31,24 @@ use berth_types::Pod;
 
 /// Threads that walk one large tree.
 const WALKERS: usize = 4;
-/// Entries after which a tree counts as large.
+/// Number of entries from which a tree counts as large.
 const LARGE: u64 = 2_048;
-/// Directories that wait for a walker; what is more is walked by who found it.
+/// Maximum queued directories; beyond that, a thread walks the directory that it found itself.
 const WAITING: usize = 256;
-/// Levels of directories: as many as a path of the reference can have, and a bound on open files.
+/// Maximum directory depth: as deep as a path can be upstream, and a bound on open files.
 const DEEPEST: usize = 1_024;
-/// Entries between two looks at the clock and at whether anybody still wants this.
+/// Entries between two checks of the clock and of cancellation.
 const STRIDE: u64 = 256;
-/// When it is told first that this takes long, and how often after that.
+/// Delay of the first notification about a slow walk, and the interval of the following ones.
 const TOLD: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(60));
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// What the group may do with the volume.
+/// Group access to the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupAccess {
     /// Read and write.
     ReadWrite,
-    /// Read.
+    /// Read only.
     ReadOnly,
 }
 
@@ -65,17 +65,17 @@ impl GroupAccess {
     }
 }
 
-/// `fsGroupChangePolicy`.
+/// Pod setting `fsGroupChangePolicy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// The whole tree each time.
+    /// Changes the whole tree each time.
     Always,
-    /// Nothing where the root is right already.
+    /// Changes nothing where the root is already correct.
     OnRootMismatch,
 }
 
 impl Policy {
-    /// What the pod asks for.
+    /// Returns the policy of the pod; `Always` by default.
     pub fn of(pod: &Pod) -> Self {
         let context = pod.spec().security_context.as_ref();
         match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
@@ -85,26 +85,26 @@ impl Policy {
     }
 }
 
-/// The pod's fsGroup; `None` where it is unset or no group ID.
+/// Returns the pod's `fsGroup`; `None` where it is unset or not a valid group ID.
 pub fn group_of(pod: &Pod) -> Option<u32> {
     let group = pod.spec().security_context.as_ref()?.fs_group?;
     u32::try_from(group).ok()
 }
 
-/// What is told of a walk that takes long.
+/// Notification about a slow walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slow {
-    /// It has taken half a minute.
+    /// The walk has taken 30 seconds.
     Still,
-    /// So many entries were looked at.
+    /// The walk has processed this many entries.
     Entries(u64),
 }
 
 impl Slow {
-    /// The message of the event `VolumePermissionChangeInProgress` for a volume in that directory.
+    /// Returns the message of the event `VolumePermissionChangeInProgress` for a volume in that directory.
     pub fn message(self, dir: &Path) -> String {
         let mut parts = dir.iter();
-        // As the reference names it: from the pod on.
+        // Upstream prints the path from the pod on.
         let of_pod: &Path = if parts.by_ref().any(|part| part == "pods") { parts.as_path() } else { dir };
         let shown = of_pod.display();
         match self {
@@ -118,28 +118,28 @@ impl Slow {
     }
 }
 
-/// A change of ownership.
+/// Ownership change request.
 pub struct Order<'a> {
-    /// To which group.
+    /// Group to apply.
     pub group: u32,
-    /// What it may do.
+    /// Access of the group.
     pub access: GroupAccess,
-    /// Whether a root that is right is enough.
+    /// Whether a correct root is sufficient.
     pub policy: Policy,
-    /// Whether nobody wants this any more: the pod is being deleted.
+    /// Returns whether the change is canceled, such as because the pod is being deleted.
     pub cancelled: &'a (dyn Fn() -> bool + Sync),
-    /// Takes what is told of a walk that takes long.
+    /// Callback for notifications about a slow walk.
     pub slow: &'a (dyn Fn(Slow) + Sync),
 }
 
 impl Order<'_> {
-    /// The whole tree, whatever its root says, however long it takes: for volumes that this agent writes.
+    /// Changes the whole tree, whatever its root shows, without cancellation: for volumes that this agent writes.
     pub fn whole(group: u32, access: GroupAccess) -> Self {
         Self { group, access, policy: Policy::Always, cancelled: &|| false, slow: &|_| {} }
     }
 }
 
-/// Gives a whole tree to a group, whatever its root says, however long it takes.
+/// Applies group ownership to a whole tree, whatever its root shows, without cancellation.
 ///
 /// # Errors
 /// As [`carry_out`].
@@ -147,10 +147,10 @@ pub fn apply(root: &Path, group: u32, access: GroupAccess) -> io::Result<()> {
     carry_out(root, &Order::whole(group, access))
 }
 
-/// Carries an order out on a tree. What cannot be changed is skipped, as the reference does.
+/// Applies an ownership change to a tree. Skips what cannot be changed, as upstream does.
 ///
 /// # Errors
-/// If the tree cannot be walked, and `Interrupted` where it was cancelled.
+/// If the tree cannot be walked, or with kind `Interrupted` if the change is canceled.
 pub fn carry_out(root: &Path, order: &Order<'_>) -> io::Result<()> {
     let (Some(parent), Some(name)) = (root.parent(), root.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of an entry"));
@@ -170,9 +170,9 @@ pub fn carry_out(root: &Path, order: &Order<'_>) -> io::Result<()> {
     walk.run(top)
 }
 
-/// Whether the root shows that a walk before was finished.
+/// Whether the root shows that an earlier walk finished.
 fn is_finished(root: &Stat, order: &Order<'_>) -> bool {
-    // A root that may only be read is finished with the read-only bits.
+    // With read-only access, the root is finished with the read-only bits.
     let wanted = match order.access {
         GroupAccess::ReadWrite => 0o2770,
         GroupAccess::ReadOnly => 0o2550,
@@ -181,12 +181,12 @@ fn is_finished(root: &Stat, order: &Order<'_>) -> bool {
     is_directory && root.st_gid == order.group && root.st_mode & wanted == wanted
 }
 
-/// A directory that is being walked.
+/// Directory in progress.
 struct Level {
     at: OwnedFd,
     above: Option<Arc<Level>>,
     depth: usize,
-    /// Directories below that are not done, and one for its own listing.
+    /// Unfinished child directories, plus one for the directory's own listing.
     open: AtomicUsize,
 }
 
@@ -201,7 +201,7 @@ impl Level {
     }
 }
 
-/// A directory that nobody walks yet.
+/// Directory that is queued for a walk.
 struct Job {
     above: Arc<Level>,
     name: CString,
@@ -221,7 +221,7 @@ struct Walk<'a> {
     shared: Mutex<Shared>,
     more: Condvar,
     entries: AtomicU64,
-    /// Seconds after the beginning at which it is told next that this takes long.
+    /// Seconds after the start at which the next notification about a slow walk is due.
     next_told: AtomicU64,
 }
 
@@ -263,7 +263,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Walks directories that wait until all are done.
+    /// Walks queued directories until all are done.
     fn work(&self, hire: &mut dyn FnMut(u64)) {
         loop {
             let mut shared = self.shared();
@@ -300,7 +300,7 @@ impl<'a> Walk<'a> {
         let opened = Level::open(above.at.as_fd(), &name, Some(above.clone()));
         match opened {
             Ok(level) => self.level(&level, hire),
-            // It went meanwhile, or became something else: whoever did that sees to it.
+            // It was removed or replaced meanwhile; whoever did that is responsible for it.
             Err(e) if is_gone(&e) => {
                 self.leave(above);
                 Ok(())
@@ -309,7 +309,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Lists a directory and does what is no directory in it.
+    /// Lists a directory and changes its entries that are not directories.
     fn level(&self, level: &Arc<Level>, hire: &mut dyn FnMut(u64)) -> io::Result<()> {
         for child in Dir::read_from(&level.at)? {
             let child = child?;
@@ -339,7 +339,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Lets another walk it; back where too many wait.
+    /// Queues a directory for another thread; returns it where the queue is full.
     fn give(&self, job: Job) -> Option<Job> {
         let mut shared = self.shared();
         if shared.jobs.len() >= WAITING {
@@ -350,7 +350,7 @@ impl<'a> Walk<'a> {
         None
     }
 
-    /// One thing of a directory is done; with the last one the directory itself is, and one thing of that above.
+    /// Records one child as done; the last one completes the directory, which is then a done child of its parent.
     fn leave(&self, level: Arc<Level>) {
         let mut level = level;
         while level.open.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -360,7 +360,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Counts an entry; now and then looks at the clock.
+    /// Counts an entry; at every `STRIDE` entries checks for cancellation and slowness.
     fn tick(&self) -> io::Result<u64> {
         let entries = self.entries.fetch_add(1, Ordering::Relaxed) + 1;
         if !entries.is_multiple_of(STRIDE) {
@@ -370,7 +370,7 @@ impl<'a> Walk<'a> {
             return Err(io::Error::new(io::ErrorKind::Interrupted, "the change of ownership was cancelled"));
         }
         if self.shared().is_over {
-            // Another walker failed, and has told why.
+            // Another thread failed and has recorded the error.
             return Err(io::Error::other("stopped"));
         }
         let (elapsed, due) = (self.began.elapsed().as_secs(), self.next_told.load(Ordering::Relaxed));
@@ -389,7 +389,7 @@ impl<'a> Walk<'a> {
             if stat.st_gid == self.order.group && stat.st_mode & 0o7777 == wanted {
                 return Ok(());
             }
-            // The change of group first: it clears the set-group-ID bit.
+            // Changes the group first: `chown` clears the set-group-ID bit.
             fchown(&level.at, None, Some(self.group))?;
             fchmod(&level.at, Mode::from_raw_mode(wanted))
         });
@@ -398,7 +398,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whatever is no directory.
+    /// Changes an entry that is not a directory.
     fn file(&self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         let stat = match statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
@@ -425,7 +425,7 @@ impl<'a> Walk<'a> {
         let at = openat(parent, name, flags, Mode::empty())?;
         let stat = fstat(&at)?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return Ok(()); // swapped since; it has its own turn next time
+            return Ok(()); // swapped since; the next walk changes it
         }
         if stat.st_gid != self.order.group {
             chownat(&at, "", None, Some(self.group), AtFlags::EMPTY_PATH)?;
@@ -434,7 +434,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let mode = Mode::from_raw_mode(stat.st_mode & 0o7777 | self.order.access.of_file());
-        // Our own link leads to what was opened, whatever bears its name by now.
+        // The `/proc` link refers to the opened file, whatever its path names by now.
         chmod(format!("/proc/self/fd/{}", at.as_raw_fd()), mode)
     }
 }

@@ -1,8 +1,7 @@
-//! What an earlier agent left of volumes that are more than files, read from the directories of pods without
-//! looking at any volume. Blocking. Behaviour: spec 07 §6.
+//! Reconstruction of volumes that an earlier agent left, from pod directories. Blocking.
 //!
-//! What cannot be read is not empty: it counts as something that was not understood, and nothing that pods may share
-//! is undone on the strength of the rest.
+//! Reads directories only, never a volume itself. An unreadable directory is not empty: it counts as not understood,
+//! and then nothing that pods may share is unstaged. Implements spec 07 §6.
 
 use std::{
     fs, io,
@@ -24,21 +23,21 @@ use super::{
 use berth_sys::panics::said;
 use berth_types::PodUid;
 
-/// What was found.
+/// Result of the scan.
 #[derive(Default)]
 pub struct Left {
-    /// Understood.
+    /// Reconstructed volumes.
     pub volumes: Vec<Leftover>,
-    /// Not understood, or not readable.
+    /// Number of volumes or directories that could not be understood or read.
     pub failed: usize,
-    /// Staged, whether a pod has it or not.
+    /// Staged volumes, whether or not a pod uses them.
     pub staged: Vec<Staged>,
 }
 
-/// Looks through the directories of all pods.
+/// Scans the directories of all pods.
 ///
 /// # Errors
-/// Which pods there are cannot be read.
+/// If the list of pods cannot be read.
 pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> io::Result<Left> {
     let mut left = Left::default();
     for pod in children(&layout::pods(root))? {
@@ -67,14 +66,15 @@ pub fn scan(root: &Path, plugins: &[Arc<dyn DevicePlugin>]) -> io::Result<Left> 
     }
     left.mapped(root);
     if left.failed > 0 {
-        // What is not understood may be one of these.
+        // A volume that was not understood may belong to one of these.
         left.staged.clear();
     }
     Ok(left)
 }
 
 impl Left {
-    /// Devices that pods may have without a link of theirs: an agent ended before it was made, or after it had gone.
+    /// Adds block devices that pods may have without a link: an agent ended before it was created or after it was
+    /// removed.
     fn mapped(&mut self, root: &Path) {
         let mut found = Vec::new();
         for Staged { plugin, mode, rebuilt } in &self.staged {
@@ -94,12 +94,12 @@ impl Left {
                     continue;
                 }
             };
-            // A plugin may keep a record of its own there, too.
+            // A plugin may keep its own record in the directory too.
             let marks = marks.iter().filter(|mark| block::is_mark(mark)).filter_map(|mark| name_of(mark));
             for pod in marks.map(|uid| PodUid::from(uid.as_str())) {
                 let Ok(layout) = PodLayout::new(root, &pod) else { continue };
                 if self.volumes.iter().all(|left| !is_known(&pod, left)) {
-                    // A pod that has no directory is one that nobody looks for.
+                    // Cleanup finds only pods that have a directory.
                     let made = fs::DirBuilder::new().recursive(true).mode(0o750).create(layout.pod());
                     if let Err(error) = made {
                         warn!(podUID = %pod, err = %error, "A pod that may have a device cannot be looked for");
@@ -136,7 +136,7 @@ impl Left {
     }
 }
 
-/// One volume on which a plugin breaks does not keep the others from being known.
+/// Catches a panic of a plugin, so that one volume does not prevent the reconstruction of the others.
 fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(said(&*panic)))
 }
@@ -145,7 +145,7 @@ fn name_of(path: &Path) -> Option<String> {
     path.file_name()?.to_str().map(str::to_owned)
 }
 
-/// The entries of a directory, none of one that is not there. Their kinds are not asked for: that of a mount could
+/// Returns the entries of a directory; none if it does not exist. Does not read their types: `stat` on a mount could
 /// hang.
 pub fn children(path: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(path) {
@@ -178,7 +178,7 @@ mod tests {
         plugin.staged.lock().expect("not poisoned").push(staged);
         let left = scan().expect("read");
         assert_eq!((left.volumes.len(), left.staged.len(), left.failed), (1, 1, 0));
-        // A link to itself cannot be read, whoever asks.
+        // A symlink to itself is unreadable even for root.
         fs::remove_dir(place("b")).expect("removed");
         std::os::unix::fs::symlink(place("b"), place("b")).expect("a link");
         let left = scan().expect("the pods are known");

@@ -1,7 +1,7 @@
-//! Directories of pods that could not be removed: when each is tried again, and what is told of them.
+//! Retry back-off and rate-limited logging for orphaned pod directories that cannot be removed.
 //!
-//! A thousand of them are a few lines a minute, not a thousand: one is named, the others are counted. Behaviour:
-//! spec 07 §5.4.
+//! A thousand such directories produce a few log lines a minute: each line names one directory and counts the others.
+//! Implements spec 07 §5.4.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,12 +15,12 @@ use tracing::warn;
 use berth_metrics::OrphanMetrics;
 use berth_types::PodUid;
 
-/// First and longest pause before a directory is tried again.
+/// Initial and maximum back-off before a removal is retried.
 pub const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
-/// Time between two lines.
+/// Minimum interval between two log lines.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// What could not be removed.
+/// Failed removals by pod.
 pub struct Refused {
     metrics: OrphanMetrics,
     state: Mutex<State>,
@@ -30,7 +30,7 @@ pub struct Refused {
 struct State {
     pods: HashMap<PodUid, Refusal>,
     last_line: Option<Instant>,
-    /// Refusals that no line has counted.
+    /// New failures not yet counted in a log line.
     untold: u64,
 }
 
@@ -41,7 +41,7 @@ struct Refusal {
 }
 
 impl Refused {
-    /// Nothing was refused yet.
+    /// Creates an instance without failures.
     pub fn new(metrics: OrphanMetrics) -> Self {
         Self { metrics, state: Mutex::default() }
     }
@@ -50,7 +50,7 @@ impl Refused {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A sweep begins with these on disk: what is not among them was removed by others.
+    /// Starts a sweep with these pods on disk; forgets pods whose directories no longer exist.
     pub fn swept(&self, found: &[PodUid]) {
         let found: HashSet<&PodUid> = found.iter().collect();
         let mut state = self.state();
@@ -58,21 +58,21 @@ impl Refused {
         self.metrics.begin(state.pods.len());
     }
 
-    /// Why it was refused, while its pause lasts.
+    /// Returns the last error while its back-off lasts.
     pub fn pausing(&self, pod: &PodUid) -> Option<String> {
         let state = self.state();
         let refusal = state.pods.get(pod)?;
         (Instant::now() < refusal.again_at).then(|| refusal.error.clone())
     }
 
-    /// The directory is gone; `had_volumes` where there was a volume in it.
+    /// Records the removal of a directory; `had_volumes` if it contained a volume.
     pub fn removed(&self, pod: &PodUid, had_volumes: bool) {
         let mut state = self.state();
         state.pods.remove(pod);
         self.metrics.cleaned(had_volumes, state.pods.len());
     }
 
-    /// It could not be removed.
+    /// Records a failed removal and doubles its back-off.
     pub fn refused(&self, pod: &PodUid, error: &str) {
         let mut state = self.state();
         let last = state.pods.get(pod);
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use berth_metrics::Registry;
 
-    /// Lines that were told.
+    /// Number of new log lines, 0 or 1.
     fn lines(refused: &Refused, last: &mut Option<Instant>) -> usize {
         let now = refused.state().last_line;
         let is_new = now != *last;

@@ -1,14 +1,13 @@
-//! The label of SELinux that a volume is mounted with (`-o context="…"`) instead of being relabelled file by file. Pure.
-//! Behaviour: spec 07 §11.
+//! SELinux mount labels (`-o context="…"`), used instead of relabeling each file. Pure.
 //!
-//! Asked only on a node that has SELinux, and of volumes whose plugin mounts with labels.
+//! Applies only on a node with SELinux, and to volumes whose plugin supports mount labels. Implements spec 07 §11.
 
 use std::collections::BTreeSet;
 
 use super::spec::VolumeSpec;
 use berth_types::{Pod, api};
 
-/// What the node's policy gives to files of containers, and how far mounting with labels goes.
+/// Node policy: SELinux context of container files, and which volumes are mounted with labels.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Policy {
     user: String,
@@ -18,40 +17,41 @@ pub struct Policy {
     all_modes: bool,
 }
 
-/// What was decided for a volume in a pod.
+/// SELinux labels of a volume in a pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Label {
-    /// What all pods of the volume have to agree on (`originalSELinuxLabel`).
+    /// Label that all pods of the volume must agree on (`originalSELinuxLabel`).
     pub asked: Option<String>,
-    /// What it is mounted with (`effectiveSELinuxLabel`).
+    /// Label that the volume is mounted with (`effectiveSELinuxLabel`).
     pub mounted: Option<String>,
 }
 
-/// Of what a pod and its volume are at odds, by what it is counted as.
+/// Scope of an SELinux label conflict, as counted in the metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Odds {
-    /// A container asks for what is no label.
+    /// A container requests an invalid label.
     Container,
-    /// Containers of the pod ask for different ones.
+    /// Containers of the pod request different labels.
     Pod,
-    /// Pods of the volume do.
+    /// Pods that share the volume request different labels.
     Volume,
 }
 
-/// Why there is no label.
+/// Label conflict or error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// What is wrong.
+    /// Scope of the conflict.
     pub odds: Odds,
-    /// In the reference's words.
+    /// Message of the upstream kubelet.
     pub text: String,
-    /// The pod does not get the volume; otherwise that is only counted.
+    /// The pod is denied the volume; otherwise the conflict is only counted.
     pub is_binding: bool,
 }
 
 impl Policy {
-    /// By a context of files, such as `system_u:object_r:container_file_t:s0`; `None` where it is none. `all_modes`: not
-    /// only volumes for one pod are mounted with a label (gate `SELinuxMount`).
+    /// Parses a file context such as `system_u:object_r:container_file_t:s0`; `None` if it is invalid. With
+    /// `all_modes`, volumes of every access mode are mounted with a label, not only those for one pod (gate
+    /// `SELinuxMount`).
     pub fn new(context: &str, all_modes: bool) -> Option<Self> {
         let mut parts = context.splitn(4, ':').map(str::to_owned);
         let (user, role, kind, level) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -59,14 +59,14 @@ impl Policy {
         policy.label(&api::SELinuxOptions::default()).is_ok().then_some(policy)
     }
 
-    /// The label of files that a container with these options may use.
+    /// Returns the label of files for a container with these options.
     fn label(&self, options: &api::SELinuxOptions) -> Result<String, String> {
         let own = |option: &Option<String>, default: &str| {
             option.clone().filter(|text| !text.is_empty()).unwrap_or_else(|| default.to_owned())
         };
-        // Files have the role and type of files, whatever those of their processes are.
+        // Files keep the role and type of files, whatever the process options are.
         let (user, level) = (own(&options.user, &self.user), own(&options.level, &self.level));
-        // It becomes part of an option in quotes.
+        // The label becomes part of a quoted mount option.
         let is_name =
             |text: &String| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b));
         let is_level = |text: &String| {
@@ -79,15 +79,15 @@ impl Policy {
         Ok(format!("{user}:{}:{}:{level}", self.role, self.kind))
     }
 
-    /// Whether a label binds everybody who uses the volume.
+    /// Whether label conflicts of the volume are enforced.
     pub fn is_binding(&self, spec: &VolumeSpec) -> bool {
         self.all_modes || spec.is_for_one_pod()
     }
 
-    /// The label of a volume whose plugin mounts with labels; `volume` is its name in the pod.
+    /// Decides the label of a volume whose plugin supports mount labels; `volume` is its name in the pod.
     ///
     /// # Errors
-    /// There is no one label.
+    /// If the containers request an invalid label or different labels.
     pub fn decide(&self, pod: &Pod, volume: &str, spec: &VolumeSpec) -> Result<Label, Refusal> {
         let context = pod.spec().security_context.as_ref();
         let is_relabelled =
@@ -106,7 +106,7 @@ impl Policy {
     }
 }
 
-/// What containers that mount the volume say; nothing of those that say nothing.
+/// Returns the options of containers that mount the volume; omits containers with none.
 fn options_of<'a>(pod: &'a Pod, volume: &str) -> Vec<&'a api::SELinuxOptions> {
     type Told<'a> = (Option<&'a [api::VolumeMount]>, Option<&'a api::SecurityContext>);
     let shared = pod.spec().security_context.as_ref().and_then(|context| context.se_linux_options.as_ref());
@@ -121,13 +121,13 @@ fn options_of<'a>(pod: &'a Pod, volume: &str) -> Vec<&'a api::SELinuxOptions> {
     said.filter(|options| !is_empty(options)).collect()
 }
 
-/// What a pod is told whose label another pod of the volume does not share.
+/// Formats the conflict of a pod with another pod of the volume.
 pub fn conflict(volume: &str, there: Option<&str>, asked: Option<&str>) -> String {
     let (there, asked) = (there.unwrap_or_default(), asked.unwrap_or_default());
     format!("conflicting SELinux labels of volume {volume}: {there:?} and {asked:?}")
 }
 
-/// What a pod is told while the volume is still mounted with another label, for a pod that goes.
+/// Formats the wait for the unmount of a terminating pod's volume with a different label.
 pub fn waiting(volume: &str) -> String {
     format!(
         "waiting for unmount of volume {volume:?}, because it is already mounted to a different pod with a different \
@@ -135,12 +135,12 @@ pub fn waiting(volume: &str) -> String {
     )
 }
 
-/// The mount option.
+/// Formats the mount option of a label.
 pub fn option(label: &str) -> String {
     format!("context=\"{label}\"")
 }
 
-/// The label that something is mounted with, by its options in the mount table.
+/// Returns the label of a mount from its options in the mount table.
 pub fn mounted_with(options: &str) -> Option<String> {
     let mut is_quoted = false;
     let all = options.split(|letter| {
@@ -151,7 +151,7 @@ pub fn mounted_with(options: &str) -> Option<String> {
     Some(label.trim_matches('"').to_owned()).filter(|label| !label.is_empty())
 }
 
-/// How a volume is accessed, as metrics tell it: the widest of its modes.
+/// Returns the access mode for the metrics: the widest of the volume's modes.
 pub fn access_mode(spec: &VolumeSpec) -> &'static str {
     if spec.as_persistent().is_none() {
         return "inline";
@@ -181,7 +181,7 @@ mod tests {
         VolumeSpec::persistent(Arc::new(volume.expect("a volume")), Arc::default(), false)
     }
 
-    /// A pod with these options of its own, whose containers `a` and `b` mount `v` with these.
+    /// Pod with these options, whose containers `a` and `b` mount `v` with theirs.
     fn pod(own: Value, a: Value, b: Value) -> Pod {
         let container = |name: &str, options: Value| json!({"name": name, "securityContext": {"seLinuxOptions": options}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
         let other = json!({"name": "other", "securityContext": {"seLinuxOptions": {"level": "s0:c9"}},
@@ -205,7 +205,7 @@ mod tests {
             (null(), level("s0:c1,c2"), null(), Ok(Some(c1.clone()))),
             (null(), level("s0:c1,c2"), level("s0:c1,c2"), Ok(Some(c1.clone()))),
             (pods("s0:c2"), level("s0:c1,c2"), null(), Err(format!("multiple SELinux labels found: {c1},{c2}"))),
-            // The type is that of a process, and files have their own.
+            // `type` and `role` apply to processes; files have their own.
             (null(), json!({"type": "spc_t"}), json!({"role": "r"}), Ok(Some(FILES.to_owned()))),
             (null(), json!({"user": "u"}), null(), Ok(Some("u:object_r:container_file_t:s0".to_owned()))),
         ] {

@@ -1,20 +1,22 @@
-//! What a volume of a pod comes down to, and what it is called. Pure. Behaviour: spec 07 §2.1, §3.3.
+//! Resolved volume of a pod (`VolumeSpec`), its mode, and its unique name on the node. Pure.
+//!
+//! Implements spec 07 §2.1, §3.3.
 
 use std::{fmt, sync::Arc};
 
 use berth_types::{PodUid, api};
 
-/// How a pod gets a volume.
+/// Volume mode: how a pod uses the volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mode {
-    /// As a directory.
+    /// As a mounted directory.
     Filesystem,
-    /// As a device.
+    /// As a raw block device.
     Block,
 }
 
 impl Mode {
-    /// As the API spells it.
+    /// Returns the API spelling.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Filesystem => "Filesystem",
@@ -23,44 +25,44 @@ impl Mode {
     }
 }
 
-/// A claim, and the persistent volume bound to it.
+/// Persistent volume with the claim that is bound to it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Persistent {
-    /// The volume.
+    /// Persistent volume.
     pub volume: Arc<api::PersistentVolume>,
-    /// The claim.
+    /// Persistent volume claim.
     pub claim: Arc<api::PersistentVolumeClaim>,
-    /// Whether the pod asked for it read-only.
+    /// Whether the pod requests the claim read-only.
     pub read_only: bool,
 }
 
-/// Where a volume comes from.
+/// Source of a volume.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Source {
-    /// The pod itself says.
+    /// Inline source in the pod spec.
     Inline(Box<api::Volume>),
-    /// A claim.
+    /// Persistent volume behind a claim.
     Persistent(Persistent),
 }
 
-/// One volume of one pod, resolved.
+/// Resolved volume of one pod.
 #[derive(Clone, PartialEq, Debug)]
 pub struct VolumeSpec {
-    /// That of the volume in the pod, or of the persistent volume.
+    /// Name of the volume in the pod, or of the persistent volume.
     pub name: String,
-    /// Where it comes from.
+    /// Source of the volume.
     pub source: Source,
-    /// It was said by a name that was built in once (spec 07 §3.3).
+    /// Translated from an in-tree plugin to CSI (spec 07 §3.3).
     pub is_migrated: bool,
 }
 
 impl VolumeSpec {
-    /// A volume that the pod itself describes.
+    /// Creates the spec of an inline volume.
     pub fn inline(volume: &api::Volume) -> Self {
         Self { name: volume.name.clone(), source: Source::Inline(Box::new(volume.clone())), is_migrated: false }
     }
 
-    /// A volume behind a claim.
+    /// Creates the spec of a persistent volume.
     pub fn persistent(
         volume: Arc<api::PersistentVolume>,
         claim: Arc<api::PersistentVolumeClaim>,
@@ -70,18 +72,19 @@ impl VolumeSpec {
         Self { name, source: Source::Persistent(Persistent { volume, claim, read_only }), is_migrated: false }
     }
 
-    /// The same, translated from a name that was built in once.
+    /// Marks the spec as translated from an in-tree plugin.
     #[must_use]
     pub fn migrated(self) -> Self {
         Self { is_migrated: true, ..self }
     }
 
-    /// The name of its directory: names of disks have slashes, which are escaped as those of plugins are.
+    /// Returns the directory name: names of cloud disks contain slashes, which are escaped as those of plugin names
+    /// are.
     pub fn directory(&self) -> String {
         self.name.replace('/', "~")
     }
 
-    /// What the pod says, where it does.
+    /// Returns the inline source, if it is one.
     pub fn as_inline(&self) -> Option<&api::Volume> {
         match &self.source {
             Source::Inline(volume) => Some(volume),
@@ -89,7 +92,7 @@ impl VolumeSpec {
         }
     }
 
-    /// The claim and its volume, where there is one.
+    /// Returns the persistent volume and its claim, if it is one.
     pub fn as_persistent(&self) -> Option<&Persistent> {
         match &self.source {
             Source::Persistent(persistent) => Some(persistent),
@@ -97,18 +100,19 @@ impl VolumeSpec {
         }
     }
 
-    /// Specification of the persistent volume.
+    /// Returns the spec of the persistent volume.
     pub fn volume(&self) -> Option<&api::PersistentVolumeSpec> {
         self.as_persistent()?.volume.spec.as_ref()
     }
 
-    /// Namespace and name of the claim; empty ones for a volume rebuilt from disk, or translated from the pod's own.
+    /// Returns namespace and name of the claim; both empty for a volume rebuilt from disk or translated from an inline
+    /// source.
     pub fn claim(&self) -> Option<(&str, &str)> {
         let metadata = &self.as_persistent()?.claim.metadata;
         Some((metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default()))
     }
 
-    /// Whether the pod may only read it.
+    /// Whether the pod mounts the volume read-only.
     pub fn read_only(&self) -> bool {
         match &self.source {
             Source::Persistent(persistent) => persistent.read_only,
@@ -122,7 +126,7 @@ impl VolumeSpec {
         }
     }
 
-    /// How the volume is made: a directory unless it says otherwise.
+    /// Returns the volume mode; a file system by default.
     pub fn mode(&self) -> Mode {
         match self.volume().and_then(|spec| spec.volume_mode.as_deref()) {
             Some("Block") => Mode::Block,
@@ -130,17 +134,17 @@ impl VolumeSpec {
         }
     }
 
-    /// Access modes of the persistent volume.
+    /// Returns the access modes of the persistent volume.
     pub fn access_modes(&self) -> &[String] {
         self.volume().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default()
     }
 
-    /// Whether one pod may use it and no other.
+    /// Whether only one pod may use the volume (`ReadWriteOncePod` as its sole access mode).
     pub fn is_for_one_pod(&self) -> bool {
         self.access_modes() == ["ReadWriteOncePod"]
     }
 
-    /// Mount options of the persistent volume: those of the old annotation win (spec 07 §14).
+    /// Returns the mount options of the persistent volume; the legacy annotation takes precedence (spec 07 §14).
     pub fn mount_options(&self) -> Vec<String> {
         let Some(persistent) = self.as_persistent() else { return Vec::new() };
         let annotations = persistent.volume.metadata.annotations.as_ref();
@@ -150,13 +154,13 @@ impl VolumeSpec {
         self.volume().and_then(|spec| spec.mount_options.clone()).unwrap_or_default()
     }
 
-    /// The supplemental group that the volume asks for its pods.
+    /// Returns the supplemental group that the volume requests for its pods.
     pub fn group(&self) -> Option<i64> {
         let annotations = self.as_persistent()?.volume.metadata.annotations.as_ref()?;
         annotations.get("pv.beta.kubernetes.io/gid")?.parse().ok()
     }
 
-    /// The volume as if the pod itself had said it, for kinds that lie in no device.
+    /// Returns the volume as an inline source, for types without a device plugin.
     pub fn localised(&self) -> Option<api::Volume> {
         match &self.source {
             Source::Inline(volume) => Some((**volume).clone()),
@@ -168,22 +172,22 @@ impl VolumeSpec {
     }
 }
 
-/// What a volume is called on this node: equal for all pods that share it.
+/// Unique name of a volume on this node: equal for all pods that share it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct UniqueName(String);
 
 impl UniqueName {
-    /// Of a volume that pods share: `volume` is what its plugin calls it.
+    /// Creates the name of a shared volume; `volume` is the plugin's name for it.
     pub fn shared(plugin: &str, volume: &str) -> Self {
         Self(format!("{plugin}/{volume}"))
     }
 
-    /// Of a volume that is its pod's own.
+    /// Creates the name of a volume that belongs to one pod.
     pub fn of_pod(plugin: &str, pod: &PodUid, spec: &str) -> Self {
         Self(format!("{plugin}/{pod}-{spec}"))
     }
 
-    /// The text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

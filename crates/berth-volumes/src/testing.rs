@@ -1,4 +1,4 @@
-//! Players for tests: a plugin that does as it is told and keeps what it was asked, and storage of few objects.
+//! Test fakes: a scripted volume plugin that records its calls, and a small object store.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,32 +28,32 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a plugin does with a call.
+/// Scripted result of a plugin call.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// It fails so.
+    /// Fails with this error.
     Fails(OpError),
-    /// It never answers.
+    /// Never returns.
     Hangs,
-    /// It panics.
+    /// Panics.
     Panics,
-    /// It takes that long and shows signs of life, unless nobody wants it any more.
+    /// Runs for this duration with progress, unless the operation is canceled.
     Works(Duration),
-    /// It blocks until there is something to receive or nobody to send it, and succeeds then.
+    /// Blocks until the channel has a message or no sender, then succeeds.
     Blocks(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
 }
 
-/// Volumes of kind `nfs`, inline or claimed, that are nowhere but in here.
+/// Fake plugin for volumes of type `nfs`, inline or claimed, which exist only in memory.
 pub struct FakePlugin {
     pub traits: Traits,
     calls: Mutex<Vec<String>>,
     answers: Mutex<BTreeMap<&'static str, VecDeque<Answer>>>,
-    /// `pod` for what is published, `""` for the stage.
+    /// UIDs of pods with a published volume, and `""` for the stage.
     pub there: Mutex<BTreeSet<String>>,
-    /// What an earlier agent staged.
+    /// Volumes staged by an earlier agent.
     pub staged: Mutex<Vec<(Mode, Rebuilt)>>,
     limit: Mutex<Option<Duration>>,
-    /// The node takes no more of them.
+    /// The node reached its attach limit.
     pub is_over: std::sync::atomic::AtomicBool,
     cured: watch::Sender<u64>,
     pub asked: Notify,
@@ -75,22 +75,22 @@ impl FakePlugin {
         })
     }
 
-    /// No call takes longer.
+    /// Sets the timeout of every call.
     pub fn limited(&self, limit: Duration) {
         *locked(&self.limit) = Some(limit);
     }
 
-    /// The next call of that name, or of that name for that pod (`publish a`), ends so.
+    /// Scripts the next call of that name, or of that name for that pod (`publish a`).
     pub fn next(&self, call: &'static str, answer: Answer) {
         locked(&self.answers).entry(call).or_default().push_back(answer);
     }
 
-    /// What failed may succeed now.
+    /// Signals that failed operations may succeed now.
     pub fn cure(&self) {
         self.cured.send_modify(|times| *times += 1);
     }
 
-    /// Every call so far, with the pod.
+    /// Returns every call so far, with its pod.
     pub fn calls(&self) -> Vec<String> {
         locked(&self.calls).clone()
     }
@@ -130,7 +130,7 @@ impl FakePlugin {
     }
 }
 
-/// The pod, and the label of SELinux if there is one.
+/// Returns the pod name, followed by the SELinux label if there is one.
 fn labelled(usage: &Usage) -> String {
     let label = usage.label.iter().map(String::as_str);
     [usage.pod.name()].into_iter().chain(label).collect::<Vec<_>>().join(" ")
@@ -219,7 +219,7 @@ impl DevicePlugin for FakePlugin {
     }
 }
 
-/// Claims and volumes that a test puts there; `attached` is what the node says.
+/// Fake object store with the test's claims and volumes; `attached` is the node status.
 pub struct FakeStorage {
     pub claims: Mutex<BTreeMap<String, Arc<api::PersistentVolumeClaim>>>,
     pub volumes: Mutex<BTreeMap<String, Arc<api::PersistentVolume>>>,
@@ -245,13 +245,13 @@ impl Default for FakeStorage {
 }
 
 impl FakeStorage {
-    /// What the node says is attached.
+    /// Sets the attached volumes of the node status.
     pub fn attach(&self, volumes: &[&str]) {
         let all = volumes.iter().map(|volume| ((*volume).to_owned(), String::new())).collect();
         self.attached.send_replace(Some(Arc::new(all)));
     }
 
-    /// A claim `c<name>` that is bound to a volume `<name>`.
+    /// Adds a claim `c<name>` that is bound to a volume `<name>`.
     pub fn put(&self, name: &str, spec: &serde_json::Value) {
         use serde_json::json;
         let mut volume = json!({"metadata": {"name": name}, "spec": spec});
@@ -313,7 +313,7 @@ impl StorageObjects for FakeStorage {
     }
 }
 
-/// Whether a test may mount; says so where it is left out.
+/// Whether the test may mount; prints a note if it is skipped.
 pub fn may_mount() -> bool {
     let may = rustix::process::geteuid().is_root();
     if !may {

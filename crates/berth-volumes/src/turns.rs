@@ -1,8 +1,8 @@
-//! One blocking piece of work per pod at a time, with a deadline.
+//! Per-pod serialization of blocking volume work: one task per pod at a time, with a timeout.
 //!
-//! Work that outlives its deadline goes on in its thread, because nothing can stop it, and keeps
-//! its pod's turn: what comes next for that pod waits until its own deadline and is told so. Other
-//! pods do not notice, as long as there are threads (`hands.rs`).
+//! Work that outlives its timeout continues on its thread, because nothing can stop it, and keeps the permit of its
+//! pod: the next work for that pod waits for its own timeout and returns [`TurnError::Busy`]. Other pods are not
+//! affected while threads are available (`hands.rs`).
 
 use std::{
     collections::HashMap,
@@ -15,21 +15,21 @@ use tokio::{sync::Semaphore, time::timeout};
 use super::hands::{HandError, Hands};
 use berth_types::PodUid;
 
-/// The work did not end in time, or not well.
+/// Error of work that timed out or did not complete.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TurnError {
-    /// The pod's previous work still hangs.
+    /// Earlier work of the pod still hangs.
     #[error("context deadline exceeded: an earlier operation on the same volumes has not returned")]
     Busy,
-    /// The work itself hangs.
+    /// The work itself timed out.
     #[error("context deadline exceeded")]
     TimedOut,
-    /// It was not done, or not to its end.
+    /// The work was not started or not completed.
     #[error(transparent)]
     NotDone(#[from] HandError),
 }
 
-/// Work that comes one after the other.
+/// Serialized queue of blocking work.
 #[derive(Clone, Debug)]
 pub struct Lane {
     hands: Hands,
@@ -37,15 +37,15 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Nothing is done yet.
+    /// Creates an idle lane.
     pub fn new(hands: Hands) -> Self {
         Self { hands, turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Does the work in a thread when its turn has come.
+    /// Runs the work on a thread, after all earlier work of this lane.
     ///
     /// # Errors
-    /// If the deadline passes while waiting or working.
+    /// If the timeout passes while waiting or while working.
     pub async fn take<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -62,7 +62,7 @@ impl Lane {
     }
 }
 
-/// Work that is done once: where it outlived its deadline, who asks next gets what it brought.
+/// Work that runs once: where it outlived its timeout, the next caller receives its result.
 #[derive(Debug)]
 pub struct Once<T> {
     lane: Lane,
@@ -70,15 +70,15 @@ pub struct Once<T> {
 }
 
 impl<T: Send + 'static> Once<T> {
-    /// Nothing is done yet.
+    /// Creates an instance without a result.
     pub fn new(hands: Hands) -> Self {
         Self { lane: Lane::new(hands), brought: Arc::default() }
     }
 
-    /// Does the work, or waits for what was begun before.
+    /// Runs the work, or waits for the work that an earlier caller started.
     ///
     /// # Errors
-    /// If the deadline passes while waiting or working.
+    /// If the timeout passes while waiting or while working.
     pub async fn take(&self, limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, TurnError> {
         let brought = self.brought.clone();
         let taken = self.lane.take(limit, move || {
@@ -88,7 +88,7 @@ impl<T: Send + 'static> Once<T> {
             }
         });
         taken.await?;
-        // Several may have waited for one.
+        // Several callers may have waited for one result.
         held(&self.brought).take().ok_or(TurnError::Busy)
     }
 }
@@ -97,7 +97,7 @@ fn held<T>(brought: &Mutex<T>) -> MutexGuard<'_, T> {
     brought.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whose turn it is. A pod without work takes no memory.
+/// Semaphores by pod. A pod without work takes no memory.
 #[derive(Debug, Default)]
 pub struct Turns {
     hands: Hands,
@@ -105,15 +105,15 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Nothing is done yet.
+    /// Creates an instance without pods.
     pub fn new(hands: Hands) -> Self {
         Self { hands, pods: Mutex::default() }
     }
 
-    /// Does the work in a thread when it is the pod's turn.
+    /// Runs the work on a thread, after all earlier work of the pod.
     ///
     /// # Errors
-    /// If the deadline passes while waiting or working.
+    /// If the timeout passes while waiting or while working.
     pub async fn take<T: Send + 'static>(
         &self,
         pod: &PodUid,
@@ -141,9 +141,9 @@ mod tests {
 
     use super::*;
 
-    /// For what hangs.
+    /// Timeout for work that hangs.
     const LIMIT: Duration = Duration::from_millis(50);
-    /// For what ends.
+    /// Timeout for work that completes.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]

@@ -1,23 +1,23 @@
-//! What a pod is told that waits for its volumes. Pure. Behaviour: spec 07 §5.1.
+//! Error message of a pod that waits for its volumes. Pure. Implements spec 07 §5.1.
 
 use std::fmt;
 
 use berth_ports::VolumeError;
 
-/// Volumes that a pod waits for, as the reference tells of them (spec 07 §5.1).
+/// Volumes that a pod waits for, formatted like the upstream kubelet (spec 07 §5.1).
 pub struct Waiting {
-    /// Those that are not there.
+    /// Names of volumes that are not mounted.
     pub missing: Vec<String>,
-    /// Those of them that nobody attached.
+    /// Names of those that are not attached.
     pub unattached: Vec<String>,
-    /// Those that it cannot be said of what they are.
+    /// Names of volumes that could not be resolved.
     pub failed: Vec<String>,
-    /// Why.
+    /// Cause of the wait.
     pub cause: String,
 }
 
 impl Waiting {
-    /// The error where volumes that are files of this agent are not there.
+    /// Returns the error for file-based volumes that could not be set up.
     pub fn for_files(missing: Vec<String>, causes: Vec<String>) -> VolumeError {
         let cause = causes.join("; ");
         let text = Self { missing, unattached: Vec::new(), failed: Vec::new(), cause }.to_string();

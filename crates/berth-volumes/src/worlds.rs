@@ -1,5 +1,6 @@
-//! Which volumes should be there, and which are: kept for the metrics only. What counts is on disk.
-//! Behaviour: spec 08 §4.9.
+//! Desired and actual state of world of file-based volumes, kept for the metrics only.
+//!
+//! The authoritative state is on disk. Implements spec 08 §4.9.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -12,41 +13,41 @@ use tokio::time::Instant;
 use berth_metrics::{StorageOperation, VolumeMetrics, World};
 use berth_types::PodUid;
 
-/// A plugin's full name, `kubernetes.io/empty-dir`.
+/// Full plugin name, such as `kubernetes.io/empty-dir`.
 pub type PluginName = &'static str;
 
-/// One volume that was set up, or was not.
+/// Result of setting up one volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SetUpEnd {
-    /// Its name in the pod.
+    /// Name of the volume in the pod.
     pub volume: String,
-    /// Whose it is.
+    /// Plugin of the volume.
     pub plugin: PluginName,
-    /// Whether it is there.
+    /// Whether the volume is set up.
     pub succeeded: bool,
-    /// How long that took.
+    /// Duration of the attempt.
     pub elapsed: Duration,
 }
 
-/// The volumes of all pods.
+/// Desired and actual volumes of all pods.
 pub struct Worlds {
     metrics: VolumeMetrics,
     pods: Mutex<HashMap<PodUid, Volumes>>,
 }
 
-/// In the order in which they became known: a pod has a handful, and there are hundreds of pods.
+/// Volumes in the order in which they became known: a pod has few, and there are hundreds of pods.
 #[derive(Default)]
 struct Volumes(Vec<Known>);
 
 struct Known {
     name: Box<str>,
-    /// Whose it should be, where it should be there.
+    /// Plugin of the desired volume; `None` where it is not desired.
     desired: Option<PluginName>,
-    /// When it was asked for first, until it is there.
+    /// When the volume was first requested, until it is set up.
     asked: Option<Instant>,
-    /// Whose it is, where it is there.
+    /// Plugin of the actual volume; `None` where it is not set up.
     actual: Option<PluginName>,
-    /// An earlier agent left it, and this one has not looked at it yet.
+    /// An earlier agent left the volume, and this one has not verified it yet.
     is_left: bool,
 }
 
@@ -63,7 +64,7 @@ impl Volumes {
 }
 
 impl Worlds {
-    /// No volumes yet.
+    /// Creates an instance without volumes.
     pub fn new(metrics: VolumeMetrics) -> Self {
         Self { metrics, pods: Mutex::default() }
     }
@@ -72,7 +73,7 @@ impl Worlds {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pod should have these; returns which of them are there.
+    /// Adds the desired volumes of a pod; returns the names of those that are already set up.
     pub fn desire(&self, pod: &PodUid, volumes: impl IntoIterator<Item = (String, PluginName)>) -> BTreeSet<String> {
         let mut pods = self.pods();
         let own = pods.entry(pod.clone()).or_default();
@@ -87,14 +88,14 @@ impl Worlds {
         are_there.map(|known| known.name.to_string()).collect()
     }
 
-    /// Those that an earlier agent left complete, and that this one has not looked at yet.
+    /// Returns the volumes that an earlier agent left complete and that this one has not verified yet.
     pub fn left(&self, pod: &PodUid) -> BTreeSet<String> {
         let pods = self.pods();
         let own = pods.get(pod).into_iter().flat_map(|own| &own.0);
         own.filter(|known| known.is_left).map(|known| known.name.to_string()).collect()
     }
 
-    /// An earlier agent left these complete.
+    /// Adds volumes that an earlier agent left complete.
     pub fn found(&self, pod: &PodUid, volumes: Vec<(String, PluginName)>) {
         let mut pods = self.pods();
         let own = pods.entry(pod.clone()).or_default();
@@ -107,7 +108,7 @@ impl Worlds {
         }
     }
 
-    /// Nothing is left of a pod that nobody knew.
+    /// Removes a pod unknown to the agent, of which nothing is left.
     pub fn removed(&self, pod: &PodUid) {
         let Some(own) = self.pods().remove(pod) else { return };
         let desired = own.0.iter().filter_map(|known| known.desired);
@@ -116,7 +117,7 @@ impl Worlds {
         actual.for_each(|plugin| self.metrics.changed(plugin, World::Actual, -1));
     }
 
-    /// These were set up.
+    /// Records results of setting up volumes.
     pub fn set_up(&self, pod: &PodUid, ends: Vec<SetUpEnd>) {
         let mut pods = self.pods();
         let own = pods.entry(pod.clone()).or_default();
@@ -136,7 +137,7 @@ impl Worlds {
         }
     }
 
-    /// A pod's volumes were taken down, all in one go, or could not be.
+    /// Records the teardown of a pod's volumes, which succeeds or fails as a whole.
     pub fn torn_down(&self, pod: &PodUid, succeeded: bool, elapsed: Duration) {
         let mut pods = self.pods();
         let Some(own) = pods.get_mut(pod) else { return };
@@ -192,7 +193,7 @@ mod tests {
         SetUpEnd { volume: volume.to_owned(), plugin: EMPTY, succeeded, elapsed: Duration::from_millis(3) }
     }
 
-    /// Labels of a family's series with their values; of a histogram, how many there were.
+    /// Label values of a family's series with their values; for a histogram, its sample count.
     fn series(registry: &Registry, family: &str) -> Vec<(String, f64)> {
         let families = registry.gather();
         let family = families.iter().find(|f| f.name() == family).map(|f| f.get_metric()).unwrap_or_default();

@@ -1,4 +1,6 @@
-//! The order of the handlers, and what they are given. Pure. Behaviour: spec 02a §6.1.
+//! Pod admission: runs the admission handlers in a fixed order; the first refusal wins.
+//!
+//! Pure. Implements spec 02a §6.1.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -10,25 +12,25 @@ use crate::engine::allocation::resize::ResizeRules;
 use berth_ports::NodeFacts;
 use berth_types::{Pod, PodUid};
 
-/// Why a pod is looked at.
+/// Why a pod is admitted.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
-    /// It is new on this node.
+    /// The pod is new on this node.
     New,
-    /// It was admitted before the agent restarted, and its containers run: what it holds is not
-    /// allocated again, so it cannot be refused for want of it (spec 02a §14).
+    /// The pod was admitted before the agent restarted, and its containers run: its resources are not
+    /// allocated again, so it cannot be refused for lack of them (spec 02a §14).
     Restored,
-    /// It runs and wants other resources.
+    /// The pod runs and requests an in-place resize.
     Resize {
-        /// The same pod with the resources it holds now.
+        /// The same pod with its allocated resources.
         allocated: &'a Pod,
     },
 }
 
-/// What admission needs to know of configuration and machine; fixed at start.
+/// Admission settings from configuration and machine; fixed at start.
 #[derive(Clone, Debug, Default)]
 pub struct AdmissionRules {
-    /// Sysctls pods may set.
+    /// Sysctls that pods may set.
     pub sysctls: Allowlist,
     /// Whether the machine enforces AppArmor profiles.
     pub apparmor_enabled: bool,
@@ -36,48 +38,48 @@ pub struct AdmissionRules {
     pub pod_level_resources: bool,
     /// Gate `NodeDeclaredFeatures`.
     pub node_declared_features: bool,
-    /// When a resize can never be granted.
+    /// Rules for infeasible resizes.
     pub resize: ResizeRules,
 }
 
-/// One question.
+/// Input of one admission decision.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmitInput<'a> {
     /// The candidate: for a new pod with its stored allocation, if any; for a resize as desired.
     pub pod: &'a Arc<Pod>,
-    /// Why it is looked at.
+    /// Why the candidate is admitted.
     pub purpose: Purpose<'a>,
-    /// The active pods, with the resources they hold. The candidate itself is ignored here.
+    /// The active pods with their allocated resources. The candidate itself is ignored here.
     pub active: &'a [Arc<Pod>],
-    /// Pods refused already: they hold nothing (spec 02a §14).
+    /// UIDs of rejected pods: they have no allocation (spec 02a §14).
     pub rejected: &'a HashSet<PodUid>,
-    /// The node.
+    /// Facts about the node: labels, taints, allocatable resources, pressures.
     pub node: &'a NodeFacts,
-    /// Configuration and machine.
+    /// Settings from configuration and machine.
     pub rules: &'a AdmissionRules,
 }
 
 impl<'a> AdmitInput<'a> {
-    /// The other pods that hold resources.
+    /// The other pods that have allocated resources.
     pub fn others(&self) -> impl Iterator<Item = &'a Arc<Pod>> + use<'a> {
         let (own, rejected) = (self.pod.uid(), self.rejected);
         self.active.iter().filter(move |other| other.uid() != own && !rejected.contains(other.uid()))
     }
 }
 
-/// The pod may run, once the victims are gone.
+/// A positive admission decision: the pod may run once its preemption victims are gone.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Admitted {
-    /// Pods to kill first, in this order; mostly none (spec 02a §6.3).
+    /// Pods to preempt first, in this order; usually empty (spec 02a §6.3).
     pub victims: Vec<Arc<Pod>>,
-    /// The first resource that was short: label `preemption_signal`.
+    /// The first insufficient resource: label `preemption_signal`. Empty without preemption.
     pub signal: String,
 }
 
 type Handler = fn(&AdmitInput<'_>, &mut Admitted) -> Result<(), Refusal>;
 
-/// The handlers in order; the first refusal wins. Resource managers come in before the
-/// predicates: what they allocate is taken before the fit test (spec 02a §6.1 note).
+/// The handlers in order; the first refusal wins. Resource managers belong before the predicates: their
+/// allocations are made before the fit test (spec 02a §6.1 note).
 const HANDLERS: &[Handler] = &[
     resize::check,
     eviction::check,
@@ -89,7 +91,7 @@ const HANDLERS: &[Handler] = &[
     shutdown::check,
 ];
 
-/// Asks all handlers.
+/// Runs all admission handlers in order.
 ///
 /// # Errors
 /// The first refusal.

@@ -1,13 +1,15 @@
-//! Refuses pods whose AppArmor profiles cannot be enforced. Pure. Behaviour: spec 02a §6.1.
+//! Admission handler for AppArmor: refuses profiles that the host cannot enforce.
+//!
+//! Pure. Implements spec 02a §6.1.
 
 use super::{AdmitInput, Admitted, Refusal};
 use berth_types::{Pod, api};
 
-/// Annotation that still names the profile of a static pod's container.
+/// Prefix of the deprecated annotation that still names the profile of a static pod's container.
 const ANNOTATION_PREFIX: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refusal> {
-    // A pod that runs or has run was checked before.
+    // A pod past `Pending` was checked before.
     if input.pod.api_phase() != "Pending" {
         return Ok(());
     }
@@ -34,7 +36,7 @@ struct Profile {
     is_named: bool,
 }
 
-/// The profile of each container that has one: its own, that of the annotation, that of the pod.
+/// The effective profile of each container: its own field, else the annotation, else the pod's field.
 fn profiles(pod: &Pod) -> Vec<Profile> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
     let regular = pod.init_containers().iter().chain(pod.containers()).map(|c| (&c.name, &c.security_context));

@@ -1,4 +1,6 @@
-//! Refuses pods that need a feature the node does not declare. Pure. Behaviour: spec 02a §6.1, §4.
+//! Admission handler for node declared features: refuses pods that need an undeclared feature.
+//!
+//! Pure. Implements spec 02a §6.1, §4.
 
 use std::collections::BTreeSet;
 
@@ -20,8 +22,8 @@ pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refu
     }
 }
 
-/// The message of the event `FailedNodeDeclaredFeaturesCheck` where a pod's change needs features
-/// that the node does not declare; the change is carried out all the same.
+/// The message of the event `FailedNodeDeclaredFeaturesCheck` if an update of a pod needs features that
+/// the node does not declare; the update is applied nevertheless.
 pub fn missing_for_update(old: &Pod, new: &Pod, declared: &[String]) -> Option<String> {
     let mut features = BTreeSet::new();
     let level = |pod: &Pod| pod.spec().resources.clone().unwrap_or_default();

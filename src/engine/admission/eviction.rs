@@ -1,5 +1,7 @@
-//! Refuses pods while the node is under pressure, but for those that run already: to evict them is the evictor's to
-//! decide. Pure. Behaviour: spec 02a §6.1, §14, 05 §3.8.
+//! Admission handler for node pressure: refuses pods while the node has a pressure condition.
+//!
+//! Exempt are critical pods, and pods that ran before a restart of the agent: the eviction manager
+//! decides about those. Pure. Implements spec 02a §6.1, §14, 05 §3.8.
 
 use super::{AdmitInput, Admitted, Purpose, Refusal, taints};
 use berth_types::{api, qos::Qos};
@@ -15,7 +17,7 @@ pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refu
     Err(Refusal::new("Evicted", format!("The node had condition: [{}]. ", pressures.join(" "))))
 }
 
-/// Whether the pod tolerates the taint of memory pressure.
+/// Whether the pod tolerates the taint `node.kubernetes.io/memory-pressure:NoSchedule`.
 fn tolerates(input: &AdmitInput<'_>) -> bool {
     let taint = api::Taint {
         key: "node.kubernetes.io/memory-pressure".to_owned(),

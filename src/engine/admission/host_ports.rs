@@ -1,4 +1,4 @@
-//! Ports of the node that two pods cannot both have. Pure. Behaviour: spec 02a §6.2.
+//! Admission predicate `NodePorts`: host port conflicts between pods. Pure. Implements spec 02a §6.2.
 
 use std::sync::Arc;
 

@@ -1,8 +1,10 @@
-//! Whether a pod may run on this node: one file per handler. Pure. Behaviour: spec 02a §6, 06 §7.
+//! Pod admission: decides whether a pod may run on this node, one file per handler.
 //!
-//! In: a candidate, the other active pods, facts about the node. Out: [`Admitted`], perhaps with
-//! pods that must go first, or the first [`Refusal`]. A new handler is a file and one line in
-//! `admit::HANDLERS`. Nothing here keeps state; `engine::allocation` asks and remembers.
+//! Pure. Implements spec 02a §6, 06 §7.
+//!
+//! Input: a candidate, the other active pods, facts about the node. Output: [`Admitted`], possibly with
+//! pods to preempt first, or the first [`Refusal`]. A new handler is a file and one line in
+//! `admit::HANDLERS`. Admission is stateless; `engine::allocation` calls it and stores the result.
 
 mod admit;
 mod apparmor;

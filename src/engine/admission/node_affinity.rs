@@ -1,11 +1,13 @@
-//! Whether the node is one the pod selects. Pure. Behaviour: spec 02a §6.2.
+//! Admission predicate `NodeAffinity`: node selector and required node affinity of the pod.
+//!
+//! Pure. Implements spec 02a §6.2.
 
 use std::collections::BTreeMap;
 
 use super::Failure;
 use berth_types::{Pod, node_selector};
 
-/// Labels by key.
+/// Node labels by key.
 type Labels = BTreeMap<String, String>;
 
 pub(super) fn check(pod: &Pod, node: &str, labels: &Labels) -> Option<Failure> {

@@ -1,4 +1,6 @@
-//! Refuses pod-level resources where their gate is off. Pure. Behaviour: spec 02a §6.1.
+//! Admission handler for pod-level resources: refuses them while their feature gate is off.
+//!
+//! Pure. Implements spec 02a §6.1.
 
 use super::{AdmitInput, Admitted, Refusal};
 use berth_types::resources::is_pod_level;

@@ -1,5 +1,6 @@
-//! Whether the node suits the pod: os, resources, labels, name, ports, taints. Pure.
-//! Behaviour: spec 02a §6.2, 06 §7.
+//! Admission predicates: OS, resource fit, node affinity, node name, host ports, and taints.
+//!
+//! Pure. Implements spec 02a §6.2, 06 §7.
 
 use super::{AdmitInput, Admitted, Failure, Purpose, Refusal, host_ports, node_affinity, preemption, taints};
 use crate::engine::allocation::fit::{Insufficient, insufficient};
@@ -22,7 +23,7 @@ pub(super) fn check(input: &AdmitInput<'_>, admitted: &mut Admitted) -> Result<(
     recover(input, failures, admitted)
 }
 
-/// What stops at once.
+/// Checks of the platform: each refuses at once.
 fn platform(input: &AdmitInput<'_>) -> Result<(), Refusal> {
     if input.pod.labels().get(OS_LABEL).is_some_and(|os| os != OS) {
         return Err(Refusal::new(
@@ -44,7 +45,7 @@ fn platform(input: &AdmitInput<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Everything that is collected, in order.
+/// Failures of all predicates, in the order of evaluation.
 fn failures(input: &AdmitInput<'_>) -> Vec<Failure> {
     let (pod, node) = (input.pod, input.node);
     let short = match input.purpose {
@@ -52,7 +53,7 @@ fn failures(input: &AdmitInput<'_>) -> Vec<Failure> {
         Purpose::New | Purpose::Resize { .. } => insufficient(pod, input.others().map(|p| &**p), &node.allocatable),
     };
     let mut failures: Vec<Failure> = short.into_iter().map(Failure::Insufficient).collect();
-    // The os label is corrected before it is compared.
+    // The OS label is corrected before it is compared.
     let mut labels = node.labels.clone();
     labels.insert(OS_LABEL.to_owned(), OS.to_owned());
     failures.extend(node_affinity::check(pod, &node.name, &labels));
@@ -65,7 +66,7 @@ fn failures(input: &AdmitInput<'_>) -> Vec<Failure> {
     failures
 }
 
-/// A critical pod that only lacks resources takes them from others (spec 02a §6.3).
+/// A critical pod that only lacks resources preempts other pods (spec 02a §6.3).
 fn recover(input: &AdmitInput<'_>, failures: Vec<Failure>, admitted: &mut Admitted) -> Result<(), Refusal> {
     let (mut short, mut other) = (Vec::<Insufficient>::new(), Vec::new());
     for failure in failures {

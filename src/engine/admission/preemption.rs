@@ -1,4 +1,6 @@
-//! Which pods must go so that a critical one fits. Pure. Behaviour: spec 02a §6.3, 06 §7.
+//! Critical pod preemption: selects the victims that must be killed for a critical pod to fit.
+//!
+//! Pure. Implements spec 02a §6.3, 06 §7.
 
 use std::sync::Arc;
 
@@ -18,16 +20,16 @@ pub const CONDITION_REASON: &str = "TerminationByKubelet";
 /// Message of the victim's condition `DisruptionTarget`.
 pub const CONDITION_MESSAGE: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
-/// All pods that may go do not free enough.
+/// All preemptable pods together do not free enough resources.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("error finding a set of pods to preempt: no set of running pods found to reclaim resources: {unmet}")]
 pub struct NotEnough {
-    /// `[(res: cpu, q: 50), ]`
+    /// The unmet requirements in upstream's format: `[(res: cpu, q: 50), ]`.
     unmet: String,
 }
 
-/// The pods to kill, in order: BestEffort, Burstable, Guaranteed. As few and as small ones as
-/// the distance rule finds; better classes only for what worse ones cannot give.
+/// Selects the pods to preempt, in kill order: BestEffort, Burstable, Guaranteed. Chooses as few and as
+/// small pods as the distance rule finds; a better QoS class only for what worse classes cannot free.
 ///
 /// # Errors
 /// All candidates together do not free what is needed.
@@ -49,7 +51,8 @@ pub fn victims(pod: &Pod, candidates: &[Arc<Pod>], short: &[Insufficient]) -> Re
     Ok(all.map(|c| c.pod.clone()).collect())
 }
 
-/// Whether one pod may take the place of another.
+/// Whether `pod` may preempt `victim`: it is critical and the victim is not, or has the higher
+/// priority.
 pub fn may_preempt(pod: &Pod, victim: &Pod) -> bool {
     if pod.is_critical() && !victim.is_critical() {
         return true;
@@ -57,7 +60,7 @@ pub fn may_preempt(pod: &Pod, victim: &Pod) -> bool {
     matches!((pod.spec().priority, victim.spec().priority), (Some(own), Some(other)) if own > other)
 }
 
-/// A pod that may go, with what it would free.
+/// A preemptable pod with the requests that its end would free.
 #[derive(Clone)]
 struct Candidate<'a> {
     pod: &'a Arc<Pod>,
@@ -73,14 +76,14 @@ impl<'a> Candidate<'a> {
         if resource == PODS { 1 } else { units(resource, amount_of(&self.requests, resource)) }
     }
 
-    /// Smaller memory first, then smaller cpu; equal ones count as smaller.
+    /// Orders by memory, then by CPU; equal sizes count as smaller.
     fn is_smaller(&self, other: &Self) -> bool {
         let size = |c: &Self| (c.frees(MEMORY), c.frees(CPU));
         size(self) <= size(other)
     }
 }
 
-/// What is still missing, by resource; only amounts above zero.
+/// Unmet requirements by resource; only amounts above zero.
 struct Needs(Vec<(String, i64)>);
 
 impl Needs {
@@ -90,8 +93,8 @@ impl Needs {
         Self(left.filter(|(_, need)| *need > 0).collect())
     }
 
-    /// How far a pod is from giving what is missing: 0 where it gives all, 1 per resource of
-    /// which it gives nothing.
+    /// Distance between a pod's requests and the unmet requirements: 0 where the pod frees all of them,
+    /// plus 1 for each resource of which it frees nothing.
     fn distance(&self, candidate: &Candidate<'_>) -> f64 {
         let share = |(name, need): &(String, i64)| {
             let remaining = need.saturating_sub(candidate.frees(name)).max(0);
@@ -106,7 +109,7 @@ impl Needs {
     }
 }
 
-/// Takes the nearest pod again and again, until nothing is missing.
+/// Takes the nearest pod repeatedly until every requirement is met.
 fn nearest<'a>(mut pods: Vec<Candidate<'a>>, mut needs: Needs) -> Result<Vec<Candidate<'a>>, NotEnough> {
     let mut chosen = Vec::new();
     while !needs.0.is_empty() {
@@ -121,7 +124,7 @@ fn nearest<'a>(mut pods: Vec<Candidate<'a>>, mut needs: Needs) -> Result<Vec<Can
             }
         }
         let Some((index, _)) = best else { return Err(needs.error()) };
-        // The last one moves into the gap, as in the reference: the order decides later ties.
+        // `swap_remove` as upstream does: the resulting order decides later ties.
         let taken = pods.swap_remove(index);
         needs = needs.without(std::iter::once(&taken));
         chosen.push(taken);

@@ -1,44 +1,44 @@
-//! Why a pod may not run, in the words of status, event and metric. Pure. Behaviour: spec 02a §6.
+//! Admission refusal: reason and message for status, event, and metric. Pure. Implements spec 02a §6.
 
 use std::borrow::Cow;
 
 use crate::engine::allocation::fit::Insufficient;
 
-/// One thing that stands against a pod among the predicates.
+/// Failure of one admission predicate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// Too little of a resource.
+    /// A resource is insufficient.
     Insufficient(Insufficient),
-    /// The node does not suit.
+    /// A predicate of the node does not match.
     Predicate {
-        /// The predicate: the reason of the refusal.
+        /// Name of the predicate; becomes the reason of the refusal.
         name: &'static str,
-        /// What it found.
+        /// Upstream's text of the failure.
         text: &'static str,
     },
 }
 
-/// The pod may not run here.
+/// A refused admission.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct Refusal {
     /// `status.reason` and the reason of the event.
     pub reason: Cow<'static, str>,
-    /// The message of the event; the status says [`Refusal::status_message`].
+    /// The message of the event; the status carries [`Refusal::status_message`].
     pub message: Cow<'static, str>,
-    /// What the predicates found, where they refused.
+    /// Failures of the predicates; empty where another handler refused.
     pub failures: Vec<Failure>,
-    /// Label `reason_detail` of `pod_infeasible_resizes_total`, where the resize check refused.
+    /// Label `reason_detail` of `pod_infeasible_resizes_total`, where the resize handler refused.
     pub detail: Option<&'static str>,
 }
 
 impl Refusal {
-    /// A refusal with reason and message.
+    /// Creates a refusal from reason and message.
     pub fn new(reason: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
         Self { reason: reason.into(), message: message.into(), failures: Vec::new(), detail: None }
     }
 
-    /// A refusal for failures of predicates: the first gives reason and message.
+    /// Creates a refusal from predicate failures: the first one determines reason and message.
     pub fn of(failures: Vec<Failure>) -> Self {
         let (reason, message) = match failures.first() {
             Some(Failure::Insufficient(short)) => (
@@ -62,7 +62,7 @@ impl Refusal {
         format!("Pod was rejected: {}", self.message)
     }
 
-    /// Whether only node labels stand against the pod: read the node once more and ask again
+    /// Whether node affinity is the only failure: re-read the node once and retry admission
     /// (spec 02a §6.2).
     pub fn wants_fresh_node(&self) -> bool {
         matches!(self.failures.as_slice(), [Failure::Predicate { name: "NodeAffinity", .. }])

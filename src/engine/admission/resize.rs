@@ -1,4 +1,4 @@
-//! Refuses resizes that can never be granted. Pure. Behaviour: spec 02a §8.3.
+//! Admission handler for in-place resize: refuses infeasible resizes. Pure. Implements spec 02a §8.3.
 
 use super::{AdmitInput, Admitted, Purpose, Refusal};
 use crate::engine::allocation::resize::infeasible;

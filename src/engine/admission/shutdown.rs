@@ -1,4 +1,7 @@
-//! Refuses every pod that is new while the node shuts down; one that runs is let in, to be ended in its turn. Pure. Behaviour: spec 02a §6.1, 05 §7.
+//! Admission handler for graceful node shutdown: refuses pods while the node shuts down.
+//!
+//! A pod that ran before a restart of the agent is admitted, so that it is terminated in shutdown
+//! order. Pure. Implements spec 02a §6.1, 05 §7.
 
 use super::{AdmitInput, Admitted, Purpose, Refusal};
 

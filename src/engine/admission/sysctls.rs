@@ -1,4 +1,6 @@
-//! Which sysctls pods may set. Pure. Behaviour: spec 02a §6.1, 06 §6.
+//! Admission handler for sysctls: allowlist of safe and explicitly allowed unsafe sysctls.
+//!
+//! Pure. Implements spec 02a §6.1, 06 §6.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -6,11 +8,11 @@ use regex_lite::Regex;
 
 use super::{AdmitInput, Admitted, Refusal};
 
-/// Longest name the API allows.
+/// Longest sysctl name that the API accepts, in characters.
 const MAX_LENGTH: usize = 253;
 const PATTERN: &str = r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*([a-z0-9][-_a-z0-9]*)?[a-z0-9*]";
 
-/// Safe names, and the kernel from which on they are namespaced.
+/// Safe sysctls, each with the kernel version since which it is namespaced.
 const SAFE: &[(&str, Option<(u32, u32)>)] = &[
     ("kernel.shm_rmid_forced", None),
     ("net.ipv4.ip_local_port_range", None),
@@ -32,18 +34,18 @@ enum Namespace {
     Net,
 }
 
-/// A configured pattern cannot be used; the agent does not start.
+/// A pattern of `allowedUnsafeSysctls` is invalid; the agent does not start.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SysctlError {
-    /// Too long or malformed.
+    /// The pattern is too long or malformed.
     #[error("sysctl {0:?} must have at most {MAX_LENGTH} characters and match regex {PATTERN}")]
     Malformed(String),
-    /// Setting it in a pod would change it for the machine.
+    /// The sysctl is not namespaced: setting it in a pod would change it for the whole machine.
     #[error("the sysctls {0:?} are not known to be namespaced")]
     NotNamespaced(String),
 }
 
-/// The sysctls pods may set: the safe ones, and those the operator allowed.
+/// Allowlist of sysctls: the safe ones and those that the operator allowed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Allowlist {
     exact: BTreeMap<String, Namespace>,
@@ -51,7 +53,7 @@ pub struct Allowlist {
 }
 
 impl Allowlist {
-    /// From the kernel's version (major, minor; `None` where it cannot be read) and
+    /// Builds the allowlist from the kernel version (major, minor; `None` if it cannot be read) and
     /// `allowedUnsafeSysctls`.
     ///
     /// # Errors
@@ -91,8 +93,8 @@ impl Allowlist {
     }
 }
 
-/// The name with dots as separators: where the first separator is a slash, slashes become dots
-/// and dots slashes (`net/ipv4/conf/eth0.1/x` → `net.ipv4.conf.eth0/1.x`).
+/// Converts a sysctl name to dots as separators: where the first separator is a slash, slashes become
+/// dots and dots become slashes (`net/ipv4/conf/eth0.1/x` → `net.ipv4.conf.eth0/1.x`).
 pub fn normalise(name: &str) -> String {
     match name.find(['.', '/']).and_then(|i| name.get(i..)) {
         Some(rest) if rest.starts_with('/') => name
@@ -128,7 +130,7 @@ pub(super) fn check(input: &AdmitInput<'_>, _: &mut Admitted) -> Result<(), Refu
     Ok(())
 }
 
-/// What the patterns `kernel.shm*` and `kernel.msg*` leave.
+/// Whether the name is the stem of the pattern `kernel.shm*` or `kernel.msg*`.
 fn is_stem(name: &str) -> bool {
     matches!(name, "kernel.shm" | "kernel.msg")
 }

@@ -1,9 +1,11 @@
-//! Taints that forbid running, and what tolerates them. Pure. Behaviour: spec 02a §6.2.
+//! Admission predicate `TaintToleration`: untolerated `NoExecute` taints.
+//!
+//! Pure. Implements spec 02a §6.2.
 
 use super::Failure;
 use berth_types::{Pod, api};
 
-/// Only `NoExecute` counts here, and static pods are exempt.
+/// Checks `NoExecute` taints only; static pods are exempt.
 pub(super) fn check(pod: &Pod, taints: &[api::Taint]) -> Option<Failure> {
     if pod.is_static() {
         return None;
@@ -16,7 +18,7 @@ pub(super) fn check(pod: &Pod, taints: &[api::Taint]) -> Option<Failure> {
     })
 }
 
-/// Whether one of the tolerations covers the taint.
+/// Whether one of the tolerations tolerates the taint.
 pub(super) fn is_tolerated(taint: &api::Taint, tolerations: &[api::Toleration]) -> bool {
     tolerations.iter().any(|t| {
         let covers = |own: &Option<String>, of_taint: &str| {

@@ -1,4 +1,4 @@
-//! Tables across the handlers: order, reasons and messages.
+//! Table tests across the admission handlers: order, reasons, and messages.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -126,7 +126,7 @@ fn pressure_refuses_best_effort_and_more() {
 
 #[test]
 fn what_runs_is_let_in_while_the_node_goes_down() {
-    // Spec 05 §7.3: it is refused what is new; what runs has its turn to go.
+    // Spec 05 §7.3: new pods are refused; running pods stay admitted until shutdown terminates them.
     let mut case = Case::new();
     case.node.shutting_down = true;
     let web = pod("web", json!({"spec": {}}));

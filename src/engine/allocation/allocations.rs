@@ -1,7 +1,7 @@
-//! What pods hold, for everyone to read, and how far resizes are. Behaviour: spec 02a §8.3-8.4.
+//! Shared view of allocated pod resources and resize conditions.
 //!
-//! One lock around a small map, never held across an await: progress told by a worker and a new
-//! grant by the allocator cannot pass each other (spec 02a §14).
+//! Implements spec 02a §8.3-8.4. One mutex guards a small map and is never held across an await: a
+//! worker's progress report and a new grant by the allocator are serialized (spec 02a §14).
 
 use std::{
     collections::HashMap,
@@ -16,14 +16,14 @@ use berth_metrics::AllocationMetrics;
 use berth_ports::{Clock, Event, EventSink};
 use berth_types::{Pod, PodUid, api, resource_state::ResourceEntries};
 
-/// How far the worker is with carrying out a granted resize.
+/// Actuation progress of a granted resize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress<'a> {
-    /// What is allocated is not applied yet.
+    /// The allocated resources are not applied yet.
     Ongoing,
-    /// What is allocated is applied.
+    /// The allocated resources are applied.
     Done,
-    /// Applying it failed.
+    /// Actuation failed, with the error text.
     Failed(&'a str),
 }
 
@@ -55,25 +55,25 @@ impl Allocations {
         Self(Arc::new(Inner { state, events, clock, metrics }))
     }
 
-    /// The pod with the resources it holds in place of those it asks for; the same `Arc` where
-    /// nothing differs or nothing is known.
+    /// The pod with its allocated resources in place of the requested ones; the same `Arc` if nothing
+    /// differs or the pod has no allocation.
     pub fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         let spec = self.read(|state| state.entries.get(pod.uid()).and_then(|held| held.applied_to(pod)));
         spec.map_or_else(|| pod.clone(), |spec| Arc::new(pod.with_spec(spec)))
     }
 
-    /// Whether the pod holds something else than it asks for; a pod that holds nothing does not.
+    /// Whether the pod requests other resources than it has allocated; false without an allocation.
     pub fn wants_resize(&self, pod: &Pod) -> bool {
         self.read(|state| state.entries.get(pod.uid()).is_some_and(|held| held.differs_from(pod)))
     }
 
-    /// The resize conditions of a pod, for its status: pending first.
+    /// The resize conditions of a pod for its status, pending first.
     pub fn conditions(&self, pod: &PodUid) -> Vec<api::PodCondition> {
         self.read(|state| state.conditions.get(pod).map(ResizeConditions::to_api).unwrap_or_default())
     }
 
-    /// Takes the conditions of the API's status for a pod of which none are known (after a
-    /// restart of the agent).
+    /// Restores the conditions from the pod's API status after a restart of the agent; conditions that
+    /// are already known win.
     pub fn seed(&self, pod: &Pod) {
         let seen = ResizeConditions::from_api(pod);
         if !seen.is_empty() && !pod.is_api_terminal() {
@@ -83,8 +83,8 @@ impl Allocations {
         }
     }
 
-    /// A worker tells how far it is. `allocated` is the pod as it worked on it: news about what
-    /// is no longer allocated are ignored.
+    /// Records the actuation progress that a worker reports. `allocated` is the pod that the worker
+    /// actuated: progress of an outdated allocation is ignored.
     pub fn progress(&self, allocated: &Pod, progress: Progress<'_>) {
         let (now, uid, generation) = (self.0.clock.now(), allocated.uid(), allocated.generation());
         let event = self.change(|state| {
@@ -115,7 +115,7 @@ impl Allocations {
         }
     }
 
-    /// The pod is terminal: nothing is resized any more.
+    /// Removes the resize conditions of a terminal pod.
     pub fn finished(&self, pod: &PodUid) {
         self.change(|state| state.conditions.remove(pod));
     }
@@ -124,7 +124,7 @@ impl Allocations {
         look(&self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes the state and counts the conditions again.
+    /// Applies a change to the state and updates the condition metrics.
     pub(super) fn change<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut state);

@@ -1,5 +1,6 @@
-//! The owner of allocations: admits pods, stores what they hold, retries resizes.
-//! Behaviour: spec 02a §8.2-8.3.
+//! Allocation manager: admits pods, stores their allocated resources, and retries pending resizes.
+//!
+//! Implements spec 02a §8.2-8.3.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,50 +22,50 @@ use berth_metrics::{AdmissionMetrics, AllocationMetrics};
 use berth_ports::{Clock, Event, EventSink, NodeFacts, StateFile};
 use berth_types::{Pod, PodUid, resource_state::PodResources};
 
-/// Until the next attempt while sources are not ready.
+/// Delay until the next resize attempt while the sources are not ready.
 const RETRY_FIRST: Duration = Duration::from_secs(30);
-/// Until the next attempt otherwise.
+/// Delay until the next periodic resize attempt.
 const RETRY: Duration = Duration::from_secs(180);
 
-/// What the allocator works with.
+/// Dependencies of the allocator.
 pub struct AllocatorDeps {
-    /// `<root-dir>/allocated_pods_state`.
+    /// The checkpoint `<root-dir>/allocated_pods_state`.
     pub file: Arc<dyn StateFile>,
-    /// Takes events.
+    /// Recorder of pod events.
     pub events: Arc<dyn EventSink>,
-    /// Tells the time of conditions.
+    /// Wall clock for the times of conditions.
     pub clock: Arc<dyn Clock>,
-    /// Fixed rules of admission.
+    /// Admission settings, fixed at start.
     pub rules: AdmissionRules,
-    /// Counts refusals and preemptions.
+    /// Metrics of refusals and preemptions.
     pub admission: AdmissionMetrics,
-    /// Counts resizes.
+    /// Metrics of resizes.
     pub allocation: AllocationMetrics,
 }
 
-/// Whether the runtime shows containers of a pod.
+/// Whether the runtime runs containers of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// None runs.
+    /// No container runs.
     Absent,
-    /// At least one runs.
+    /// At least one container runs.
     Running,
 }
 
-/// A pod that wants to run here.
+/// A pod to be admitted.
 #[derive(Clone, Copy)]
 pub struct Candidate<'a> {
-    /// The pod.
+    /// The pod as desired.
     pub pod: &'a Arc<Pod>,
-    /// Whether its containers run already (after a restart of the agent).
+    /// Whether its containers already run (after a restart of the agent).
     pub presence: Presence,
     /// The active pods, as desired.
     pub active: &'a [Arc<Pod>],
-    /// The node.
+    /// Facts about the node.
     pub node: &'a NodeFacts,
 }
 
-/// Why resizes are tried again: label `retry_trigger`.
+/// Trigger of a resize retry: label `retry_trigger`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trigger {
     /// Pods were added.
@@ -77,7 +78,7 @@ pub enum Trigger {
     PodTerminated,
     /// A pod's effective request shrank.
     PodResized,
-    /// Time passed.
+    /// The periodic timer fired.
     Periodic,
 }
 
@@ -95,59 +96,59 @@ impl Trigger {
     }
 }
 
-/// One round of attempts.
+/// Input of one round of resize attempts.
 #[derive(Clone, Copy)]
 pub struct Retry<'a> {
-    /// Why.
+    /// What triggered the round.
     pub trigger: Trigger,
-    /// Whether all sources are ready; before that nothing is tried.
+    /// Whether all sources are ready; no resize is attempted before.
     pub sources_ready: bool,
-    /// The active pods, as desired; a pending pod that is not among them is forgotten.
+    /// The active pods, as desired; a pending pod that is not among them is removed from the list.
     pub active: &'a [Arc<Pod>],
-    /// The node.
+    /// Facts about the node.
     pub node: &'a NodeFacts,
 }
 
-/// Pods that must go before a critical pod's resize fits. The resize is tried again when they
-/// are gone; a victim that stays is named again with the periodic retry.
+/// Victims that must be killed before a critical pod's resize fits. The resize is retried once they are
+/// gone; a victim that still runs is returned again by the periodic retry.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Preempt {
-    /// Whose resize needs it.
+    /// UID of the critical pod.
     pub pod: PodUid,
-    /// Who goes, and what was short.
+    /// Victims, and the insufficient resource.
     pub admitted: Admitted,
 }
 
-/// What a round of attempts brought.
+/// Result of one round of resize attempts.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Retried {
-    /// When to try next.
+    /// Delay until the next round.
     pub next: Duration,
-    /// Pods whose allocation or conditions changed: sync them, and look at the runtime at once.
+    /// Pods whose allocation or conditions changed: sync them with a fresh observation.
     pub changed: Vec<PodUid>,
-    /// Pods to kill for critical ones.
+    /// Preemptions for critical pods.
     pub preempt: Vec<Preempt>,
 }
 
-/// The one writer of allocations; lives in the sync loop.
+/// Allocation manager: the only writer of allocations; owned by the sync loop.
 pub struct Allocator {
     shared: Allocations,
     writer: WriterHandle,
     idle: Option<Writer>,
     deps: AllocatorDeps,
-    /// UIDs of the file the agent started with.
+    /// UIDs in the checkpoint that the agent started with.
     restored: HashSet<PodUid>,
     rejected: HashSet<PodUid>,
     pending: Vec<PodUid>,
-    /// Victims already named for resizes of critical pods.
+    /// Victims already returned for resizes of critical pods.
     named: HashSet<PodUid>,
 }
 
 impl Allocator {
-    /// Reads the state file.
+    /// Restores the allocations from the checkpoint.
     ///
     /// # Errors
-    /// The file cannot be read or is damaged: the agent must not start (AC-02a-21).
+    /// The file cannot be read or is corrupt: the agent must not start (AC-02a-21).
     pub async fn load(deps: AllocatorDeps) -> Result<Self, StateError> {
         let (checkpoint, entries) = Checkpoint::load(deps.file.clone()).await?;
         let restored = entries.keys().cloned().collect();
@@ -165,27 +166,26 @@ impl Allocator {
         })
     }
 
-    /// The task that brings allocations to disk, the first time it is asked for: without it
-    /// running no resize is granted.
+    /// Returns the checkpoint writer task on the first call. No resize is granted unless it runs.
     pub fn take_writer(&mut self) -> Option<Writer> {
         self.idle.take()
     }
 
-    /// The view that others share.
+    /// The shared view of the allocations.
     pub fn allocations(&self) -> Allocations {
         self.shared.clone()
     }
 
-    /// The pod with what it holds in place of what it asks for.
+    /// The pod with its allocated resources in place of the requested ones.
     pub fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         self.shared.allocated(pod)
     }
 
-    /// Whether a pod may run; what it then holds is stored soon. Where pods must go first
-    /// ([`Admitted::victims`]) nothing is stored: kill them, then ask again.
+    /// Admits a pod and schedules a checkpoint of its allocation. If preemption is needed
+    /// ([`Admitted::victims`]) nothing is stored: kill the victims, then call again.
     ///
     /// # Errors
-    /// The first refusal. Nothing is counted: tell a final one to [`Allocator::reject`].
+    /// The first refusal. It is not counted: pass a final one to [`Allocator::reject`].
     pub fn admit(&mut self, candidate: Candidate<'_>) -> Result<Admitted, Refusal> {
         let pod = self.shared.allocated(candidate.pod);
         let is_restored = candidate.presence == Presence::Running && self.restored.contains(pod.uid());
@@ -197,15 +197,15 @@ impl Allocator {
         Ok(admitted)
     }
 
-    /// Remembers what an admitted pod holds; it reaches the disk soon. The pod runs all the same
-    /// where that fails.
+    /// Stores the allocation of an admitted pod and schedules a checkpoint. The pod runs even if the
+    /// write fails.
     pub fn store(&mut self, pod: &Arc<Pod>) {
         self.rejected.remove(pod.uid());
         self.shared.change(|state| state.entries.insert(pod.uid().clone(), PodResources::of(pod)));
         self.writer.soon();
     }
 
-    /// Remembers that a pod was refused: it holds nothing. Counts it and tells people.
+    /// Marks a pod as rejected and removes its allocation. Updates the metric and records the event.
     pub fn reject(&mut self, pod: &Pod, refusal: &Refusal) {
         self.deps.admission.rejections.with_label_values(&[refusal.metric_reason()]).inc();
         self.deps.events.record(Event::warning(pod.id(), refusal.reason.clone(), refusal.message.clone()));
@@ -213,13 +213,13 @@ impl Allocator {
         self.shared.change(|state| state.entries.remove(pod.uid()));
     }
 
-    /// Counts the victims of one preemption: to be called for each when it is killed (spec 08 §4.8).
+    /// Returns the metric callback of one preemption: call it once per killed victim (spec 08 §4.8).
     pub fn victims_of(&self, admitted: &Admitted) -> impl Fn() + Send + Sync + use<> {
         let counter = self.deps.admission.preemptions.with_label_values(&[admitted.signal.as_str()]);
         move || counter.inc()
     }
 
-    /// Forgets a pod that is gone. The file follows with the next write.
+    /// Removes all state of a deleted pod. The checkpoint follows with the next write.
     pub fn forget(&mut self, pod: &PodUid) {
         self.rejected.remove(pod);
         self.restored.remove(pod);
@@ -231,7 +231,7 @@ impl Allocator {
         });
     }
 
-    /// Forgets all pods that are not desired, also on disk.
+    /// Removes the state of all pods that are not desired, also from the checkpoint.
     pub fn retain(&mut self, desired: &HashSet<PodUid>) {
         self.rejected.retain(|uid| desired.contains(uid));
         self.restored.retain(|uid| desired.contains(uid));
@@ -248,8 +248,8 @@ impl Allocator {
         }
     }
 
-    /// A new pod was admitted: takes over its conditions, and puts it on the pending list where
-    /// it asks for something else than it holds. Retry after all are added.
+    /// Takes over the conditions of a newly admitted pod, and adds it to the pending list if it
+    /// requests other resources than allocated. Call [`Allocator::retry`] after all pods are added.
     pub fn added(&mut self, pod: &Pod) {
         self.shared.seed(pod);
         if self.shared.wants_resize(pod) {
@@ -257,7 +257,7 @@ impl Allocator {
         }
     }
 
-    /// A pod's definition changed. Counts the changes; tells whether to retry.
+    /// Processes an update of a pod: counts the requested changes; returns whether to retry resizes.
     pub fn updated(&mut self, old: &Pod, new: &Pod) -> bool {
         let changes = requested_changes(old, new);
         for change in &changes {
@@ -277,12 +277,12 @@ impl Allocator {
         false
     }
 
-    /// Whether any resize waits.
+    /// Whether any resize is pending.
     pub fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Tries all pending resizes in their order.
+    /// Attempts all pending resizes in priority order.
     pub async fn retry(&mut self, retry: Retry<'_>) -> Retried {
         if !retry.sources_ready {
             return Retried { next: RETRY_FIRST, ..Retried::default() };
@@ -309,7 +309,7 @@ impl Allocator {
         self.shared.change(|state| state.conditions.get_mut(pod).and_then(|c| c.pending.take()).is_some())
     }
 
-    /// Empties the list; returns the pods that are still there, in the order of their turns.
+    /// Empties the pending list; returns its pods that are still active, in priority order.
     fn in_turn(&mut self, active: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
         let known: HashMap<&PodUid, &Arc<Pod>> = active.iter().map(|p| (p.uid(), p)).collect();
         let found = std::mem::take(&mut self.pending).into_iter().filter_map(|uid| known.get(&uid).copied());
@@ -326,7 +326,7 @@ impl Allocator {
         self.shared.read(|state| state.conditions.get(pod)?.pending.as_ref().map(|c| c.since))
     }
 
-    /// Tries one resize; tells whether it stays on the list.
+    /// Attempts one resize; returns whether it stays pending.
     async fn attempt(&mut self, pod: &Arc<Pod>, retry: &Retry<'_>, done: &mut Retried) -> bool {
         let uid = pod.uid();
         if !self.shared.wants_resize(pod) {
@@ -405,7 +405,7 @@ impl Allocator {
         admit(&AdmitInput { pod, purpose, active: &active, rejected, node, rules })
     }
 
-    /// Writes the file as it is once the pod holds what it asks for; memory stays as it is.
+    /// Writes the checkpoint with the pod's requested resources; the state in memory is unchanged.
     async fn write_with(&self, pod: &Arc<Pod>) -> io::Result<()> {
         let mut entries = self.shared.read(|state| state.entries.clone());
         entries.insert(pod.uid().clone(), PodResources::of(pod));

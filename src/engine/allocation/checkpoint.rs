@@ -1,4 +1,4 @@
-//! Keeps allocations in a file. Behaviour: spec 02a §8.1.
+//! Checkpoint file of allocated pod resources. Implements spec 02a §8.1.
 
 use std::{
     io,
@@ -10,43 +10,43 @@ use std::{
 use berth_ports::StateFile;
 use berth_types::resource_state::{CorruptState, ResourceEntries, decode, encode};
 
-/// Longest wait for the disk: a hung one must not hold up the agent for ever.
+/// Deadline of one disk operation: a hung disk must not block the agent forever.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The file cannot be used; the agent does not start.
+/// The checkpoint cannot be restored; the agent does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("could not read the state file {path:?}: {cause}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         cause: io::Error,
     },
-    /// Its content is damaged.
+    /// The content is corrupt.
     #[error(
         "could not restore state from checkpoint: {cause}, please drain this node and delete pod allocation checkpoint file {path:?} before restarting Kubelet"
     )]
     Corrupt {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The decoding error.
         cause: CorruptState,
     },
 }
 
-/// A state file and what it is known to hold.
+/// A checkpoint file and its last written content.
 pub struct Checkpoint {
     file: Arc<dyn StateFile>,
     written: Option<Vec<u8>>,
 }
 
 impl Checkpoint {
-    /// Reads the file; a missing one holds nothing.
+    /// Reads the file; a missing one yields no entries.
     ///
     /// # Errors
-    /// The file cannot be read, or is damaged.
+    /// The file cannot be read, or is corrupt.
     pub async fn load(file: Arc<dyn StateFile>) -> Result<(Self, ResourceEntries), StateError> {
         let path = file.path().to_owned();
         let content = match bounded(file.read()).await {
@@ -61,15 +61,15 @@ impl Checkpoint {
         Ok((Self { file, written: content }, entries))
     }
 
-    /// Where the file lies, for texts.
+    /// Path of the file, for error texts.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Writes the entries, unless the file holds just that.
+    /// Writes the entries unless the file already contains them.
     ///
     /// # Errors
-    /// The file cannot be written; the next call tries again.
+    /// The file cannot be written; the next call retries.
     pub async fn store(&mut self, entries: &ResourceEntries) -> io::Result<()> {
         let content = encode(entries);
         if self.written.as_ref() == Some(&content) {

@@ -1,4 +1,4 @@
-//! The two conditions that tell how a resize is doing. Pure. Behaviour: spec 02a §8.4.
+//! Pod conditions `PodResizePending` and `PodResizeInProgress`. Pure. Implements spec 02a §8.4.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -10,17 +10,17 @@ const IN_PROGRESS: &str = "PodResizeInProgress";
 /// Reason of the in-progress condition when actuation failed.
 const ERROR: &str = "Error";
 
-/// Why a resize waits.
+/// Why a resize is pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PendingReason {
-    /// It may be granted later.
+    /// The resize may be granted later.
     Deferred,
-    /// It is never granted on this node.
+    /// The resize is never granted on this node.
     Infeasible,
 }
 
 impl PendingReason {
-    /// The API's text.
+    /// The condition's `reason`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Deferred => "Deferred",
@@ -36,7 +36,7 @@ impl PendingReason {
         }
     }
 
-    /// Reason of the event.
+    /// Reason of the pod event.
     pub fn event_reason(self) -> &'static str {
         match self {
             Self::Deferred => "ResizeDeferred",
@@ -45,46 +45,46 @@ impl PendingReason {
     }
 }
 
-/// One condition, true as long as it exists.
+/// One resize condition; its status is `True` as long as it exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResizeCondition<R> {
-    /// Its reason.
+    /// The condition's reason.
     pub reason: R,
-    /// Its message.
+    /// The condition's message.
     pub message: String,
-    /// The generation it speaks of.
+    /// `observedGeneration`: the pod generation of the resize.
     pub generation: i64,
-    /// When it was last set.
+    /// `lastProbeTime`: when the condition was last set.
     pub probed: Timestamp,
-    /// When its reason last changed.
+    /// `lastTransitionTime`: when the reason last changed.
     pub since: Timestamp,
 }
 
-/// Both conditions of one pod.
+/// Both resize conditions of one pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ResizeConditions {
-    /// The resize waits.
+    /// `PodResizePending`: the resize is not granted.
     pub pending: Option<ResizeCondition<PendingReason>>,
-    /// The resize was granted and is being carried out; the reason is whether it failed.
+    /// `PodResizeInProgress`: the resize was granted and is being actuated, or its actuation failed.
     pub in_progress: Option<ResizeCondition<Actuation>>,
 }
 
-/// How carrying out a resize goes.
+/// Actuation state of a granted resize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Actuation {
-    /// No trouble so far.
+    /// No error so far.
     Ongoing,
     /// The last attempt failed.
     Failed,
 }
 
 impl ResizeConditions {
-    /// Whether there is neither.
+    /// Whether neither condition is set.
     pub fn is_empty(&self) -> bool {
         self.pending.is_none() && self.in_progress.is_none()
     }
 
-    /// Says that the resize of that generation waits; tells whether reason or generation changed.
+    /// Marks the resize of that generation as pending; returns whether reason or generation changed.
     pub fn set_pending(&mut self, reason: PendingReason, message: &str, generation: i64, now: Timestamp) -> bool {
         let old = self.pending.as_ref();
         let changed = old.is_none_or(|c| c.reason != reason || c.generation != generation);
@@ -93,14 +93,14 @@ impl ResizeConditions {
         changed
     }
 
-    /// Says that a resize was granted just now.
+    /// Marks a resize as granted now: in progress, no longer pending.
     pub fn start(&mut self, generation: i64, now: Timestamp) {
         self.pending = None;
         let (reason, message) = (Actuation::Ongoing, String::new());
         self.in_progress = Some(ResizeCondition { reason, message, generation, probed: now, since: now });
     }
 
-    /// Says that a resize is being carried out, keeping a previous error and its generation.
+    /// Marks a resize as in progress; an earlier error and its generation are kept.
     pub fn set_in_progress(&mut self, generation: i64, now: Timestamp) {
         match self.in_progress.as_mut() {
             Some(condition) => condition.probed = now,
@@ -111,7 +111,7 @@ impl ResizeConditions {
         }
     }
 
-    /// Says that carrying out failed; tells whether reason or message changed.
+    /// Marks the actuation as failed; returns whether reason or message changed.
     pub fn set_failed(&mut self, message: &str, generation: i64, now: Timestamp) -> bool {
         let old = self.in_progress.as_ref();
         let changed = old.is_none_or(|c| c.reason != Actuation::Failed || c.message != message);
@@ -123,7 +123,7 @@ impl ResizeConditions {
         changed
     }
 
-    /// As the API writes them.
+    /// Converts to the API's pod conditions.
     pub fn to_api(&self) -> Vec<api::PodCondition> {
         let pending = self.pending.as_ref().map(|c| written(PENDING, c.reason.as_str(), c));
         let in_progress = self.in_progress.as_ref().map(|c| {
@@ -133,7 +133,7 @@ impl ResizeConditions {
         pending.into_iter().chain(in_progress).collect()
     }
 
-    /// As the API's status of a pod tells them, after a restart of the agent.
+    /// Restores the conditions from the pod's API status after a restart of the agent.
     pub fn from_api(pod: &Pod) -> Self {
         let all = pod.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
         let find = |kind: &str| all.iter().find(|c| c.type_ == kind && c.status == "True");

@@ -1,4 +1,6 @@
-//! Whether a pod's requests fit beside those of the others. Pure. Behaviour: spec 02a §6.2.
+//! Resource fit: whether a pod's requests fit into the node's allocatable resources.
+//!
+//! Pure. Implements spec 02a §6.2.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +12,30 @@ use berth_types::{
     },
 };
 
-/// A resource of which there is too little. Milli-cpu for cpu, base units for all others.
+/// An insufficient resource. Amounts are milli-CPU for CPU, base units for all other resources.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Insufficient {
-    /// Its name.
+    /// Name of the resource.
     pub resource: String,
-    /// What the pod wants.
+    /// Amount that the pod requests.
     pub requested: i64,
-    /// What the others have.
+    /// Amount that the other pods request.
     pub used: i64,
-    /// What the node can give in total.
+    /// Allocatable amount of the node.
     pub capacity: i64,
 }
 
 impl Insufficient {
-    /// How much more would have to be free.
+    /// Additional amount that would have to be free.
     pub fn missing(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 }
 
-/// What is short, in the order pods, cpu, memory, ephemeral-storage, others by name.
+/// The insufficient resources, in the order pods, CPU, memory, ephemeral-storage, others by name.
 ///
-/// Extended resources that the node does not list at all belong to the cluster and are not
-/// looked at; those that DRA claims provide neither.
+/// Extended resources that the node does not list belong to the cluster and are not checked; extended
+/// resources that DRA claims provide are not checked either.
 pub fn insufficient<'a>(
     pod: &Pod,
     others: impl Iterator<Item = &'a Pod>,
@@ -74,7 +76,7 @@ pub fn insufficient<'a>(
     short
 }
 
-/// Resources of a node beyond the basic ones.
+/// Whether the resource is a countable node resource beyond the basic ones.
 fn is_counted(name: &str) -> bool {
     is_extended(name) || is_hugepage(name) || name.contains("kubernetes.io/") || name.starts_with("attachable-volumes-")
 }
@@ -113,7 +115,7 @@ mod tests {
             (json!({"cpu": "8"}), vec![json!({"cpu": "1"})], vec![named("cpu", 8000, 1000, 4000)]),
             (json!({"cpu": "3"}), vec![json!({"cpu": "1"})], vec![]),
             (json!({}), vec![json!({}), json!({})], vec![named("pods", 1, 2, 2)]),
-            // A zero request fits even where others took too much.
+            // A zero request fits even where the others exceed the capacity.
             (json!({"cpu": "0"}), vec![json!({"cpu": "5"})], vec![]),
             (
                 json!({"memory": "2Gi", "ephemeral-storage": "11Gi", "example.com/gpu": "2"}),

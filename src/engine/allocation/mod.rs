@@ -1,4 +1,4 @@
-//! What a pod was promised: fit, in-place resize, and the checkpoint. Behaviour: spec 02a §8.
+//! Pod resource allocation: fit, in-place resize, and checkpoint. Implements spec 02a §8.
 //!
 //! ```text
 //!  sync loop ─► Allocator (owner: admits, retries resizes) ─► Writer ─► allocated_pods_state
@@ -6,8 +6,8 @@
 //!  workers, status ─► Allocations (reads; marks progress of a resize)
 //! ```
 //!
-//! The allocator alone writes allocations; workers only tell how far the actuation of a resize
-//! is. The pod everything else sees is the specification with allocated resources in it.
+//! Only the allocator writes allocations; workers report the actuation progress of a resize. All other
+//! components see the pod specification with the allocated resources in it.
 
 mod allocations;
 mod allocator;

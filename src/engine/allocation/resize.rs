@@ -1,5 +1,6 @@
-//! In-place resizes: when they can never be granted, in which order they are tried, and what is
-//! said about them. Pure. Behaviour: spec 02a §8.3, 06a §11.1.
+//! In-place pod resize: infeasibility rules, retry order, and event summaries.
+//!
+//! Pure. Implements spec 02a §8.3, 06a §11.1.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -14,7 +15,7 @@ use berth_types::{
     resources::{CPU, MEMORY, Overhead, View, amount_of, amounts, pod_requests, request_of, requests},
 };
 
-/// What configuration and machine rule out for resizes.
+/// Settings of configuration and machine that make resizes infeasible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ResizeRules {
     /// Gate `InPlacePodLevelResourcesVerticalScaling`.
@@ -62,7 +63,7 @@ impl Infeasible {
     }
 }
 
-/// Whether going from the allocated to the desired resources is out of the question.
+/// Returns why a resize from the allocated to the desired resources is infeasible, if it is.
 pub fn infeasible(desired: &Pod, allocated: &Pod, rules: &ResizeRules) -> Option<Infeasible> {
     let level = |pod: &Pod| pod.spec().resources.clone().unwrap_or_default();
     if !rules.pod_level && !same(&level(desired), &level(allocated)) {
@@ -87,7 +88,7 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: &ResizeRules) -> Option
     }
 }
 
-/// Regular and init containers that both know, new and old.
+/// Pairs of regular and init containers that exist in both pods: desired, allocated.
 fn pairs<'a>(desired: &'a Pod, allocated: &'a Pod) -> impl Iterator<Item = (&'a api::Container, &'a api::Container)> {
     let all = desired.containers().iter().chain(desired.init_containers());
     all.filter_map(|new| allocated.container(&new.name).map(|(_, old)| (new, old)))
@@ -98,7 +99,7 @@ fn restarts_for_memory(container: &api::Container) -> bool {
     policy.is_some_and(|p| p.restart_policy == "RestartContainer")
 }
 
-/// Whether the container gets a share of the machine's swap (spec 03a §6.5).
+/// Whether the container may use swap (spec 03a §6.5).
 fn may_swap(pod: &Pod, container: &api::Container, rules: &ResizeRules) -> bool {
     let resources = container.resources.as_ref();
     let of = |list: Option<&BTreeMap<_, _>>| amount_of(&amounts(list), MEMORY);
@@ -107,32 +108,32 @@ fn may_swap(pod: &Pod, container: &api::Container, rules: &ResizeRules) -> bool 
     rules.swap_is_limited && Qos::of(pod) == Qos::Burstable && !pod.is_critical() && request != limit
 }
 
-/// Whether containers that may be resized, or the pod level, ask for something else than is
-/// allocated. Ephemeral containers have no resources.
+/// Whether resizable containers, or the pod level, request other resources than allocated. Ephemeral
+/// containers have no resources.
 pub fn is_wanted(desired: &Pod, allocated: &PodResources) -> bool {
     allocated.differs_from(desired)
 }
 
-/// Whether the total cpu or memory that a pod takes, by its specification and by what its status
-/// says that it has, shrank.
+/// Whether the pod's effective total request of CPU or memory shrank, by its specification and by the
+/// resources in its status.
 pub fn has_shrunk(before: &Pod, after: &Pod) -> bool {
     let (before, after) = (requests(before, View::Effective), requests(after, View::Effective));
     [CPU, MEMORY].iter().any(|name| amount_of(&after, name) < amount_of(&before, name))
 }
 
-/// One pod that waits for a resize, with what its turn depends on.
+/// A pod with a pending resize, with the inputs of its retry order.
 #[derive(Clone, Debug)]
 pub struct Waiting<'a> {
-    /// As desired.
+    /// The pod as desired.
     pub desired: &'a Pod,
-    /// As allocated.
+    /// The pod as allocated.
     pub allocated: &'a Pod,
-    /// Since when a pending condition says so.
+    /// Transition time of its pending condition; `None` without one.
     pub since: Option<Timestamp>,
 }
 
-/// Puts pods into the order in which they are tried: those that ask for nothing more, higher
-/// priority, Guaranteed, longest waiting; ties keep their order.
+/// Sorts pods into retry order: resizes that increase no request, then higher priority, then
+/// Guaranteed, then longest pending; ties keep their order.
 pub fn order(waiting: &mut [Waiting<'_>]) {
     waiting.sort_by_key(|w| {
         (
@@ -145,24 +146,24 @@ pub fn order(waiting: &mut [Waiting<'_>]) {
     });
 }
 
-/// Whether any total request is larger than what is allocated.
+/// Whether any total request exceeds the allocated one.
 fn grows(desired: &Pod, allocated: &Pod) -> bool {
     let had = pod_requests(allocated.spec(), Overhead::Included);
     pod_requests(desired.spec(), Overhead::Included).iter().any(|(name, amount)| *amount > amount_of(&had, name))
 }
 
-/// How a value changed: label `operation` of `kubelet_container_requested_resizes_total`.
+/// One requested change: labels of `kubelet_container_requested_resizes_total`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestedChange {
-    /// `cpu` or `memory`.
+    /// Label `resource`: `cpu` or `memory`.
     pub resource: &'static str,
-    /// `requests` or `limits`.
+    /// Label `requirement`: `requests` or `limits`.
     pub requirement: &'static str,
-    /// `add`, `remove`, `increase` or `decrease`.
+    /// Label `operation`: `add`, `remove`, `increase`, or `decrease`.
     pub operation: &'static str,
 }
 
-/// What an update of the specification asks for, container by container.
+/// The resource changes that an update of the specification requests, per container.
 pub fn requested_changes(old: &Pod, new: &Pod) -> Vec<RequestedChange> {
     let mut changes = Vec::new();
     for (now, before) in pairs(new, old) {
@@ -187,8 +188,8 @@ pub fn requested_changes(old: &Pod, new: &Pod) -> Vec<RequestedChange> {
     changes
 }
 
-/// `{"initContainers":[…],"containers":[…],"generation":N,"error":"…"}` of the events; empty
-/// parts are left out.
+/// JSON summary for resize events:
+/// `{"initContainers":[…],"containers":[…],"generation":N,"error":"…"}`; empty parts are omitted.
 pub fn summary(pod: &Pod, error: &str) -> String {
     let list = |containers: &[api::Container]| -> Vec<ContainerSummary> {
         let one = |c: &api::Container| {
@@ -227,7 +228,7 @@ struct ContainerSummary {
     resources: Requirements,
 }
 
-/// In the reference's order of fields.
+/// Field order as upstream serializes it.
 #[derive(Serialize)]
 struct Requirements {
     #[serde(skip_serializing_if = "Option::is_none")]

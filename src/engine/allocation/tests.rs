@@ -1,4 +1,4 @@
-//! The allocator with a file in memory.
+//! Tests of the allocator with an in-memory checkpoint.
 
 use std::{
     collections::BTreeMap,

@@ -1,8 +1,8 @@
-//! Brings allocations to disk beside the sync loop: a pod's start never waits for a disk.
+//! Background writer of the allocation checkpoint: pod starts never wait for the disk.
 //!
-//! Admissions are written together, soon after the first of them; what a crash loses in between
-//! is admitted anew. A granted resize is asked for by name and answered once it is on disk, for
-//! what was granted must outlive the agent (spec 02a §8.3: a checkpoint error holds it back).
+//! Admissions are batched and written shortly after the first of them; an admission lost in a crash is
+//! repeated after the restart. A granted resize is a synchronous request, answered once it is on disk,
+//! because a grant must outlive the agent (spec 02a §8.3: a checkpoint error holds it back).
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -16,25 +16,25 @@ use tracing::error;
 use super::{Allocations, Checkpoint};
 use berth_types::resource_state::ResourceEntries;
 
-/// From the first unwritten admission to the write: longer than a pod takes to start, because a
-/// runtime on the same disk would wait for our fsync.
+/// Debounce from the first unwritten admission to the write: longer than a pod takes to start, because
+/// a runtime on the same disk would wait for our fsync.
 const GATHER: Duration = Duration::from_secs(1);
-/// After a failed write.
+/// Retry delay after a failed write.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Entries that must be on disk before anything else happens.
+/// Request to write these entries before the caller continues.
 struct Order {
     entries: ResourceEntries,
     written: oneshot::Sender<io::Result<()>>,
 }
 
-/// How the allocator reaches the writer.
+/// The allocator's handle to the writer.
 pub(super) struct WriterHandle {
     dirty: Arc<Notify>,
     orders: mpsc::Sender<Order>,
 }
 
-/// The owner of the file; run it as a task.
+/// Owner of the checkpoint file; run it as a task.
 pub struct Writer {
     checkpoint: Checkpoint,
     shared: Allocations,
@@ -50,7 +50,7 @@ pub(super) fn pair(checkpoint: Checkpoint, shared: Allocations) -> (WriterHandle
 }
 
 impl WriterHandle {
-    /// What is shared now shall reach the disk soon.
+    /// Schedules a write of the shared allocations.
     pub(super) fn soon(&self) {
         self.dirty.notify_one();
     }
@@ -58,7 +58,7 @@ impl WriterHandle {
     /// Returns once these entries are on disk.
     ///
     /// # Errors
-    /// They are not: the write failed, or the writer has ended.
+    /// The write failed, or the writer has ended.
     pub(super) async fn now(&self, entries: ResourceEntries) -> io::Result<()> {
         let ended = || io::Error::other("the writer of allocations has ended");
         let (written, answer) = oneshot::channel();
@@ -68,7 +68,7 @@ impl WriterHandle {
 }
 
 impl Writer {
-    /// Writes after changes until stopped, and then what is left.
+    /// Writes after changes until stopped, then flushes pending changes.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut due: Option<Instant> = None;
         loop {
@@ -77,7 +77,7 @@ impl Writer {
                 () = stop.cancelled() => break,
                 Some(order) = self.orders.recv() => {
                     let done = self.checkpoint.store(&order.entries).await;
-                    let _ = order.written.send(done); // who asked may have been stopped
+                    let _ = order.written.send(done); // the caller may have been stopped
                 }
                 () = self.dirty.notified() => due = due.or_else(|| Some(Instant::now() + GATHER)),
                 () = at(due) => due = self.save().await.then(|| Instant::now() + RETRY),
@@ -86,7 +86,7 @@ impl Writer {
         self.save().await;
     }
 
-    /// Writes what is shared; tells whether that must be tried again.
+    /// Writes the shared allocations; returns whether to retry.
     async fn save(&mut self) -> bool {
         let entries = self.shared.read(|state| state.entries.clone());
         match self.checkpoint.store(&entries).await {

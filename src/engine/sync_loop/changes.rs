@@ -1,5 +1,6 @@
-//! What the mux says: pods that come, change and go; who is let in, and whose resize is tried
-//! again (spec 02a §4, §8).
+//! Sync loop handlers of mux operations: additions, updates, removals, admission, resize retries.
+//!
+//! Implements spec 02a §4, §8.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,11 +19,11 @@ use berth_ports::Event;
 use berth_status::{baseline::is_unaware, conditions::gates_moved};
 use berth_types::{Operation, Pod, PodChange, PodUid, api, qos::Qos};
 
-/// How long a label update may lag behind the pod that needs it.
+/// How long an update of the node's labels may lag behind the pod that needs it.
 const FRESH: Duration = Duration::from_secs(1);
 
 impl SyncLoop {
-    /// One operation of the mux.
+    /// Handles one operation of the mux.
     pub(super) async fn on_change(&mut self, change: PodChange) {
         let names: Vec<String> = change.pods.iter().map(|p| p.object_name()).collect();
         debug!(source = change.source.as_str(), operation = ?change.operation, pods = ?names, "SyncLoop");
@@ -60,20 +61,21 @@ impl SyncLoop {
         self.retry_resizes(Trigger::PodsAdded).await;
     }
 
-    /// Admits a pod that is new to this node and hands it to a worker.
+    /// Admits a new pod and dispatches it to a worker.
     pub(super) async fn add(&mut self, pod: Arc<Pod>) {
         self.add_beside(pod, &[]).await;
     }
 
-    /// As [`SyncLoop::add`], for a pod for which those others were told to end: what is left of them is in nobody's way.
+    /// As [`SyncLoop::add`], but ignores the pods in `ending`: they were already preempted for this
+    /// pod.
     pub(super) async fn add_beside(&mut self, pod: Arc<Pod>, ending: &[PodUid]) {
         let stopping = self.records.get(pod.uid()).is_some_and(Record::is_stopping);
         if stopping || pod.is_api_terminal() {
             self.hand_over(&pod, Cause::Create);
             return;
         }
-        // Of those for which others have to go nothing could be killed yet. They are nobody to be preempted; to all others
-        // they are there, or the room that is made for them would be gone.
+        // Pods that await preemption have no containers to kill: hide those that this pod may preempt.
+        // All other pods count them, or the capacity being freed for them would be taken.
         let is_hidden =
             |other: &Pod| self.awaiting_admission.contains_key(other.uid()) && preemption::may_preempt(&pod, other);
         let counts = |other: &Arc<Pod>| !is_hidden(other) && !ending.contains(other.uid());
@@ -98,8 +100,8 @@ impl SyncLoop {
         }
     }
 
-    /// Whether a node affinity rejection may come from a stale node object: pods and the node have separate watches, so a
-    /// pod can arrive before the label it needs. True once per pod.
+    /// Whether a node affinity rejection may come from a stale node object: pods and the node have
+    /// separate watches, so a pod can arrive before the label it needs. True once per pod.
     fn may_retry_admission(&mut self, pod: &Pod) -> bool {
         self.context.config.api_client && self.retried_admission.insert(pod.uid().clone())
     }
@@ -113,7 +115,7 @@ impl SyncLoop {
         self.context.tasks.spawn(async move {
             // A timeout retries as well: the rejection is then final.
             let _ = timeout(FRESH, node.wait_for(|facts| facts.labels != labels)).await;
-            let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // a closed loop needs no pod
+            let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // the sync loop may have ended
         });
     }
 
@@ -131,7 +133,7 @@ impl SyncLoop {
         self.rejected.insert(pod.uid().clone());
     }
 
-    /// Tries resizes that wait, and passes on what came of it.
+    /// Attempts pending resizes and dispatches the results.
     pub(super) async fn retry_resizes(&mut self, trigger: Trigger) {
         if !self.allocator.has_pending() {
             return;
@@ -151,8 +153,8 @@ impl SyncLoop {
         }
     }
 
-    /// Kills others for a critical pod in a task of its own; a pod given is admitted again then.
-    /// Others were told to end before, and are still in nobody's way.
+    /// Kills the victims of a critical pod in a separate task; then `pod`, if given, is admitted again.
+    /// `ending` lists victims of earlier attempts, which are ignored again.
     fn preempt(&mut self, pod: Option<Arc<Pod>>, admitted: Admitted, mut ending: Vec<PodUid>) {
         let commands = self.commands.clone();
         let events = self.context.events.clone();
@@ -182,7 +184,7 @@ impl SyncLoop {
                 }
             }
             if let Some(pod) = pod {
-                let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // a closed loop needs no pod
+                let _ = commands.send(Command::RetryAdmission { pod, ending }).await; // the sync loop may have ended
             }
         });
     }
@@ -204,8 +206,9 @@ impl SyncLoop {
         if old.is_some_and(|old| self.allocator.updated(&old, &pod)) {
             self.retry_resizes(Trigger::PodUpdated).await;
         }
-        // A pod that was refused stays refused until it is deleted; only its end goes on. One for
-        // which others are killed is admitted, as it is then, when they are gone.
+        // A rejected pod stays rejected until it is deleted; only its deletion is dispatched. A pod
+        // that awaits preemption is admitted, in its then current version, once the victims are
+        // stopped.
         let waits = self.awaiting_admission.contains_key(pod.uid());
         if !(waits || self.rejected.contains(pod.uid())) || pod.is_deleting() {
             self.hand_over(&pod, Cause::Update);
@@ -230,7 +233,7 @@ impl SyncLoop {
         self.retry_resizes(Trigger::PodsRemoved).await;
     }
 
-    /// Only the status changed, as the API shows it.
+    /// Handles pods of which only the API status changed.
     async fn on_reconcile(&mut self, pods: Vec<Arc<Pod>>) {
         let mut trigger = None;
         for pod in pods {
@@ -252,7 +255,7 @@ impl SyncLoop {
         }
     }
 
-    /// Whether a resize that waits may fit now that a pod changed.
+    /// Whether a change of this pod may have freed resources for a pending resize.
     fn freed(&self, old: &Arc<Pod>, new: &Arc<Pod>) -> Option<Trigger> {
         if new.is_api_terminal() && !old.is_api_terminal() {
             return Some(Trigger::PodTerminated);
@@ -262,7 +265,7 @@ impl SyncLoop {
     }
 
     fn reconcile(&mut self, old: &Pod, new: &Arc<Pod>) {
-        // Who was refused, or waits for others to be killed, has no record and must not get one.
+        // A rejected pod, or one that awaits preemption, has no record and must not get one.
         let is_refused = self.rejected.contains(new.uid());
         if new.is_api_terminal() && !old.is_api_terminal() && !is_refused {
             self.hand_over(new, Cause::Update);
@@ -276,7 +279,8 @@ impl SyncLoop {
         }
     }
 
-    /// A mirror that came without a status may get one that an earlier agent, or an earlier life of the pod, sent.
+    /// A mirror pod that was created without a status may receive one that an earlier agent, or an
+    /// earlier lifecycle of the pod, published.
     fn pass_on_what_mirror_tells(&mut self, mirror: &Pod) {
         let Some(pod) = self.pods.pod_of_mirror(mirror).cloned() else { return };
         let Some(told) = self.pods.told_of(&pod) else { return };
@@ -309,7 +313,7 @@ impl SyncLoop {
         self.pods.pods().filter(counts).cloned().collect()
     }
 
-    /// Whether the runtime already runs this very pod (the agent was restarted).
+    /// Whether the runtime already runs this pod (the agent was restarted).
     fn runs_already(&self, pod: &Pod) -> bool {
         self.context.observer.known_pod(pod.uid()).is_some_and(|observed| observed.running().next().is_some())
     }

@@ -1,4 +1,4 @@
-//! What others ask of the sync loop: a turn, a kill, a description.
+//! Commands to the sync loop: resync, kill, retry admission, describe, sweep results.
 
 use std::sync::Arc;
 
@@ -17,40 +17,40 @@ use crate::engine::{
 use berth_ports::{Stage, StageView};
 use berth_types::{Pod, PodRef, PodUid};
 
-/// What others ask of the sync loop.
+/// A command to the sync loop.
 #[derive(Debug)]
 pub enum Command {
-    /// Take another turn of that pod (a probe said something new).
+    /// Resyncs the pod (for example, after a probe result changed).
     Poke(PodUid),
-    /// Kill a pod: eviction, preemption, shutdown. The answer is its life, to be watched.
+    /// Kills a pod for eviction, preemption, or shutdown; replies with a watch on its lifecycle.
     Kill {
-        /// Which.
+        /// UID of the pod.
         uid: PodUid,
-        /// Why: what it leaves may go with it, or stays.
+        /// Cause of the kill; determines whether the pod's content is removed or kept.
         cause: StopCause,
-        /// Overrides the grace period, whole seconds.
+        /// Grace period override in whole seconds.
         grace: Option<i64>,
-        /// What the status shall say.
+        /// Final status that overrides the computed one.
         status: Option<StatusOverride>,
-        /// `None` where no such pod is worked on.
+        /// Receives the watch; `None` if the pod has no worker.
         reply: oneshot::Sender<Option<watch::Receiver<Lifecycle>>>,
     },
-    /// Admits a pod again: others have been preempted for it, or the node's labels have changed.
+    /// Admits a pod again after its victims were preempted, or the node's labels changed.
     RetryAdmission {
-        /// The pod.
+        /// The pod to admit.
         pod: Arc<Pod>,
-        /// Those that were told to end, also where they would not.
+        /// UIDs of the preempted victims, including those that did not stop in time.
         ending: Vec<PodUid>,
     },
-    /// What every worker is doing.
+    /// Describes all workers.
     Describe(oneshot::Sender<Vec<WorkerView>>),
-    /// What a sweep found on disk and in the cgroup tree.
+    /// A sweep has listed pod directories and pod cgroups.
     Swept(Found),
-    /// What was found of that pod is removed, or cannot be.
+    /// The leftovers of that pod are removed, or their removal failed.
     SweepDone(PodUid),
 }
 
-/// What is found of pods outside the runtime.
+/// Leftovers of pods outside the runtime.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Pods with a directory.
@@ -59,14 +59,14 @@ pub struct Found {
     pub cgroups: Vec<PodUid>,
 }
 
-/// One worker, for `why` and the server.
+/// Description of one worker for `berth why` and the server.
 #[derive(Clone, Debug)]
 pub struct WorkerView {
-    /// Which pod.
+    /// The pod.
     pub id: PodRef,
-    /// Where it is in its life.
+    /// Lifecycle state of the pod.
     pub life: Lifecycle,
-    /// What it waits for; `None` where it stands in line or is finished.
+    /// What the worker waits for; `None` while the pod has no worker yet or is finished.
     pub stage: Option<StageView>,
 }
 
@@ -85,17 +85,17 @@ impl SyncLoop {
                     State::Working(handle) => Some(handle.life.clone()),
                     State::Waiting(..) | State::Finished => None,
                 });
-                let _ = reply.send(life); // who asked may be gone
+                let _ = reply.send(life); // the requester may be gone
             }
             Command::RetryAdmission { pod, ending } => {
                 self.changed |= self.awaiting_admission.remove(pod.uid()).is_some();
-                let begun = self.records.contains_key(pod.uid()); // its deletion
+                let begun = self.records.contains_key(pod.uid()); // its deletion has begun
                 if let Some(pod) = self.pods.pod(pod.uid()).filter(|_| !begun).cloned() {
                     self.add_beside(pod, &ending).await;
                 }
             }
             Command::Describe(reply) => {
-                let _ = reply.send(self.describe()); // who asked may be gone
+                let _ = reply.send(self.describe()); // the requester may be gone
             }
             Command::Swept(found) => self.on_swept(found),
             Command::SweepDone(uid) => {
@@ -116,10 +116,11 @@ impl SyncLoop {
     }
 }
 
-/// Kills a pod and waits until nothing of it runs: at most max(10 s, 1.5 × grace) (spec 02a §7).
+/// Kills a pod and waits until none of its containers run: at most max(10 s, 1.5 × grace)
+/// (spec 02a §7).
 ///
 /// # Errors
-/// `timeout waiting to kill pod`.
+/// `timeout waiting to kill pod`, or the sync loop has ended.
 pub async fn kill_and_wait(
     commands: &mpsc::Sender<Command>,
     pod: &Pod,
@@ -134,7 +135,7 @@ pub async fn kill_and_wait(
     commands.send(kill).await.map_err(|_| closed())?;
     let Some(mut life) = answer.await.map_err(|_| closed())? else { return Ok(()) };
     match tokio::time::timeout(limit, life.wait_for(Lifecycle::is_terminated)).await {
-        Ok(_) => Ok(()), // a worker that is gone runs nothing
+        Ok(_) => Ok(()), // if the worker is gone, nothing runs
         Err(_) => Err("timeout waiting to kill pod".to_owned()),
     }
 }

@@ -1,4 +1,6 @@
-//! Housekeeping: what no event told, every two seconds and cheap (spec 02a §11).
+//! Housekeeping of the sync loop: periodic reconciliation of what no event reported (spec 02a §11).
+//!
+//! Runs every two seconds and must stay cheap; blocking work runs in separate tasks.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,9 +25,9 @@ use crate::engine::{
 use berth_ports::MirrorFate;
 use berth_types::{Pod, PodFullName, PodRef, PodUid, observed::ObservedPod};
 
-/// How often leftovers on disk are looked for although nothing was removed.
+/// Period of sweeps for leftovers on disk when no pod was removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
-/// How many pods' leftovers are removed at a time.
+/// Number of pods whose leftovers are removed concurrently.
 const SWEEPERS: usize = 4;
 
 impl SyncLoop {
@@ -59,7 +61,7 @@ impl SyncLoop {
         }
     }
 
-    /// Who waits for a moment of the wall clock looks again where that was set, or the machine slept meanwhile.
+    /// Resyncs pods with an active deadline after the wall clock was set or the machine slept.
     fn watch_the_clock(&mut self) {
         let (wall, uptime) = (self.context.clock.now(), self.heartbeat.since_start());
         let Some(jump) = self.wall_clock.jumped(wall, uptime) else { return };
@@ -69,7 +71,7 @@ impl SyncLoop {
         self.records.values().filter(has_deadline).for_each(|record| send(record, Cause::Sync));
     }
 
-    /// Active pods without a worker get one; without admission, they had it.
+    /// Recreates workers of active pods that have none; these pods were already admitted.
     fn revive(&mut self) {
         let known = |pod: &&Arc<Pod>| !self.records.contains_key(pod.uid());
         let wanted = |pod: &&Arc<Pod>| !self.rejected.contains(pod.uid()) && !pod.is_api_terminal();
@@ -81,14 +83,14 @@ impl SyncLoop {
         }
     }
 
-    /// Which names may have a mirror: static pods that are desired, and what is still going.
+    /// Full names that may have a mirror pod: desired static pods, and pods that are terminating.
     fn mirror_fates(&self) -> HashMap<PodFullName, MirrorFate> {
         let going = self.records.values().map(|record| (record.id.full_name(), MirrorFate::Leaving));
         let fixed = self.pods.pods().filter(|pod| pod.is_static());
         going.chain(fixed.map(|pod| (pod.full_name(), MirrorFate::Desired(pod.uid().clone())))).collect()
     }
 
-    /// Static pods that wait for the first list of the runtime.
+    /// Retries static pods that wait for the first list of the runtime.
     fn start_waiting(&mut self) {
         let waits = |record: &Record| matches!(record.state, State::Waiting(..)) && !record.leftovers_seen;
         let held = self.records.iter().filter(|(_, record)| waits(record)).map(|(uid, _)| uid.clone());
@@ -97,7 +99,7 @@ impl SyncLoop {
         }
     }
 
-    /// Takes down what the runtime holds although nobody knows it, be it alive or dead.
+    /// Terminates pods that exist in the runtime only, running or not.
     fn bury_orphans(&mut self) {
         let Some(known) = self.context.observer.known() else { return };
         for (uid, observed) in known.pods {
@@ -108,7 +110,7 @@ impl SyncLoop {
         }
     }
 
-    /// A worker for what only the runtime knows; it takes it down.
+    /// Creates a record and a worker that terminates a pod that only the runtime knows.
     pub(super) fn bury(&mut self, observed: &ObservedPod) {
         let id = observed.id.clone();
         if observed.is_alive() {
@@ -119,7 +121,7 @@ impl SyncLoop {
             id: id.clone(),
             pod: None,
             wish: Wish::default(),
-            // Known at once, so that a pod of this UID that comes now starts after it.
+            // Terminating from the start, so that a new pod of this UID starts only afterwards.
             life: Lifecycle::Syncing.heed(&Wish::default(), None),
             state: State::Waiting(Line::Removal, Instant::now()),
             restart_requested: false,
@@ -129,7 +131,7 @@ impl SyncLoop {
         self.try_start(&id.uid, Cause::Kill);
     }
 
-    /// Looks for directories and cgroups of pods that are gone, in a task of its own.
+    /// Looks for directories and cgroups of deleted pods in a separate task.
     fn sweep(&mut self) {
         let overdue = self.heartbeat.since_sweep() >= SWEEP_PERIOD;
         if !(self.sweep_due || overdue) || !self.sweeping.is_empty() {
@@ -142,11 +144,11 @@ impl SyncLoop {
         self.context.tasks.spawn(async move {
             let found =
                 Found { directories: context.volumes.pods_on_disk().await, cgroups: context.resources.pods().await };
-            let _ = commands.send(Command::Swept(found)).await; // a closed loop sweeps no more
+            let _ = commands.send(Command::Swept(found)).await; // the sync loop may have ended
         });
     }
 
-    /// Forgets what is remembered, in state files too, of pods that went while the agent was away.
+    /// Removes state, also from state files, of pods that were deleted while the agent was not running.
     fn forget_others(&mut self) {
         let desired = self.pods.pods().map(|pod| pod.uid());
         let known: HashSet<PodUid> = desired.chain(self.records.keys()).cloned().collect();
@@ -155,8 +157,8 @@ impl SyncLoop {
         self.context.runtime.retain(&known);
     }
 
-    /// Removes what was found of pods that nobody knows; a pod of such a UID that comes
-    /// meanwhile waits until its leftovers are gone.
+    /// Removes leftovers of unknown pods; a new pod of such a UID waits until its leftovers are
+    /// removed.
     pub(super) fn on_swept(&mut self, found: Found) {
         let Some(known) = self.context.observer.known() else { return };
         let nobodys =
@@ -181,7 +183,7 @@ impl SyncLoop {
                 {
                     debug!(podUID = %id.uid, err = %error, "Orphaned pod cgroup stays");
                 }
-                let _ = commands.send(Command::SweepDone(id.uid)).await; // a closed loop waits for nothing
+                let _ = commands.send(Command::SweepDone(id.uid)).await; // the sync loop may have ended
             };
             futures::stream::iter(all).for_each_concurrent(SWEEPERS, remove).await;
         });

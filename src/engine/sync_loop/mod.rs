@@ -1,4 +1,4 @@
-//! The sync loop: one task that owns what is desired, who works on it, and who may start.
+//! Sync loop: the task that owns the desired pods, their workers, and the start order.
 //!
 //! ```text
 //!  mux ──changes──►  ┌───────────┐ ──desired──► worker (one per pod)
@@ -7,10 +7,9 @@
 //!  2 s tick ─────────────▲
 //! ```
 //!
-//! It decides and dispatches, and never waits: whatever can block for one pod is done by that
-//! pod's worker or in a task of its own. Behaviour: spec 02a §3, §4, §9, §11, with the
-//! improvements of §14 (readiness per source, restarts at once, a runtime outage stops nothing
-//! but runtime calls).
+//! The loop decides and dispatches, and never blocks: work that can block for one pod runs in that
+//! pod's worker or in a separate task. Implements spec 02a §3, §4, §9, §11, with the improvements of
+//! §14 (readiness per source, immediate restarts, a runtime outage only blocks runtime calls).
 
 mod changes;
 mod commands;
@@ -46,34 +45,34 @@ use super::{
 };
 use berth_types::{Pod, PodChange, PodUid};
 
-/// How others reach the sync loop.
+/// Handle to the sync loop: command channel and published snapshots.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
-    /// Commands.
+    /// Sender of commands.
     pub commands: mpsc::Sender<Command>,
-    /// All desired pods (mirrors excluded), in order of namespace, name and UID.
+    /// All desired pods (mirror pods excluded), sorted by namespace, name, and UID.
     pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    /// What becomes of each pod.
+    /// Lifecycle state of each pod.
     pub fates: FatesView,
-    /// Where each pod stands.
+    /// Status of each pod and its worker.
     pub standings: Standings,
-    /// When the loop last turned.
+    /// Liveness timestamps of the loop.
     pub heartbeat: Heartbeat,
 }
 
-/// What the sync loop is fed with.
+/// Inputs of the sync loop.
 pub struct Inputs {
-    /// The mux.
+    /// Operations of the mux.
     pub changes: mpsc::Receiver<PodChange>,
-    /// The workers.
+    /// Reports of the workers.
     pub reports: mpsc::Receiver<Report>,
-    /// Which sources are registered.
+    /// Readiness of the registered sources.
     pub ready: SourcesReady,
     /// Admission and allocation.
     pub allocator: Allocator,
 }
 
-/// The task's state; see the module's documentation.
+/// State of the sync loop task; see the module documentation.
 pub struct SyncLoop {
     context: Arc<WorkerContext>,
     commands: mpsc::Sender<Command>,
@@ -83,7 +82,7 @@ pub struct SyncLoop {
     ready: SourcesReady,
     allocator: Allocator,
     retry_at: Instant,
-    /// Pods whose admission waits for that, and since when.
+    /// Pods whose admission is to be retried: what they wait for, and since when.
     awaiting_admission: HashMap<PodUid, (Line, Instant)>,
     /// Pods whose admission was retried after a node affinity rejection.
     retried_admission: HashSet<PodUid>,
@@ -98,10 +97,10 @@ pub struct SyncLoop {
     wall_clock: WallClock,
 }
 
-/// How long the first list of the runtime is waited for before pods are taken in without it.
+/// Timeout for the first list of the runtime; afterwards pods are processed without it.
 const FIRST_LIST: Duration = Duration::from_secs(5);
 
-/// Starts the sync loop.
+/// Spawns the sync loop.
 pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
     let (commands, received) = mpsc::channel(256);
     let (published, pods) = watch::channel(Arc::new(Vec::new()));
@@ -148,7 +147,8 @@ impl SyncLoop {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let shutdown = self.context.shutdown.clone();
         let mut sources_open = true;
-        // Admission and restarts depend on what runs already; a runtime that is down is not waited for.
+        // Admission and restarts depend on what already runs; a runtime that is down does not block the
+        // loop.
         let observer = self.context.observer.clone();
         let first_list = tokio::time::timeout(FIRST_LIST, observer.list());
         tokio::pin!(first_list);

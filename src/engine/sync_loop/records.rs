@@ -1,5 +1,7 @@
-//! A record per pod that is worked on, from the first word about it until nobody wants it:
-//! who may start, who has to stop, and when a pod is forgotten (spec 02a §9).
+//! Pod worker records of the sync loop: creation, start order, stop, restart, and removal.
+//!
+//! A record exists from the first dispatch of a pod until it is finished and no longer desired
+//! (spec 02a §9).
 
 use std::sync::Arc;
 
@@ -15,11 +17,11 @@ use crate::engine::{
 use berth_types::{Pod, PodFullName, PodRef, PodUid};
 
 pub(super) enum State {
-    /// Stands in line, since when and behind what.
+    /// Waits for a worker: reason, and since when.
     Waiting(Line, Instant),
     /// Has a worker.
     Working(WorkerHandle),
-    /// Its worker is done.
+    /// Its worker has finished.
     Finished,
 }
 
@@ -30,17 +32,17 @@ pub(super) struct Record {
     pub(super) life: Lifecycle,
     pub(super) state: State,
     pub(super) restart_requested: bool,
-    /// Whether leftovers of its full name have been looked for.
+    /// Whether leftovers of its full name in the runtime have been checked.
     pub(super) leftovers_seen: bool,
 }
 
 impl Record {
-    /// Whether it is on its way out: its worker says so, or was told to stop and has not said yet.
+    /// Whether the pod is stopping: its worker has reported so, or was requested to stop.
     pub(super) fn is_stopping(&self) -> bool {
         self.life.is_stopping() || self.wish.stop.is_some()
     }
 
-    /// Where it stands.
+    /// Status of the pod for `berth why`.
     pub(super) fn standing(&self) -> Standing {
         let (stage, line) = match &self.state {
             State::Working(handle) => (Some(handle.stage.clone()), None),
@@ -52,10 +54,10 @@ impl Record {
 }
 
 impl SyncLoop {
-    /// Tells a pod's worker the latest definition; creates record and worker where there is none.
+    /// Dispatches the latest definition to the pod's worker; creates record and worker if needed.
     pub(super) fn hand_over(&mut self, pod: &Arc<Pod>, cause: Cause) {
         let allocated = self.allocator.allocated(pod);
-        // What the API server says of a static pod is said of its mirror.
+        // The API status of a static pod is that of its mirror pod.
         let allocated = match self.pods.told_of(pod) {
             Some(told) => Arc::new(allocated.with_status(told.clone())),
             None => allocated,
@@ -72,7 +74,7 @@ impl SyncLoop {
             send(record, cause);
             return;
         }
-        // What is not known may be alive: a sync turn finds out.
+        // A pod that has not been observed may be alive: the first sync determines that.
         let alive = self.context.observer.may_be_alive(pod.uid());
         let record = Record {
             id: pod.id().clone(),
@@ -116,7 +118,7 @@ impl SyncLoop {
         self.changed = true;
     }
 
-    /// Notes what a pod in line waits for; since when, where that is something else than before.
+    /// Records what a waiting pod waits for; the time restarts if the reason changed.
     fn stands_behind(&mut self, uid: &PodUid, line: Line) {
         let Some(record) = self.records.get_mut(uid) else { return };
         if let State::Waiting(known, since) = &mut record.state
@@ -127,9 +129,9 @@ impl SyncLoop {
         }
     }
 
-    /// A static pod that was changed while the agent was away still runs under its old UID: that
-    /// one is taken down first, whatever the other sources have yet to tell (none of them can
-    /// want a pod of the same name). False while the runtime has not shown what it holds.
+    /// A static pod that was changed while the agent was not running still runs under its old UID. That
+    /// pod is terminated first, even if other sources are not ready (none of them can desire a static
+    /// pod of the same name). Returns false until the runtime has listed its pods.
     fn let_leftovers_first(&mut self, uid: &PodUid, name: &PodFullName) -> bool {
         match self.records.get_mut(uid) {
             Some(record) if !record.leftovers_seen => {}
@@ -156,7 +158,7 @@ impl SyncLoop {
         true
     }
 
-    /// Orders a pod to stop because nobody wants it any more, if its source may be believed.
+    /// Requests the stop of a pod that is no longer desired, if its source is ready.
     pub(super) fn stop_unwanted(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get(uid) else { return };
         let source = record.pod.as_ref().and_then(|pod| pod.source());
@@ -188,7 +190,7 @@ impl SyncLoop {
         }
     }
 
-    /// A worker says where its pod is.
+    /// Handles a lifecycle report of a worker.
     pub(super) fn on_report(&mut self, report: Report) {
         let uid = &report.id.uid;
         let Some(record) = self.records.get_mut(uid) else { return };
@@ -196,7 +198,8 @@ impl SyncLoop {
         let (terminated, finished) = (record.life.is_terminated(), record.life.is_finished());
         if finished {
             record.state = State::Finished;
-            // What was said meanwhile the worker has not heard, and hears no more.
+            // The finished worker has not received, and no longer receives, updates sent in the
+            // meantime.
             record.life = record.life.clone().heed(&record.wish, record.pod.as_deref());
         }
         self.changed = true;
@@ -215,7 +218,8 @@ impl SyncLoop {
         }
     }
 
-    /// A finished pod is forgotten once nobody wants it; one that was asked for again restarts.
+    /// Removes the record of a finished pod that is no longer desired; restarts a pod that was
+    /// re-added.
     fn on_finished(&mut self, uid: &PodUid) {
         let Some(record) = self.records.get(uid) else { return };
         if record.restart_requested {
@@ -225,7 +229,8 @@ impl SyncLoop {
         }
     }
 
-    /// The same UID again: forget its first life and start a second one, without admission.
+    /// The same UID was added again: removes its first record and creates a second one, without
+    /// admission.
     fn restart(&mut self, uid: &PodUid) {
         self.purge(uid);
         if let Some(pod) = self.pods.pod(uid).cloned() {

@@ -1,4 +1,4 @@
-//! What all workers share.
+//! Shared context of all pod workers: dependencies, settings, and channels.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,17 +18,17 @@ use berth_status::StatusManager;
 /// Settings of the engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// `syncFrequency`: the longest a settled pod goes without a turn.
+    /// `syncFrequency`: maximum time between syncs of a settled pod.
     pub sync_frequency: Duration,
-    /// How often housekeeping runs.
+    /// Period of housekeeping.
     pub housekeeping_period: Duration,
-    /// Longest wait for one look at a pod before the turn fails.
+    /// Timeout for one observation of a pod; the sync fails after it.
     pub look_limit: Duration,
-    /// Whether an API client exists (addresses are published, mirror pods are made).
+    /// Whether an API client exists (addresses are published, mirror pods are created).
     pub api_client: bool,
     /// Whether the first node address is IPv6.
     pub prefer_ipv6: bool,
-    /// When this agent started.
+    /// Start time of this agent.
     pub started_at: Timestamp,
 }
 
@@ -45,41 +45,41 @@ impl Default for EngineConfig {
     }
 }
 
-/// The players of every role, and what is published to all.
+/// Dependencies and published state that all workers share.
 pub struct WorkerContext {
-    /// Carries out plans.
+    /// Executes plans through the container runtime.
     pub runtime: Arc<dyn PodRuntime>,
-    /// Shows what really runs.
+    /// Observes the actual state of pods.
     pub observer: Arc<dyn PodObserver>,
-    /// Mounts.
+    /// Mounts and unmounts volumes.
     pub volumes: Arc<dyn VolumeManager>,
-    /// Probes.
+    /// Runs probes.
     pub probes: Arc<dyn ProbeManager>,
-    /// Pod cgroups.
+    /// Manages pod cgroups.
     pub resources: Arc<dyn ResourceManager>,
-    /// API objects.
+    /// Reads API objects, for example, ConfigMaps and Secrets.
     pub objects: Arc<dyn ObjectSource>,
-    /// Mirrors of static pods.
+    /// Creates and deletes mirror pods of static pods.
     pub mirrors: Arc<dyn MirrorPods>,
-    /// Events.
+    /// Records events.
     pub events: Arc<dyn EventSink>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// What pods hold, and how their resizes stand.
+    /// Allocated resources and resize conditions.
     pub allocations: Allocations,
-    /// Status cache.
+    /// Pod status cache.
     pub status: Arc<StatusManager>,
     /// Facts about the node.
     pub node: watch::Receiver<Arc<NodeFacts>>,
-    /// What the runtime check found.
+    /// Latest runtime and network readiness.
     pub runtime_state: watch::Receiver<Arc<RuntimeState>>,
-    /// Counts.
+    /// Metrics of the engine.
     pub metrics: EngineMetrics,
-    /// Settings.
+    /// Settings of the engine.
     pub config: EngineConfig,
-    /// Where workers report.
+    /// Sender of workers' reports to the sync loop.
     pub reports: mpsc::Sender<Report>,
-    /// All workers' tasks.
+    /// Tracks the tasks of all workers.
     pub tasks: TaskTracker,
     /// Cancelled when the agent stops; pods keep running.
     pub shutdown: CancellationToken,

@@ -1,5 +1,6 @@
-//! Ends that come to a pod in a sync turn and are not its containers': its deadline, and a node that cannot have it after
-//! all (spec 02a §9.7, 07 §5.1).
+//! Pod termination during sync: active deadline, and rejection for the volume attachment limit.
+//!
+//! Implements spec 02a §9.7, 07 §5.1.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,14 +17,14 @@ use berth_ports::Event;
 use berth_status::{Build, Phase};
 use berth_types::{Pod, api, observed::ObservedPod};
 
-/// The node takes no more volumes.
+/// Reason of the event and status when the node's volume attachment limit is exceeded.
 const OVER_LIMIT: &str = "VolumeAttachmentLimitExceeded";
 
 fn start_of(status: Option<&api::PodStatus>) -> Option<Timestamp> {
     Some(status?.start_time.as_ref()?.0)
 }
 
-/// Goes on to the end; what may be cancelled is when the deadline passes.
+/// Runs the work to completion; cancels `stopping` when the deadline expires first.
 pub(super) async fn by_deadline<T>(
     left: Option<Duration>,
     stopping: CancellationToken,
@@ -40,8 +41,9 @@ pub(super) async fn by_deadline<T>(
 }
 
 impl Turn<'_> {
-    /// Whether the pod is past its active deadline; the first time that is an event. Who has ended before stays as it
-    /// ended, and who ended by that has not succeeded, whatever its containers exit with.
+    /// Whether the pod is past its active deadline; records the event the first time. A pod that was
+    /// terminal before keeps its status; a pod terminated by its deadline has not succeeded, whatever
+    /// the exit codes of its containers.
     pub(super) fn past_deadline(&self, pod: &Pod) -> Option<berth_status::Eviction> {
         pod.spec().active_deadline_seconds?;
         let previous = self.context.status.before(pod);
@@ -61,25 +63,27 @@ impl Turn<'_> {
         })
     }
 
-    /// Remembers to wake up at the active deadline, now that the pod's status says when it started.
+    /// Stores the wake-up time of the active deadline, once the pod's status has a start time.
     pub(super) fn note_deadline(&mut self, pod: &Pod) {
         let kept = self.context.status.status(pod.uid());
         self.memory.deadline = deadline::expires_at(pod.spec(), start_of(kept.as_deref()));
     }
 
-    /// One that is due is this turn's: where the turn fails it is tried again like any other.
+    /// Clears an expired deadline: this sync handles it; if the sync fails it is retried like any
+    /// other.
     pub(super) fn take_due_deadline(&mut self) {
         let now = self.context.clock.now();
         self.memory.deadline.take_if(|at| *at <= now);
     }
 
-    /// How long until the active deadline passes.
+    /// Time until the active deadline expires.
     pub fn until_deadline(context: &WorkerContext, memory: &Memory) -> Option<Duration> {
         let left = memory.deadline?.duration_since(context.clock.now());
         Some(Duration::try_from(left).unwrap_or_default())
     }
 
-    /// The node takes no more volumes: what replaces the pod may find another one.
+    /// Rejects the pod because the node's volume attachment limit is exceeded: its replacement may be
+    /// scheduled to another node.
     pub(super) fn refuse(&mut self, pod: &Pod, text: &str) -> String {
         warn!(pod = %pod.object_name(), podUID = %pod.uid(), reason = OVER_LIMIT, err = %text, "Pod was rejected");
         self.context.events.record(Event::warning(pod.id(), OVER_LIMIT, text));
@@ -89,7 +93,7 @@ impl Turn<'_> {
         message
     }
 
-    /// The pod has failed.
+    /// Publishes the status of the rejected pod; its phase is terminal.
     pub(super) fn reject(&mut self, pod: &Arc<Pod>, observed: &ObservedPod) -> Outcome {
         let built = self.build(pod, observed, Build::Ongoing);
         self.context.status.set(pod, built, self.context.clock.now());

@@ -1,4 +1,4 @@
-//! What a pod stands on before anything of it runs: its cgroup and its volumes (spec 02a §9.7 SyncPod, spec 06a §7).
+//! Pod prerequisites before the sandbox: cgroup and volumes (spec 02a §9.7 SyncPod, spec 06a §7).
 
 use std::sync::Arc;
 
@@ -9,18 +9,19 @@ use super::{WorkerContext, sync::Turn};
 use berth_ports::{Event, MountedVolumes, VolumeError};
 use berth_types::{Pod, observed::ObservedPod};
 
-/// What there is before a pod's sandbox.
+/// Prerequisites of a pod's sandbox.
 pub(super) struct Ground {
-    /// The cgroup that its containers go into.
+    /// Cgroup parent of the pod's containers.
     pub cgroup: String,
-    /// All its volumes.
+    /// The mounted volumes of the pod.
     pub volumes: Arc<MountedVolumes>,
 }
 
-/// What came of the volumes; `None` where the pod was stopped meanwhile.
+/// Result of mounting the volumes; `None` if the pod was stopped in the meantime.
 type Mounted = Option<Result<Arc<MountedVolumes>, VolumeError>>;
 
-/// The volumes of a pod. What is under way when it is stopped goes on, and is taken down with the rest.
+/// Mounts the pod's volumes. Mounts in progress when the pod is stopped continue, and are unmounted
+/// with the others.
 async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: CancellationToken) -> Mounted {
     tokio::select! {
         mounted = context.volumes.mount(&pod) => Some(mounted),
@@ -32,8 +33,8 @@ async fn mount(context: Arc<WorkerContext>, pod: Arc<Pod>, stopping: Cancellatio
 const NO_CLAIMS: &str = "Failed to prepare dynamic resources: resource claims are not supported by this release";
 
 impl Turn<'_> {
-    /// Refuses to begin a pod with resource claims: its containers would run without what they asked for. One that an
-    /// earlier agent began goes on.
+    /// Refuses to start a pod with resource claims: its containers would run without the claimed
+    /// devices. A pod that an earlier agent started continues.
     fn refuse_claims(&self, pod: &Pod, observed: &ObservedPod) -> Result<(), String> {
         let has_claims = pod.spec().resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
         if !has_claims || observed.running().next().is_some() {
@@ -43,9 +44,10 @@ impl Turn<'_> {
         Err(NO_CLAIMS.to_owned())
     }
 
-    /// The pod's cgroup and its volumes; `None` where what was seen is no longer so. Volumes of a pod that begins wait
-    /// for nothing that its cgroup is needed for: objects and tokens are asked for while it is made, but not again and again
-    /// where it cannot be made.
+    /// Ensures the pod's cgroup and mounts its volumes; `None` if the observation is outdated. For a
+    /// starting pod both run concurrently, because fetching objects and tokens does not need the
+    /// cgroup; but not while a previous attempt to create the cgroup failed, to avoid fetching them
+    /// repeatedly.
     pub(super) async fn ground(
         &mut self,
         pod: &Arc<Pod>,
@@ -64,7 +66,7 @@ impl Turn<'_> {
             }
         };
         drop(making);
-        // Of the two that may have failed this one is told.
+        // If both failed, this error is reported.
         let Some(cgroup) = made? else { return Ok(None) };
         self.memory.stage.set("volumes");
         let mounted = match early {
@@ -82,7 +84,7 @@ impl Turn<'_> {
             Err(error) => {
                 let text = format!("Unable to attach or mount volumes: {error}");
                 let told = match error {
-                    // What went wrong was told as it did.
+                    // The causes were recorded as events when they occurred.
                     VolumeError::TimedOut(_) => Vec::new(),
                     VolumeError::NotSetUp { causes, .. } => causes,
                     VolumeError::Unsupported { .. } | VolumeError::Failed(_) | VolumeError::LimitExceeded(_) => {
@@ -97,9 +99,9 @@ impl Turn<'_> {
         }
     }
 
-    /// The pod's cgroup, made anew where it has gone. One that is missing while containers run
-    /// means that those run outside of it: they are stopped first, and `None` says that what was
-    /// seen is no longer so (AC-06a-17).
+    /// Ensures the pod's cgroup; recreates it if it disappeared. If it is missing while containers run,
+    /// these run outside of it: they are stopped first, and `None` reports that the observation is
+    /// outdated (AC-06a-17).
     async fn cgroup(&mut self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Result<Option<String>, String> {
         self.memory.stage.set("pod cgroup");
         let runs = observed.running().next().is_some();

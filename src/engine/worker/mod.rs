@@ -1,15 +1,15 @@
-//! A pod's worker: an actor with a mailbox of the latest desired state.
+//! Pod worker: an actor per pod with a latest-wins mailbox of the desired state.
 //!
 //! ```text
-//!  sync loop ──desired (latest wins)──► worker ──one turn──► runtime, volumes, status
+//!  sync loop ──desired (latest wins)──► worker ──one sync──► runtime, volumes, status
 //!  pod store ──moved──────────────────►   │
 //!  runtime state, timer ──────────────►   └──report──► sync loop
 //! ```
 //!
-//! Each turn takes desired state and a look that began after the last action, asks the pure
-//! [`Lifecycle`] what is due, does that one thing, and says when it wants to be woken. A turn is
-//! never left hanging on a wish that came meanwhile: what is overheard shortens a grace period or
-//! cancels a start at once. Behaviour: spec 02a §9.
+//! Each sync takes the desired state and an observation that began after the last action, gets the due
+//! step from the pure [`Lifecycle`], executes it, and returns when to run again. Updates are applied
+//! during a sync: a shorter grace period reaches a running kill, a stop request cancels pending starts.
+//! Implements spec 02a §9.
 
 mod context;
 mod ends;
@@ -37,16 +37,16 @@ use super::{
 use berth_ports::{Grace, PodView, Stage};
 use berth_types::{Pod, PodRef};
 
-/// What caused the latest message of the sync loop: the `operation_type` label.
+/// Cause of the latest message from the sync loop: label `operation_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
     /// The pod is new.
     Create,
     /// Its definition changed.
     Update,
-    /// Something about it should be looked at again.
+    /// The pod is to be resynced.
     Sync,
-    /// It is to stop.
+    /// The pod is to stop.
     Kill,
 }
 
@@ -65,37 +65,37 @@ impl Cause {
 /// The latest desired state of one pod.
 #[derive(Clone, Debug)]
 pub struct Desired {
-    /// The definition, with allocated resources; `None` for a pod that only the runtime knows.
+    /// The pod with its allocated resources; `None` for a pod that only the runtime knows.
     pub pod: Option<Arc<Pod>>,
-    /// What is wanted of it.
+    /// Desired lifecycle state: stop requests.
     pub wish: Wish,
-    /// Why this was sent.
+    /// Cause of this message.
     pub cause: Cause,
-    /// When this was handed to the worker.
+    /// When this message was sent to the worker.
     pub handed_at: Instant,
 }
 
-/// What workers tell the sync loop.
+/// Lifecycle report of a worker to the sync loop.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Which pod.
+    /// The pod.
     pub id: PodRef,
-    /// Its state now.
+    /// Its current lifecycle state.
     pub life: Lifecycle,
 }
 
-/// How the sync loop holds a worker.
+/// The sync loop's handle to a worker.
 #[derive(Debug)]
 pub struct WorkerHandle {
-    /// The mailbox.
+    /// Mailbox of the desired state.
     pub desired: watch::Sender<Desired>,
-    /// Where the pod is in its life, as the worker last said.
+    /// Lifecycle state of the pod, as the worker last published it.
     pub life: watch::Receiver<Lifecycle>,
-    /// What it is waiting for.
+    /// Current stage of the worker.
     pub stage: Stage,
 }
 
-/// Starts a worker; it runs until the pod is finished or the agent shuts down.
+/// Spawns a worker; it runs until the pod is finished or the agent shuts down.
 pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired: Desired) -> WorkerHandle {
     let count = |pod: &Pod| pod.containers().len() + pod.init_containers().len();
     let stage = Stage::of_containers(desired.pod.as_deref().map_or(0, count));
@@ -126,11 +126,11 @@ impl Worker {
         let context = self.context.clone();
         let mut runtime_state = context.runtime_state.clone();
         let mut fresh_word = true;
-        // Who is finished says so once and then nothing: its UID may have begun a second life.
+        // A finished worker reports once and then nothing: its UID may have been added a second time.
         while !self.life.is_finished() {
             let desired = {
                 let word = self.mailbox.borrow_and_update();
-                fresh_word |= word.has_changed(); // it may have come between two turns
+                fresh_word |= word.has_changed(); // an update may have arrived between two syncs
                 word.clone()
             };
             self.heed(&desired).await;
@@ -139,10 +139,11 @@ impl Worker {
             let (end, overheard) = tokio::select! {
                 biased;
                 () = context.shutdown.cancelled() => return,
-                // In a place of its own: a worker rests nearly always, and a turn is most of what it needs.
+                // Boxed: a worker is idle most of the time, and the sync future is the largest part of
+                // it.
                 end = Box::pin(self.turn(&desired, fresh_word)) => end,
             };
-            drop(desired); // a word would be kept while the worker rests
+            drop(desired); // do not keep the message alive while the worker is idle
             if let Some((handed_at, cause)) = begun {
                 context.metrics.worker_duration(cause.label(), handed_at.elapsed());
             }
@@ -163,7 +164,7 @@ impl Worker {
                 () = context.shutdown.cancelled() => return,
                 changed = self.mailbox.changed() => match changed {
                     Ok(()) => fresh_word = true,
-                    Err(_) => return, // the sync loop is gone
+                    Err(_) => return, // the sync loop has ended
                 },
                 () = moved(&mut self.memory.view, work_queue::observation_delay(&end)) => {}
                 Ok(()) = runtime_state.changed(), if self.memory.blocked_on_runtime => {}
@@ -173,13 +174,13 @@ impl Worker {
         self.memory.stage.rest("finished", None);
     }
 
-    /// Says what the next turn waits for.
+    /// Sets the stage that shows what the next sync waits for.
     fn rest(&self, end: &TurnEnd, wait: Duration) {
         let name = end.waits_for(self.memory.blocked_on_runtime);
         self.memory.stage.rest(name, (*end != TurnEnd::Settled).then(|| Instant::now() + wait));
     }
 
-    /// Takes notice of the latest word; tells the sync loop where the pod's life moved on.
+    /// Applies the latest desired state; reports a lifecycle transition to the sync loop.
     async fn heed(&mut self, desired: &Desired) {
         let next = self.life.clone().heed(&desired.wish, desired.pod.as_deref());
         self.enter(next).await;
@@ -198,7 +199,7 @@ impl Worker {
         }
     }
 
-    /// One turn; also says whether a newer word came meanwhile.
+    /// Runs one sync; also returns whether an update arrived in the meantime.
     async fn turn(&mut self, desired: &Desired, fresh_word: bool) -> (TurnEnd, bool) {
         let stopping = CancellationToken::new();
         let (grace, grace_seen) = watch::channel(self.grace());
@@ -237,7 +238,7 @@ impl Worker {
     }
 }
 
-/// Waits until the pod's observation changed, and at least that long.
+/// Waits until the pod's observation changed, but at least `least`.
 async fn moved(view: &mut PodView, least: Duration) {
     if !least.is_zero() {
         tokio::time::sleep(least).await;
@@ -245,7 +246,7 @@ async fn moved(view: &mut PodView, least: Duration) {
     view.moved().await;
 }
 
-/// Listens to the mailbox while a turn runs.
+/// Receives mailbox updates while a sync runs.
 struct Running<'a> {
     mailbox: &'a mut watch::Receiver<Desired>,
     stopping: CancellationToken,
@@ -253,8 +254,8 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Runs the turn to its end. An order to stop that comes meanwhile cancels a sync turn's
-    /// starts; a shorter grace period reaches the kill that is under way.
+    /// Runs the sync to completion. A stop request that arrives in the meantime cancels a sync's
+    /// pending starts; a shorter grace period is passed to the kill in progress.
     async fn overhearing<T>(self, mut life: Lifecycle, turn: impl Future<Output = T>) -> (T, bool) {
         tokio::pin!(turn);
         let mut overheard = false;
@@ -282,7 +283,7 @@ impl Running<'_> {
     }
 }
 
-/// The channel of reports, sized so that workers hardly ever wait for the sync loop.
+/// Creates the channel of reports, sized so that workers rarely wait for the sync loop.
 pub fn reports() -> (mpsc::Sender<Report>, mpsc::Receiver<Report>) {
     mpsc::channel(256)
 }

@@ -1,5 +1,6 @@
-//! What a worker tells of its pod's resize: how far it is, and what the pod as a whole then has (spec 02a §8.3,
-//! 02b §6.4).
+//! In-place resize progress of a pod worker: actuation state and pod-level resources in the cgroup.
+//!
+//! Implements spec 02a §8.3, 02b §6.4.
 
 use tracing::debug;
 
@@ -9,19 +10,19 @@ use berth_ports::{ActionKind, PodCgroupValues, SyncOutcome};
 use berth_status::Phase;
 use berth_types::{Pod, observed::ObservedPod};
 
-/// More is no limit: control groups of v1 tell the largest multiple of a page.
+/// Values above this are no limit: cgroup v1 reports the largest multiple of the page size.
 const UNLIMITED: i64 = i64::MAX - (1 << 20);
 
-/// What holds the pod as a whole, read once for each definition and after each resize.
+/// Pod-level resource values, read once per definition and after each resize.
 pub(super) struct InForce {
-    /// The definition for which it was read.
+    /// Generation of the pod for which the values were read.
     generation: i64,
-    /// What was read.
+    /// Values read from the pod's cgroup.
     pub values: berth_status::PodCgroup,
 }
 
 impl Turn<'_> {
-    /// Tells whether what runs has what the pod holds, as a fresh look shows it.
+    /// Reports whether the running containers have the allocated resources, by a fresh observation.
     pub(super) async fn note_resize_progress(&mut self, pod: &Pod, observed: &ObservedPod) {
         let in_progress = self.context.runtime.resize_in_progress(pod, observed);
         let progress = if in_progress { Progress::Ongoing } else { Progress::Done };
@@ -29,7 +30,7 @@ impl Turn<'_> {
         self.read_in_force(pod, in_progress).await;
     }
 
-    /// Tells that a resize failed; that it succeeded shows with the next look.
+    /// Reports a failed resize; success is detected by the next observation.
     pub(super) fn note_resize(&mut self, done: &SyncOutcome) {
         let Some(pod) = &self.pod else { return };
         let mut resizes = done.actions.iter().filter(|a| a.action == ActionKind::ResizePodInPlace).peekable();
@@ -41,7 +42,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Reads what the pod's cgroup holds where that is not known, and the status of a running pod tells it.
+    /// Reads the values of the pod's cgroup if they are unknown; only for running pods, whose status
+    /// contains them.
     async fn read_in_force(&mut self, pod: &Pod, in_progress: bool) {
         let is_known = self.memory.in_force.as_ref().is_some_and(|read| read.generation == pod.generation());
         if is_known || pod.api_phase() != Phase::Running.as_str() {
@@ -49,8 +51,8 @@ impl Turn<'_> {
         }
         self.memory.stage.set("pod cgroup");
         let values = match self.context.resources.current_pod_values(pod).await {
-            // Without a cgroup of its own a pod has what its containers have: what it held before is told
-            // until they have what it holds now.
+            // Without pod-level cgroup values the pod has what its containers have: the previous values
+            // are published until the containers have the allocated resources.
             Ok(none) if none == PodCgroupValues::default() => {
                 if in_progress {
                     return;
@@ -67,7 +69,7 @@ impl Turn<'_> {
     }
 }
 
-/// What the values of a cgroup mean as resources.
+/// Converts cgroup values to resources.
 fn in_force(values: PodCgroupValues) -> berth_status::PodCgroup {
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let period = values.cpu_period.map_or(0, number);

@@ -1,5 +1,6 @@
-//! The turns at the end of a pod's life: stop its containers, then take down what it had
-//! (spec 02a §9.7 SyncTerminatingPod, SyncTerminatingRuntimePod, SyncTerminatedPod).
+//! Pod worker syncs at the end of a pod: stop its containers, then clean up its resources.
+//!
+//! Implements spec 02a §9.7 SyncTerminatingPod, SyncTerminatingRuntimePod, SyncTerminatedPod.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,22 +17,24 @@ use berth_ports::{Event, Grace, KillPod};
 use berth_status::{Build, Phase};
 use berth_types::{Pod, api, observed::ObservedPod};
 
-/// How long containers wait at most until others hear that their pod is unready.
+/// Longest wait for the unready status to be sent before containers are stopped.
 const HEARD: Duration = Duration::from_secs(1);
-/// How often it is looked whether they have.
+/// Polling interval of that wait.
 const LOOK: Duration = Duration::from_millis(10);
 
 impl Turn<'_> {
-    /// Stops everything the pod runs. `grace` is live: shortening it cuts a kill short.
+    /// Stops all containers of the pod. `grace` is live: shortening it shortens the running kill.
     pub async fn stop(
         mut self,
         grace: watch::Receiver<Option<Grace>>,
         order: Option<StatusOverride>,
     ) -> Result<Outcome, String> {
         if let Some(pod) = &self.pod {
-            // Should an earlier agent have begun to end it, nobody asks yet whether it is still ready.
+            // If an earlier agent began to stop the pod, its readiness probes are not running in this
+            // one.
             self.context.probes.add(pod);
-            // Before anything is waited for: while a runtime does not answer, liveness of a pod that ends is no matter.
+            // Before any wait: liveness of a terminating pod must not matter while the runtime does not
+            // answer.
             self.context.probes.stop_liveness(pod.uid());
         }
         let observed = self.look().await?;
@@ -54,13 +57,13 @@ impl Turn<'_> {
         }
         match self.pod.clone() {
             Some(pod) => self.publish(&pod, &observed, Build::Terminal, order.as_ref()),
-            None => self.bury(&observed).await?, // nobody else will
+            None => self.bury(&observed).await?, // no other component does
         }
         Ok(Outcome::Moved(Done::Stopped))
     }
 
-    /// Takes down what is left of a pod that only the runtime knew. What stays of it on disk or in
-    /// the cgroup tree is left to housekeeping.
+    /// Removes leftovers of a pod that only the runtime knew. Housekeeping removes what remains on disk
+    /// or in the cgroup tree.
     async fn bury(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         self.remove_from_runtime(observed).await?;
         let id = self.memory.id.clone();
@@ -75,14 +78,14 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Kills with the pod's own grace period; for a pod whose cgroup has gone missing.
+    /// Kills with the pod's own grace period; for a pod whose cgroup has disappeared.
     pub async fn kill_all(&mut self, observed: Arc<ObservedPod>) -> Result<(), String> {
         let (_keep, grace) = watch::channel(None);
         self.kill(observed, grace).await
     }
 
-    /// Kills once the API server has heard that the pod is unready, or a while later; that while is part of the grace
-    /// period (spec 05 §7.7).
+    /// Kills once the unready status has been sent to the API server, or after a timeout; the wait
+    /// counts toward the grace period (spec 05 §7.7).
     async fn kill_unready(
         &mut self,
         observed: Arc<ObservedPod>,
@@ -102,11 +105,11 @@ impl Turn<'_> {
         };
         tokio::select! {
             killed = self.kill(observed, live) => killed,
-            () = shortens => Ok(()), // it has no end
+            () = shortens => Ok(()), // never completes
         }
     }
 
-    /// Waits until the status was sent, or has taken its time; how long that was.
+    /// Waits until the status was sent, or the timeout expired; returns the time spent.
     async fn told(&mut self, grace: Option<Grace>) -> Duration {
         let pod = self.pod.as_ref().filter(|_| self.context.config.api_client);
         let Some(uid) = pod.map(|pod| pod.uid().clone()) else { return Duration::ZERO };
@@ -118,7 +121,7 @@ impl Turn<'_> {
                 sleep(LOOK).await;
             }
         };
-        let _ = timeout(patience(grace), sent).await; // nobody waits for a server that does not answer
+        let _ = timeout(patience(grace), sent).await; // an unresponsive API server must not block the kill
         began.elapsed()
     }
 
@@ -134,28 +137,28 @@ impl Turn<'_> {
         })
     }
 
-    /// Takes down what is left of a pod that no longer runs: volumes, cgroup, and, where nobody
-    /// will ask for them again, its dead containers and sandboxes.
+    /// Cleans up after a pod that no longer runs: volumes, cgroup, and, if its content is removable,
+    /// its dead containers and sandboxes.
     pub async fn clean_up(mut self, content_removable: bool) -> Result<Outcome, String> {
         let observed = self.look().await?;
         let Some(pod) = self.pod.clone() else { return Ok(Outcome::Moved(Done::CleanedUp)) };
         self.publish(&pod, &observed, Build::Terminal, None);
         self.memory.stage.set("unmount volumes");
         self.context.volumes.unmount(pod.uid()).await.map_err(|error| error.to_string())?;
-        // Not before: what is mounted is refreshed from them.
+        // After the unmount: mounted volumes are refreshed from these objects.
         self.context.objects.unregister(pod.uid());
         self.memory.stage.set("remove pod cgroup");
         self.context.resources.remove(pod.id()).await.map_err(|error| error.to_string())?;
         self.context.status.terminate(&pod, self.context.clock.now());
         if content_removable && let Err(error) = self.remove_content(&observed).await {
-            // Housekeeping comes back to it once the pod is forgotten.
+            // Housekeeping removes it once the record of the pod is removed.
             warn!(pod = %pod.object_name(), podUID = %pod.uid(), err = %error, "Something of a finished pod stays");
         }
         Ok(Outcome::Moved(Done::CleanedUp))
     }
 
-    /// Removes the pod from the runtime and its directory from the disk, and lets the pod store
-    /// see that it is gone.
+    /// Removes the pod from the runtime and its directory from the disk, and waits for an observation
+    /// that shows it gone.
     async fn remove_content(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         self.remove_from_runtime(observed).await?;
         self.memory.stage.set("remove pod directory");
@@ -166,11 +169,11 @@ impl Turn<'_> {
         self.memory.stage.set("remove containers and sandboxes");
         let removed = self.context.runtime.remove_pod(observed).await;
         if observed.is_gone() {
-            return removed; // its logs only
+            return removed; // only its logs were removed
         }
         self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
         removed?;
-        // A failed look is no reason to remove again.
+        // A failed observation is no reason to retry the removal.
         let _seen = self.look().await;
         Ok(())
     }
@@ -196,19 +199,19 @@ impl Turn<'_> {
     }
 }
 
-/// A quarter of the grace period, and no more than [`HEARD`].
+/// A quarter of the grace period, at most [`HEARD`].
 fn patience(grace: Option<Grace>) -> Duration {
     grace.map_or(HEARD, |Grace(grace)| (grace / 4).min(HEARD))
 }
 
-/// What containers get of a grace period of which something is gone. Runtimes count in seconds: where the pod's end has
-/// to be told within the period, begun seconds are not theirs.
+/// Remaining grace period of the containers. Runtimes count in whole seconds: if part of the period is
+/// reserved for the final status, the rest is rounded down to full seconds.
 fn left_of(grace: Duration, waited: Duration, words: Duration) -> Duration {
     let left = grace.saturating_sub(waited);
     if words.is_zero() { left } else { Duration::from_secs(left.saturating_sub(words).as_secs()) }
 }
 
-/// Spec 05 §7.7: what ends with its node is no endpoint any more.
+/// Spec 05 §7.7: a pod that terminates with its node is no endpoint any more.
 fn make_unready(status: &mut api::PodStatus, now: jiff::Timestamp) {
     let conditions = status.conditions.iter_mut().flatten();
     for condition in conditions.filter(|c| ["Ready", "ContainersReady"].contains(&c.type_.as_str())) {
@@ -220,7 +223,7 @@ fn make_unready(status: &mut api::PodStatus, now: jiff::Timestamp) {
     }
 }
 
-/// Lets an eviction, preemption or shutdown have the last word on phase, reason and message.
+/// Overrides phase, reason, and message with those of an eviction, preemption, or shutdown.
 fn overrule(status: &mut api::PodStatus, order: &StatusOverride, generation: i64, now: jiff::Timestamp) {
     if !(order.keeps_success && Phase::of(status) == Some(Phase::Succeeded)) {
         status.phase = Some("Failed".to_owned());
@@ -250,7 +253,7 @@ mod tests {
 
     #[test]
     fn who_has_succeeded_stays_so_at_the_end_of_the_node_only() {
-        // Spec 05 §7.4: with its reason and its message all the same.
+        // Spec 05 §7.4: reason and message are set in either case.
         for (phase, keeps_success, expected) in [
             ("Running", true, "Failed"),
             ("Failed", true, "Failed"),

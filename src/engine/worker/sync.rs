@@ -1,4 +1,4 @@
-//! The sync turn: make what runs what is wanted, once (spec 02a §9.7 SyncPod).
+//! Pod worker sync: reconciles the running containers with the desired pod (spec 02a §9.7 SyncPod).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,67 +24,67 @@ use berth_types::{
     spec::ANNOTATION_SEEN,
 };
 
-/// What a worker remembers from turn to turn.
+/// State of a worker that persists between syncs.
 pub(super) struct Memory {
-    /// Who the pod is.
+    /// Identity of the pod.
     pub id: PodRef,
-    /// What it waits for, for others to read.
+    /// Current stage, published to readers.
     pub stage: Stage,
-    /// The pod's observations.
+    /// Observations of the pod.
     pub view: PodView,
-    /// A look counts only from this generation on.
+    /// Minimum generation of an observation to be used.
     pub wanted: Generation,
-    /// Why containers did not start, by name; becomes `state.waiting`.
+    /// Start failures by container name; become `state.waiting` of the status.
     pub failures: BTreeMap<String, berth_status::StartFailure>,
-    /// The pod's cgroup, once it is known to exist.
+    /// The pod's cgroup parent, once it is known to exist.
     pub cgroup: Option<String>,
-    /// Whether it could not be made when that was tried last.
+    /// Whether the last attempt to create the cgroup failed.
     pub no_cgroup: bool,
-    /// Whether a first turn has been taken.
+    /// Whether the first sync has begun.
     pub begun: bool,
-    /// Whether the pod has been seen running.
+    /// Whether the pod was observed running.
     pub was_running: bool,
-    /// Whether the runtime said that nothing of the pod can start any more.
+    /// Whether the runtime reported that nothing of the pod can start any more.
     pub over: bool,
-    /// Whether the last turn stopped at a runtime that is not ready.
+    /// Whether the last sync was blocked by a runtime or network that is not ready.
     pub blocked_on_runtime: bool,
-    /// What acting waits for.
+    /// Back-off of actions, if one is in effect.
     pub hold: Option<Hold>,
-    /// Turns that failed since the last that did not.
+    /// Consecutive failed syncs.
     pub failed_in_a_row: u32,
     /// The last failure that was logged, and when.
     pub last_failure: Option<(String, Instant)>,
-    /// When the active deadline passes.
+    /// When the active deadline expires.
     pub deadline: Option<Timestamp>,
-    /// The node cannot have it after all.
+    /// Rejection of the pod by this node after admission.
     pub rejection: Option<berth_status::Eviction>,
-    /// What holds the pod as a whole, as far as it was read.
+    /// Pod-level resource values, as last read.
     pub in_force: Option<InForce>,
 }
 
-/// Acting is held back.
+/// Actions are in back-off.
 pub(super) struct Hold {
-    /// Until then.
+    /// End of the back-off.
     pub until: Instant,
-    /// Where the pod changed meanwhile: only until then.
+    /// Earlier end of the back-off if the pod changes in the meantime.
     pub soonest: Instant,
-    /// What the pod looked like.
+    /// Observation at the time of the back-off.
     pub seen: Arc<ObservedPod>,
-    /// After what.
+    /// Cause of the back-off.
     pub after: After,
 }
 
-/// What acting is held back after.
+/// Cause of a back-off.
 #[derive(Clone, Copy)]
 pub(super) enum After {
-    /// Something that has a back-off of its own.
+    /// An action with a back-off of its own.
     BackOff,
-    /// An error that has none.
+    /// An error without a back-off of its own.
     Error,
 }
 
 impl Hold {
-    /// How a turn ends that this holds back for so long.
+    /// Result of a sync that this back-off blocks for that long.
     fn end(&self, left: Duration) -> TurnEnd {
         match self.after {
             After::BackOff => TurnEnd::HeldBack(left),
@@ -117,31 +117,31 @@ impl Memory {
     }
 }
 
-/// How a turn ended.
+/// Outcome of a sync.
 pub(super) enum Outcome {
-    /// The pod's life moves on.
+    /// The lifecycle moves on.
     Moved(Done),
-    /// It stays where it is.
+    /// The lifecycle state stays.
     Stays(TurnEnd),
 }
 
-/// One turn's view of the worker.
+/// Context of one sync.
 pub(super) struct Turn<'a> {
     pub context: &'a Arc<WorkerContext>,
     pub memory: &'a mut Memory,
     pub pod: Option<Arc<Pod>>,
-    /// Whether this turn answers a word of the sync loop.
+    /// Whether this sync was caused by a message of the sync loop.
     pub fresh_word: bool,
 }
 
-/// What a sync turn knows before it prepares.
+/// Input of the prepare step of a sync.
 struct Look {
     observed: Arc<ObservedPod>,
     status: Arc<api::PodStatus>,
     restart_all: bool,
 }
 
-/// What one status is built from, beside what all workers share.
+/// Inputs of one status, beside the shared context.
 struct Parts<'a> {
     pod: &'a Pod,
     observed: &'a ObservedPod,
@@ -191,13 +191,14 @@ fn build_status(context: &WorkerContext, parts: &Parts<'_>) -> api::PodStatus {
     })
 }
 
-/// Whether two looks show the same, whenever they were taken.
+/// Whether two observations have the same content, regardless of when they were made.
 fn same_content(a: &ObservedPod, b: &ObservedPod) -> bool {
     a.sandboxes == b.sandboxes && a.containers == b.containers && a.ips == b.ips
 }
 
 impl Turn<'_> {
-    /// A look that began after the last action; a failed one is an event and the turn's error.
+    /// Waits for an observation that began after the last action. A failure records an event and fails
+    /// the sync.
     pub async fn look(&mut self) -> Result<Arc<ObservedPod>, String> {
         self.memory.stage.set("runtime status");
         let limit = self.context.config.look_limit;
@@ -213,7 +214,7 @@ impl Turn<'_> {
         Err(text)
     }
 
-    /// Builds the pod's status from a look.
+    /// Builds the pod's status from an observation.
     pub fn build(&mut self, pod: &Pod, observed: &ObservedPod, kind: Build) -> api::PodStatus {
         let eviction = self.memory.rejection.clone().or_else(|| self.past_deadline(pod));
         let cgroup = self.memory.in_force.as_ref().map(|read| read.values);
@@ -222,7 +223,7 @@ impl Turn<'_> {
         build_status(self.context, &parts)
     }
 
-    /// One sync turn.
+    /// Runs one sync.
     pub async fn sync(mut self, stopping: CancellationToken) -> Result<Outcome, String> {
         let Some(pod) = self.pod.clone() else { return Ok(Outcome::Stays(TurnEnd::Settled)) };
         self.note_first_turn(&pod);
@@ -257,7 +258,7 @@ impl Turn<'_> {
         by_deadline(left, stopping.clone(), self.act(pod, look, stopping)).await
     }
 
-    /// What may take its time: all that the pod stands on, and what the runtime is to do.
+    /// The part of a sync that may block: prerequisites, then actions of the runtime.
     async fn act(mut self, pod: Arc<Pod>, look: Look, stopping: CancellationToken) -> Result<Outcome, String> {
         let observed = look.observed.clone();
         let ground = match self.ground(&pod, &observed, &stopping).await {
@@ -269,7 +270,7 @@ impl Turn<'_> {
         self.memory.stage.frame("containers");
         let done = self.context.runtime.sync_pod(request).await;
         if done.over {
-            // Its phase need not say so: a container that never ran would be left waiting for ever.
+            // The phase need not be terminal: a container that never ran would stay waiting forever.
             self.memory.over = true;
             self.context.allocations.finished(pod.uid());
             return Ok(Outcome::Moved(Done::PhaseTerminal));
@@ -277,7 +278,8 @@ impl Turn<'_> {
         Ok(Outcome::Stays(self.conclude(done, observed)))
     }
 
-    /// What runs and has not started, or has started and is not ready, need not wait for its probe's next moment.
+    /// Triggers probes of containers that run but have not started, or have started but are not ready,
+    /// ahead of their next period.
     fn trigger_probes(&self, pod: &Pod, built: &api::PodStatus) {
         let is_asked = |status: &&api::ContainerStatus| {
             let Some((_, container)) = pod.container(&status.name) else { return false };
@@ -293,7 +295,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Everything a pod needs before its sandbox: pull secrets, probes.
+    /// Prepares what a pod needs before its sandbox: pull secrets, probes.
     async fn prepare(&mut self, pod: &Arc<Pod>, look: Look, ground: Ground, stopping: CancellationToken) -> SyncPod {
         let Look { observed, status, restart_all } = look;
         let secrets = self.secrets(pod).await;
@@ -329,7 +331,7 @@ impl Turn<'_> {
         found.into()
     }
 
-    /// Publishes `PodReadyToStartContainers` as soon as sandbox, network and volumes are there.
+    /// Publishes `PodReadyToStartContainers` as soon as sandbox, network, and volumes are ready.
     fn sandbox_ready(&self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Arc<dyn Fn() + Send + Sync> {
         let (context, pod, observed) = (self.context.clone(), pod.clone(), observed.clone());
         let failures = self.memory.failures.clone();
@@ -348,7 +350,7 @@ impl Turn<'_> {
         })
     }
 
-    /// Whether the runtime, or its network, keeps this pod from being worked on.
+    /// Whether a runtime or network that is not ready blocks the sync of this pod.
     fn runtime_in_the_way(&mut self, pod: &Arc<Pod>) -> Option<TurnEnd> {
         let state = self.context.runtime_state.borrow().clone();
         self.memory.blocked_on_runtime = false;
@@ -370,7 +372,7 @@ impl Turn<'_> {
         None
     }
 
-    /// Takes in what the runtime did, and says when to look again.
+    /// Records the results of the runtime's actions; returns when to sync next.
     fn conclude(&mut self, done: SyncOutcome, observed: Arc<ObservedPod>) -> TurnEnd {
         let before = self.memory.failures.clone();
         for action in done.actions.iter().filter(|a| a.action == ActionKind::StartContainer) {
@@ -400,8 +402,9 @@ impl Turn<'_> {
         }
     }
 
-    /// What is not to be tried again before its time: exactly until the back-off ends, or after
-    /// an error until the usual delay (sooner, but ever less so, where the pod changes meanwhile).
+    /// Back-off of actions: exactly until the back-off of an action ends, or, after an error, for the
+    /// default delay. If the pod changes in the meantime the error back-off is shorter, growing
+    /// exponentially.
     fn hold(&mut self, failed: bool, retry_at: Option<Instant>, seen: Arc<ObservedPod>) -> Option<Hold> {
         let now = Instant::now();
         if let Some(until) = retry_at {
@@ -418,8 +421,8 @@ impl Turn<'_> {
         Some(Hold { until: now + again, soonest: now + soonest.min(again), seen, after: After::Error })
     }
 
-    /// For how long acting is still held back; `None` where it may go on. A new word, and a pod that
-    /// changed, go on before their time.
+    /// Remaining back-off of actions; `None` if they may proceed. A new message of the sync loop, or a
+    /// changed observation, ends it early.
     fn held_back(&self, observed: &ObservedPod) -> Option<TurnEnd> {
         let hold = self.memory.hold.as_ref().filter(|_| !self.fresh_word)?;
         let changed = !same_content(&hold.seen, observed);
@@ -428,7 +431,7 @@ impl Turn<'_> {
         (!left.is_zero()).then(|| hold.end(left))
     }
 
-    /// Logs a failure once; the same text again only once a minute.
+    /// Logs a failure once; an identical text again at most once a minute.
     fn note_failure(&mut self, text: Option<&str>) {
         let Some(text) = text else {
             self.memory.last_failure = None;

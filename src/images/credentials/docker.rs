@@ -1,5 +1,4 @@
-//! Docker's credential documents: what they say, and which entries an image uses (spec 03b
-//! §2.2). Pure.
+//! Docker credential files: parsing, and keyring lookup by image (spec 03b §2.2). Pure.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,14 +11,14 @@ use serde::Deserialize;
 
 use super::glob::matches;
 
-/// User and password for a registry. Never printed.
+/// User name and password for a registry. Never printed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Login {
     /// User name.
     pub username: String,
     /// Password.
     pub password: String,
-    /// E-mail; only part of the hash.
+    /// E-mail address; only part of the hash.
     pub email: String,
 }
 
@@ -29,10 +28,10 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Why a document says nothing; never holds any of its content.
+/// Why a document cannot be parsed; never contains any of its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DockerConfigError {
-    /// Not JSON of the expected form.
+    /// The document is not JSON of the expected form.
     #[error("invalid docker configuration at line {line} column {column}")]
     Syntax {
         /// Line, from 1.
@@ -40,10 +39,10 @@ pub enum DockerConfigError {
         /// Column, from 1.
         column: usize,
     },
-    /// `auth` is no base64.
+    /// `auth` is not valid base64.
     #[error("illegal base64 data in auth field")]
     Base64,
-    /// `auth` lacks a colon.
+    /// `auth` has no colon.
     #[error("unable to parse auth field, must be formatted as base64(username:password)")]
     NoColon,
 }
@@ -72,22 +71,22 @@ struct ConfigJson {
     auths: Option<BTreeMap<String, Entry>>,
 }
 
-/// Entries by registry, as written.
+/// Logins by registry, as written.
 pub type DockerConfig = BTreeMap<String, Login>;
 
-/// Reads a `config.json`: `{"auths": {…}}`.
+/// Parses a `config.json`: `{"auths": {…}}`.
 ///
 /// # Errors
-/// Where it is no such document; one bad entry spoils all of it.
+/// The document is malformed; one invalid entry invalidates all of it.
 pub fn parse_config_json(data: &[u8]) -> Result<DockerConfig, DockerConfigError> {
     let config: Option<ConfigJson> = serde_json::from_slice(data)?;
     logins(config.and_then(|c| c.auths).unwrap_or_default())
 }
 
-/// Reads a `.dockercfg`: the entries themselves.
+/// Parses a `.dockercfg`: the entries themselves.
 ///
 /// # Errors
-/// Where it is no such document; one bad entry spoils all of it.
+/// The document is malformed; one invalid entry invalidates all of it.
 pub fn parse_dockercfg(data: &[u8]) -> Result<DockerConfig, DockerConfigError> {
     let entries: Option<BTreeMap<String, Entry>> = serde_json::from_slice(data)?;
     logins(entries.unwrap_or_default())
@@ -114,10 +113,10 @@ fn login(entry: Entry) -> Result<Login, DockerConfigError> {
     Ok(Login { username: username.to_owned(), password: password.to_owned(), email })
 }
 
-/// Where credentials for the default registry stand, if no key of its own matches.
+/// Key of the credentials for the default registry, used if no other key matches.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
-/// Logins by index key, each with where it came from.
+/// Logins by index key, each with its source.
 #[derive(Debug, Clone)]
 pub struct Keyring<S> {
     keys: BTreeMap<String, Vec<usize>>,
@@ -131,7 +130,7 @@ impl<S> Default for Keyring<S> {
 }
 
 impl<S: Clone> Keyring<S> {
-    /// Adds a document that came from `source`.
+    /// Adds a document from `source`.
     pub fn add(&mut self, config: &DockerConfig, source: &S) {
         for (registry, login) in config {
             let place = self.entries.len();
@@ -140,7 +139,7 @@ impl<S: Clone> Keyring<S> {
         }
     }
 
-    /// All logins for a normalised repository, longer paths first.
+    /// All logins for a normalized repository, longer paths first.
     pub fn find(&self, image: &str) -> Vec<(Login, S)> {
         let places = |set: &Vec<usize>| set.iter().filter_map(|&at| self.entries.get(at).cloned()).collect();
         let found: Vec<(Login, S)> = self
@@ -157,7 +156,8 @@ impl<S: Clone> Keyring<S> {
     }
 }
 
-/// Host and path of a registry as written; `/v1/` and `/v2/` are the API's, not the path's.
+/// Index key of a registry as written: host and path; `/v1/` and `/v2/` belong to the API, not to the
+/// path.
 fn index_key(registry: &str) -> String {
     let bare = registry.strip_prefix("https://").or_else(|| registry.strip_prefix("http://")).unwrap_or(registry);
     let at = bare.find('/').unwrap_or(bare.len());
@@ -168,7 +168,7 @@ fn index_key(registry: &str) -> String {
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
 }
 
-/// Whether an image comes from Docker Hub.
+/// Whether an image is in Docker Hub.
 fn is_default_registry(image: &str) -> bool {
     if image.is_empty() {
         return false;

@@ -1,9 +1,9 @@
-//! Which registry patterns match an image (spec 03b §2.2 "Match"). Pure.
+//! Matches registry patterns against images (spec 03b §2.2 "Match"). Pure.
 
-/// Whether a pattern like `*.dkr.ecr.*.amazonaws.com/team` covers a normalised repository.
+/// Whether a pattern like `*.dkr.ecr.*.amazonaws.com/team` matches a normalized repository.
 ///
-/// The port must be equal, the host has as many labels and each is matched by the shell's rules,
-/// the path is a plain string prefix. A pattern that is malformed matches nothing.
+/// The ports must be equal, the hosts must have the same number of labels and each is matched by shell
+/// rules, the path is a plain string prefix. A malformed pattern matches nothing.
 pub fn matches(pattern: &str, image: &str) -> bool {
     let (pattern, image) = (Place::parse(pattern), Place::parse(image));
     pattern.port == image.port
@@ -36,7 +36,7 @@ fn label_matches(pattern: &str, text: &str) -> bool {
     glob(&pattern, &text)
 }
 
-/// Greedy matching with one point of return: the last star.
+/// Greedy matching with one backtracking point: the last star.
 fn glob(pattern: &[char], text: &[char]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -60,7 +60,7 @@ fn glob(pattern: &[char], text: &[char]) -> bool {
     pattern.get(p..).is_some_and(|rest| rest.iter().all(|&c| c == '*'))
 }
 
-/// Matches one character at `p`; returns where the pattern goes on.
+/// Matches one character at `p`; returns the next index of the pattern.
 fn one(pattern: &[char], p: usize, c: Option<char>) -> Option<usize> {
     let c = c?;
     match *pattern.get(p)? {
@@ -71,7 +71,7 @@ fn one(pattern: &[char], p: usize, c: Option<char>) -> Option<usize> {
     }
 }
 
-/// A character class that begins after its bracket; `None` where it does not match or never ends.
+/// Matches a character class after its opening bracket; `None` if it does not match or is not closed.
 fn class(pattern: &[char], mut p: usize, c: char) -> Option<usize> {
     let negated = pattern.get(p) == Some(&'^');
     p += usize::from(negated);

@@ -1,10 +1,10 @@
-//! Fingerprints of credentials: what pull records remember instead of them (spec 03b §2.2). Pure.
+//! Credential hashes stored in pull records instead of the credentials (spec 03b §2.2). Pure.
 
 use sha2::{Digest, Sha256};
 
 use super::docker::Login;
 
-/// Lower-case hex SHA-256 of the login's JSON with the reference's field names, empty ones left out.
+/// Lower-case hex SHA-256 of the login's JSON with upstream's field names; empty fields are omitted.
 pub fn credential_hash(login: &Login) -> String {
     let fields = [("username", &login.username), ("password", &login.password), ("email", &login.email)];
     let parts: Vec<String> = fields
@@ -26,7 +26,7 @@ fn quoted(text: &str) -> String {
         .replace('\u{2029}', "\\u2029")
 }
 
-/// Lower-case hex.
+/// Lower-case hex encoding.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {

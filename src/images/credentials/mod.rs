@@ -1,7 +1,7 @@
-//! Who may pull what: pull secrets, the node's docker configuration, exec plugins (spec 03b §2).
+//! Image pull credentials: pull secrets, the node's Docker configuration, exec plugins (spec 03b §2).
 //!
-//! The pure half (documents, matching, hashes, plugin configuration) is apart from the half
-//! that reads files and runs plugins. Nothing here is ever printed.
+//! The pure part (documents, matching, hashes, plugin configuration) is separate from the part that
+//! reads files and runs plugins. Credentials are never printed.
 
 pub mod docker;
 pub mod glob;
@@ -31,35 +31,35 @@ use berth_ports::{ObjectSource, PullSecret};
 use berth_proto::cri;
 use berth_types::Pod;
 
-/// Where a login came from.
+/// Source of a login.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Source {
     /// A pull secret of the pod.
     Secret {
-        /// Namespace.
+        /// Namespace of the Secret.
         namespace: String,
-        /// Name.
+        /// Name of the Secret.
         name: String,
-        /// UID.
+        /// UID of the Secret.
         uid: String,
     },
-    /// The node: its docker configuration, or a plugin that knows of no pod.
+    /// The node: its Docker configuration, or a plugin called without a service account.
     Node,
-    /// A plugin that was given a service account's token.
+    /// A plugin called with a service account's token.
     Account(AccountRecord),
 }
 
-/// A login that may be tried for an image.
+/// A login to try for an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Credential {
-    /// User and password.
+    /// User name and password.
     pub login: Login,
-    /// Where it came from.
+    /// Source of the login.
     pub source: Source,
 }
 
 impl Credential {
-    /// What a success with it proves.
+    /// What a successful pull with this credential proves.
     pub fn proof(&self) -> Proof {
         match &self.source {
             Source::Node => Proof::Node,
@@ -73,7 +73,7 @@ impl Credential {
         }
     }
 
-    /// As the runtime takes it.
+    /// Converts to the CRI type.
     pub fn auth(&self) -> cri::AuthConfig {
         cri::AuthConfig {
             username: self.login.username.clone(),
@@ -83,17 +83,17 @@ impl Credential {
     }
 }
 
-/// Everything that knows logins.
+/// All sources of credentials.
 pub struct Credentials {
     node: NodeLogins,
     plugins: Plugins,
 }
 
 impl Credentials {
-    /// Reads the configuration of plugins, and nothing else yet.
+    /// Reads the configuration of plugins only.
     ///
     /// # Errors
-    /// Where that configuration cannot be used.
+    /// The plugin configuration is invalid.
     pub async fn open(
         folders: DockerFolders,
         plugins: Option<PluginFlags>,
@@ -103,11 +103,11 @@ impl Credentials {
         Ok(Self { node: NodeLogins::new(folders), plugins: Plugins::open(plugins, registry, objects).await? })
     }
 
-    /// The logins to try for a normalised repository, in order: the pod's secrets, the node's
+    /// The logins to try for a normalized repository, in order: the pod's secrets, the node's
     /// configuration, plugins.
     ///
     /// # Errors
-    /// Where a secret is malformed.
+    /// A secret is malformed.
     pub async fn find(
         &self,
         pod: &Pod,

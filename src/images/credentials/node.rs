@@ -1,4 +1,4 @@
-//! The node's own docker configuration (spec 03b §2.2), re-read at most every 5 minutes.
+//! The node's own Docker configuration (spec 03b §2.2), re-read at most every 5 minutes.
 
 use std::{
     path::PathBuf,
@@ -14,12 +14,12 @@ use super::docker::{DockerConfig, DockerConfigError, parse_config_json, parse_do
 const KEEP: Duration = Duration::from_secs(300);
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Where docker configurations are looked for.
+/// Directories to search for Docker configurations.
 #[derive(Clone, Debug, Default)]
 pub struct DockerFolders {
     /// The agent's root directory.
     pub root: PathBuf,
-    /// The working directory; `None` where it is gone.
+    /// The working directory; `None` if it cannot be determined.
     pub working: Option<PathBuf>,
     /// `$HOME`.
     pub home: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub struct DockerFolders {
 type Parse = fn(&[u8]) -> Result<DockerConfig, DockerConfigError>;
 
 impl DockerFolders {
-    /// Files in the order they are tried: the first valid one counts.
+    /// Candidate files in order: the first valid one is used.
     fn files(&self) -> Vec<(PathBuf, Parse)> {
         let folders = |home: Option<PathBuf>, last: &str| {
             [Some(self.root.clone()), self.working.clone(), home, Some(PathBuf::from(last))].into_iter().flatten()
@@ -40,19 +40,19 @@ impl DockerFolders {
     }
 }
 
-/// The node's logins.
+/// Cached logins of the node.
 pub struct NodeLogins {
     folders: DockerFolders,
     read: Mutex<Option<(Instant, Arc<DockerConfig>)>>,
 }
 
 impl NodeLogins {
-    /// Reads nothing yet.
+    /// Creates the cache without reading any file.
     pub fn new(folders: DockerFolders) -> Self {
         Self { folders, read: Mutex::new(None) }
     }
 
-    /// The first valid configuration; empty where there is none.
+    /// The first valid configuration; empty without one.
     pub async fn get(&self) -> Arc<DockerConfig> {
         let known = self.read.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((at, config)) = known
@@ -74,7 +74,7 @@ impl NodeLogins {
 
 async fn read(files: Vec<(PathBuf, Parse)>) -> DockerConfig {
     for (path, parse) in files {
-        // most of them are not there
+        // most of these files do not exist
         let Ok(data) = tokio::fs::read(&path).await else { continue };
         match parse(&data) {
             Ok(config) => {

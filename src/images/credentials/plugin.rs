@@ -1,5 +1,6 @@
-//! Runs one credential plugin: a process that is asked on stdin and answers on stdout, for a
-//! minute at most (spec 03b §2.3).
+//! Executes a credential provider plugin: request on stdin, response on stdout (spec 03b §2.3).
+//!
+//! The timeout is one minute.
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
@@ -13,29 +14,29 @@ use tracing::debug;
 use super::plugin_config::Provider;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// What is read of an answer, in bytes: many logins fit, a runaway does not.
+/// Maximum bytes read of each output stream: enough for many logins, bounded for a runaway plugin.
 const MOST: u64 = 1 << 20;
-/// What is logged of its complaints, in bytes.
+/// Maximum bytes of stderr that are logged.
 const SHOWN: usize = 1 << 10;
 
-/// Why a process gave no answer.
+/// Why a plugin returned no response.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It could not be started or talked to.
+    /// The plugin could not be started, or I/O with it failed.
     #[error("error execing credential provider plugin: {0}")]
     Io(#[from] std::io::Error),
-    /// It ended with a failure.
+    /// The plugin exited with a failure.
     #[error("error execing credential provider plugin: {0}")]
     Failed(std::process::ExitStatus),
-    /// It took too long.
+    /// The plugin timed out.
     #[error("error execing credential provider plugin: no answer within {LIMIT:?}")]
     TimedOut,
 }
 
-/// Runs the plugin and returns what it printed. Dropping the future kills it.
+/// Runs the plugin and returns its output. Dropping the future kills it.
 ///
 /// # Errors
-/// Where the process fails or takes more than a minute.
+/// The plugin fails or takes more than a minute.
 pub async fn run(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Result<Vec<u8>, RunError> {
     timeout(LIMIT, talk(binary, provider, request)).await.map_err(|_| RunError::TimedOut)?
 }
@@ -55,7 +56,7 @@ async fn talk(binary: &PathBuf, provider: &Provider, request: &[u8]) -> Result<V
     let stderr = child.stderr.take().ok_or_else(missing)?;
     let (mut answer, mut complaint) = (Vec::new(), Vec::new());
     let asked = async {
-        // one that does not care for the question may have closed its end; its answer counts
+        // a plugin may close stdin without reading the request; its response counts
         let _ = stdin.write_all(request).await;
         drop(stdin);
     };

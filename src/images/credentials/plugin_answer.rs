@@ -1,6 +1,6 @@
-//! What is said to a credential plugin and what it answers (spec 03b §2.3). Pure.
+//! Credential provider plugin API: request and response documents (spec 03b §2.3). Pure.
 //!
-//! Nothing of an answer ever gets into an error text.
+//! No content of a response ever gets into an error text.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,45 +24,45 @@ struct Request<'a> {
     annotations: &'a BTreeMap<String, String>,
 }
 
-/// The request's document.
+/// Encodes the request.
 pub fn request(api_version: &str, image: &str, caller: &Caller) -> Vec<u8> {
     let (token, annotations) = (caller.token.as_str(), &caller.annotations);
     let request = Request { kind: "CredentialProviderRequest", api_version, image, token, annotations };
     serde_json::to_vec(&request).expect("strings always serialize")
 }
 
-/// For which images an answer holds.
+/// Images that a response applies to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
-    /// The image asked about.
+    /// The requested image.
     Image,
-    /// Every image of its registry.
+    /// All images of its registry.
     Registry,
-    /// Every image.
+    /// All images.
     Global,
 }
 
-/// What a plugin said.
+/// A parsed response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// For which images.
+    /// Images that it applies to.
     pub scope: Scope,
-    /// For how long; `None` where it does not say.
+    /// Cache duration; `None` if not specified.
     pub keep: Option<Duration>,
-    /// Logins by pattern.
+    /// Logins by registry pattern.
     pub logins: DockerConfig,
 }
 
-/// Why an answer is of no use.
+/// Why a response is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// No such document.
+    /// The response cannot be decoded.
     #[error("error decoding credential provider plugin response from stdout")]
     Undecodable,
-    /// Another version than it was asked in.
+    /// The API version differs from that of the request.
     #[error("apiVersion from credential plugin response did not match the expected apiVersion")]
     ApiVersion,
-    /// A scope nobody knows.
+    /// The scope is unknown.
     #[error("credential provider plugin did not return a valid cacheKeyType")]
     CacheKeyType,
 }
@@ -88,10 +88,10 @@ struct Auth {
     password: String,
 }
 
-/// Reads what a plugin printed.
+/// Parses the output of a plugin.
 ///
 /// # Errors
-/// Where it is no answer in that version.
+/// The output is not a valid response in that API version.
 pub fn parse(api_version: &str, stdout: &[u8]) -> Result<Answer, AnswerError> {
     let response: Response = serde_json::from_slice(stdout).map_err(|_| AnswerError::Undecodable)?;
     if response.kind != "CredentialProviderResponse" {

@@ -1,4 +1,4 @@
-//! What a plugin said, for as long as it holds (spec 03b §2.3). Pure.
+//! Cache of credential provider responses with expiry (spec 03b §2.3). Pure.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ struct Entry {
     logins: Arc<DockerConfig>,
 }
 
-/// The answers of one plugin.
+/// Cached responses of one plugin.
 #[derive(Default)]
 pub struct Cache {
     entries: HashMap<String, Entry>,
@@ -27,19 +27,19 @@ fn registry(image: &str) -> &str {
     image.split('/').next().unwrap_or(image)
 }
 
-/// No place has a space in it.
+/// Cache key; neither images nor registries contain a space.
 fn key(place: &str, whose: &str) -> String {
     if whose.is_empty() { place.to_owned() } else { format!("{place} {whose}") }
 }
 
 impl Cache {
-    /// What holds for an image and whoever has that key: said of it, of its registry, or of all.
+    /// Unexpired logins for an image and caller key: cached for the image, its registry, or globally.
     pub fn get(&self, image: &str, whose: &str, now: Instant) -> Option<Arc<DockerConfig>> {
         let found = |place: &str| self.entries.get(&key(place, whose)).filter(|entry| now < entry.until);
         [image, registry(image), GLOBAL].into_iter().find_map(found).map(|entry| entry.logins.clone())
     }
 
-    /// Keeps an answer; one that holds for no time is not kept.
+    /// Caches a response, unless its duration is zero.
     pub fn put(
         &mut self,
         (scope, image, whose): (Scope, &str, &str),

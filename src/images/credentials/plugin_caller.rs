@@ -1,4 +1,4 @@
-//! For whom a plugin is asked: nobody in particular, or a pod's service account with its token (spec 03b §2.3).
+//! Identity for credential plugin requests: none, or the pod's service account (spec 03b §2.3).
 
 use std::collections::BTreeMap;
 
@@ -9,31 +9,32 @@ use crate::images::record::AccountRecord;
 use berth_ports::{ObjectError, ObjectSource, TokenAsk};
 use berth_types::Pod;
 
-/// How long a token for a plugin is to live, seconds: the API server's own default.
+/// Requested lifetime of a plugin's token in seconds: the API server's default.
 const LIFETIME: i64 = 3600;
 
-/// For whom a plugin is asked.
+/// Identity that a plugin is called with.
 #[derive(Clone, Default)]
 pub struct Caller {
-    /// The service account; none where nobody is named.
+    /// The service account; `None` for a call without identity.
     pub account: Option<AccountRecord>,
-    /// Its token; empty for none.
+    /// Token of the service account; empty for none.
     pub token: String,
-    /// Those of its annotations that the plugin wants.
+    /// Annotations of the service account that the plugin requests.
     pub annotations: BTreeMap<String, String>,
-    /// Tells answers for it from those for others; empty for nobody.
+    /// Cache key of the identity; empty for a call without identity.
     pub key: String,
-    /// Tells questions for it from those for others.
+    /// Single-flight key of the identity.
     pub flight: String,
-    /// Whether an answer may have the token for a password.
+    /// Whether a response may contain the token as a password.
     pub may_echo: bool,
 }
 
 impl Caller {
-    /// The pod's account, as far as the plugin wishes; `None` where the plugin is not for it: an annotation is missing.
+    /// The pod's service account as requested by the plugin; `None` if a required annotation is missing
+    /// and the plugin does not apply.
     ///
     /// # Errors
-    /// The account or its token cannot be had.
+    /// The service account or its token cannot be fetched.
     pub async fn of(
         wish: &TokenAttributes,
         pod: &Pod,
@@ -54,7 +55,7 @@ impl Caller {
     }
 }
 
-/// One text for several; each with its length, so that none is taken for another.
+/// Hashes several texts; each is length-prefixed so that different lists never collide.
 fn digest(texts: &[&str], annotations: &BTreeMap<String, String>) -> String {
     let mut hasher = Sha256::new();
     let pairs = annotations.iter().flat_map(|(key, value)| [key.as_str(), value.as_str()]);

@@ -1,5 +1,6 @@
-//! The configuration of credential plugins: decoding and validation with the reference's texts
-//! (spec 01 §15, 03b §2.3). Pure.
+//! Credential provider plugin configuration: decoding and validation. Pure.
+//!
+//! Error texts are upstream's. Implements spec 01 §15, 03b §2.3.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,12 +13,12 @@ use berth_config::{
 };
 use berth_types::names::qualified_name;
 
-/// Why the configuration cannot be used; ends the process at start.
+/// The configuration is invalid; the process exits at start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PluginConfigError(pub String);
 
-/// API versions of plugins, sorted as the reference lists them.
+/// Supported API versions of plugins, sorted as upstream lists them.
 const PLUGIN_APIS: [&str; 3] = [
     "credentialprovider.kubelet.k8s.io/v1",
     "credentialprovider.kubelet.k8s.io/v1alpha1",
@@ -55,7 +56,7 @@ struct EnvVar {
     value: String,
 }
 
-/// What a plugin wants to know of the pod's service account.
+/// Service account parameters of a plugin.
 #[derive(Deserialize, Default, Clone, PartialEq, Eq, Debug)]
 #[serde(default, rename_all = "camelCase")]
 pub struct TokenAttributes {
@@ -72,17 +73,17 @@ impl TokenAttributes {
         self.require_service_account == Some(true)
     }
 
-    /// Who the token is for.
+    /// Audience of the token.
     pub fn audience(&self) -> &str {
         &self.service_account_token_audience
     }
 
-    /// Whether an answer holds for one token only, not for all of an account.
+    /// Whether responses are cached per token, instead of per service account.
     pub fn is_cached_by_token(&self) -> bool {
         self.cache_type == "Token"
     }
 
-    /// Those of an account's annotations that are wanted; `None` where one is missing that must be there.
+    /// The requested annotations of a service account; `None` if a required one is missing.
     pub fn chosen(&self, annotations: &BTreeMap<String, String>) -> Option<BTreeMap<String, String>> {
         let of = |key: &String| annotations.get(key).map(|value| (key.clone(), value.clone()));
         let must: Option<BTreeMap<_, _>> = self.required_service_account_annotation_keys.iter().map(of).collect();
@@ -92,29 +93,30 @@ impl TokenAttributes {
     }
 }
 
-/// One plugin, checked.
+/// A validated plugin configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Provider {
     /// Name of the binary.
     pub name: String,
-    /// Patterns of images it is asked about.
+    /// Patterns of images that the plugin is called for.
     pub match_images: Vec<String>,
-    /// For how long an answer that does not say is kept.
+    /// Cache duration of responses that do not specify one.
     pub default_cache: Duration,
-    /// The version it speaks.
+    /// API version of requests and responses.
     pub api_version: String,
-    /// Arguments.
+    /// Command line arguments.
     pub args: Vec<String>,
-    /// Added to our own environment.
+    /// Environment variables added to the agent's own environment.
     pub env: Vec<(String, String)>,
-    /// Wishes about service accounts.
+    /// Service account parameters; `None` if the plugin is called without identity.
     pub token: Option<TokenAttributes>,
 }
 
-/// Reads the texts of all files, in order, and checks what they say together.
+/// Parses the texts of all files, in order, and validates their providers together.
 ///
 /// # Errors
-/// The first file that cannot be decoded; a name used twice; else all that is wrong as one text.
+/// The first file that cannot be decoded, or a duplicate name; otherwise all validation errors as one
+/// text.
 pub fn load(texts: &[String]) -> Result<Vec<Provider>, PluginConfigError> {
     let mut raw: Vec<RawProvider> = Vec::new();
     for text in texts {
@@ -136,7 +138,7 @@ pub fn load(texts: &[String]) -> Result<Vec<Provider>, PluginConfigError> {
     }
 }
 
-/// Strict, with no second try.
+/// Decodes strictly, without upstream's lenient fallback.
 fn decode(text: &str) -> Result<File, String> {
     let document = document::parse(text).map_err(|e| e.to_string())?;
     let header = |field: &str| document.value.get(field).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
@@ -274,7 +276,7 @@ fn validate_keys(keys: &[String], path: &str) -> Vec<String> {
     errors
 }
 
-/// What makes a pattern no address, in the words of Go's URL parser.
+/// Why a pattern is not a valid address, with the texts of Go's URL parser.
 fn bad_pattern(pattern: &str) -> Option<String> {
     let url = quote(&format!("https://{pattern}"));
     let (authority, path) = pattern.split_once('/').map_or((pattern, ""), |(host, path)| (host, path));

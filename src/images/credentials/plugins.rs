@@ -1,8 +1,7 @@
-//! The configured credential plugins: which one is asked, what it said before, and one process
-//! per image at a time (spec 03b §2.3).
+//! Credential provider plugins: matching, caching, and single-flight execution (spec 03b §2.3).
 //!
-//! Plugins that want a service account's token need an API server; without one they are asked
-//! only for pods that have no account, and only if they allow for that.
+//! Plugins that require a service account's token need an API server; without one they are called only
+//! for pods without a service account, and only if they allow that.
 
 use std::{
     collections::HashMap,
@@ -38,9 +37,9 @@ use berth_types::Pod;
 /// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`.
 #[derive(Clone, Debug, Default)]
 pub struct PluginFlags {
-    /// A file, or a directory of files.
+    /// Path of a file, or of a directory of files.
     pub config: PathBuf,
-    /// Where the binaries are.
+    /// Directory of the plugin binaries.
     pub bin_dir: PathBuf,
 }
 
@@ -53,20 +52,20 @@ struct Plugin {
     flights: Mutex<HashMap<String, WeakShared<BoxFuture<'static, Arc<DockerConfig>>>>>,
 }
 
-/// All plugins, in the order they were configured.
+/// All plugins, in configured order.
 #[derive(Default)]
 pub struct Plugins {
     list: Vec<Plugin>,
     metrics: Option<Arc<CredentialPlugins>>,
-    /// Where service accounts and their tokens come from; none without an API server.
+    /// Source of service accounts and tokens; `None` without an API server.
     objects: Option<Arc<dyn ObjectSource>>,
 }
 
 impl Plugins {
-    /// Reads the configuration; none without flags.
+    /// Reads and validates the configuration; no plugins without flags.
     ///
     /// # Errors
-    /// Anything that is wrong with it ends the process at start.
+    /// The configuration is invalid: the process exits at start.
     pub async fn open(
         flags: Option<PluginFlags>,
         registry: &Registry,
@@ -87,7 +86,7 @@ impl Plugins {
         Ok(Self { list, metrics: Some(Arc::new(CredentialPlugins::new(registry, &hash))), objects })
     }
 
-    /// Logins for a normalised repository, for a pod. What a plugin gets wrong is logged and gives no logins.
+    /// Logins for a normalized repository and a pod. A failed plugin is logged and yields no logins.
     pub async fn find(&self, image: &str, pod: &Pod) -> Vec<(Login, Source)> {
         let Some(metrics) = &self.metrics else { return Vec::new() };
         let asked = self.list.iter().filter(|plugin| plugin.knows(image));
@@ -103,7 +102,7 @@ impl Plugin {
         self.provider.match_images.iter().any(|pattern| matches(pattern, image))
     }
 
-    /// What it says; `None` where it is not asked for that pod.
+    /// Logins of this plugin; `None` if it is not called for that pod.
     async fn ask(
         &self,
         image: &str,
@@ -121,7 +120,7 @@ impl Plugin {
         })
     }
 
-    /// For whom it is asked.
+    /// Identity that the plugin is called with; `None` if it is not called for that pod.
     async fn caller(&self, pod: &Pod, objects: Option<&dyn ObjectSource>) -> Option<Caller> {
         let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
         let (wish, account) = match (&self.provider.token, account) {
@@ -144,7 +143,7 @@ impl Plugin {
         }
     }
 
-    /// Joins a process that is asked about the same image, or starts one.
+    /// Joins a running call for the same image and identity, or starts one.
     fn board(&self, image: &str, caller: Caller, metrics: &Arc<CredentialPlugins>) -> Flight {
         let question = format!("{image} {}", caller.flight);
         let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,7 +183,8 @@ async fn exec(
             warn!(plugin = %provider.name, image, err = %error, "Failed getting credential from external registry credential provider");
             Arc::default()
         }
-        // Whoever hands the token on as it is has exchanged nothing: it would be kept for all of the account.
+        // A plugin that returns the token itself has exchanged nothing: it would be cached for the
+        // whole account.
         Ok(answer) if !caller.may_echo && answer.logins.values().any(|login| is_token(login, caller)) => {
             warn!(plugin = %provider.name, image, "A credential provider answered the token itself, and cacheType is not Token");
             Arc::default()
@@ -243,7 +243,7 @@ fn read(flags: &PluginFlags) -> Result<Configured, PluginConfigError> {
     Ok((configured?, format!("sha256:{}", hex(&hasher.finalize()))))
 }
 
-/// The file itself, or the configuration files of a directory in the order of their names.
+/// The file itself, or the configuration files of a directory sorted by name.
 fn files(path: &Path) -> Result<Vec<PathBuf>, PluginConfigError> {
     let shown = quote(&path.display().to_string());
     let failed = |e: io::Error| PluginConfigError(format!("failed to access path {shown}: {e}"));

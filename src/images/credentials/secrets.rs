@@ -1,4 +1,4 @@
-//! Logins out of pull secrets (spec 03b §2.1-2.2). Pure.
+//! Keyring of a pod's image pull secrets (spec 03b §2.1-2.2). Pure.
 
 use super::{
     Source,
@@ -6,10 +6,10 @@ use super::{
 };
 use berth_ports::PullSecret;
 
-/// The logins of a pod's secrets. A secret of another type, or without data, says nothing.
+/// Builds the keyring of a pod's secrets. Secrets of other types, or without data, are ignored.
 ///
 /// # Errors
-/// One malformed secret spoils the look-up, whatever the others say.
+/// A malformed secret fails the whole lookup.
 pub fn keyring(secrets: &[PullSecret]) -> Result<Keyring<Source>, DockerConfigError> {
     let mut keyring = Keyring::default();
     for secret in secrets.iter().filter(|secret| !secret.data.is_empty()) {

@@ -1,4 +1,4 @@
-//! Tables of cgroup values. Pure.
+//! Table tests of cgroup values. Pure.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ fn a_pods_files_follow_its_class() {
         &rules(),
         &[("memory.max", "1073741824"), ("cpu.weight", "39"), ("cpu.max", "100000 100000")],
     );
-    // AC-06a-3: what is not written stays `max`.
+    // AC-06a-3: a value that is not written stays `max`.
     let partly = json!({"containers": [container("a", half.clone()), container("b", json!({}))]});
     check_v2(partly.clone(), &rules(), &[("cpu.weight", "10")]);
     // AC-06a-4

@@ -1,4 +1,4 @@
-//! The tables of spec 03a §3, row by row, and what holds for every pod.
+//! Table tests for spec 03a §3, row by row, and property tests of invariants.
 
 use jiff::Timestamp;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use berth_types::observed::{Generation, ObservedSandbox};
 
-/// A pod and what the runtime shows of it, built step by step.
+/// A pod and its observation by the runtime, built step by step.
 #[derive(Debug)]
 struct Scene {
     pod: Value,
@@ -72,7 +72,7 @@ impl Scene {
         self.sandbox(0, SandboxState::Ready)
     }
 
-    /// An instance in the newest sandbox.
+    /// Adds an instance to the newest sandbox.
     fn has(self, name: &str, state: (ContainerState, i32)) -> Self {
         let sandbox = self.observed.sandboxes.first().map_or_else(|| "none".into(), |s| s.id.clone());
         self.has_in(name, state, sandbox)
@@ -134,7 +134,8 @@ impl Scene {
     }
 }
 
-/// `kill-pod create:<attempt> old:<id> kill:<name>(<message>) reset:… init:… eph:… run:…`, as far as it applies.
+/// Formats actions as `kill-pod create:<attempt> old:<id> kill:<name>(<message>) reset:… init:… eph:…
+/// run:…`, without the empty parts.
 fn told(actions: &PodActions) -> String {
     let mut words: Vec<String> = Vec::new();
     if actions.kill_pod {
@@ -257,7 +258,7 @@ fn plain_init_containers_run_one_after_the_other() {
 #[test]
 fn only_the_newest_sandbox_counts_for_init() {
     use SandboxState::{NotReady, Ready};
-    // k8s #137710, #137720: what an old sandbox left does not stand for progress in the new one.
+    // k8s #137710, #137720: leftovers of an old sandbox do not count as progress in the new one.
     let left = scene("Always", &[("i", "")], &["a"])
         .sandbox(0, NotReady)
         .has("i", exited(0))
@@ -448,7 +449,7 @@ proptest! {
         let pod = parse(&scene.pod);
         let actions = scene.actions();
         let killed: Vec<&str> = actions.kill.iter().map(|k| k.name.as_str()).collect();
-        // A container that runs is never started, unless it is killed before.
+        // A running container is never started unless it is killed before.
         if !actions.kill_pod {
             for &index in &actions.start {
                 let name = pod.containers()[index].name.as_str();
@@ -461,8 +462,8 @@ proptest! {
                 prop_assert!(!runs || killed.contains(&name), "{name} runs");
             }
         }
-        // Init containers start in order, each once; plain ones one at a time, and the rest of
-        // the pod only when a later look shows them done.
+        // Init containers start in order, each once; plain ones one at a time, and the other containers
+        // of the pod only when a later observation shows them done.
         prop_assert!(actions.start_init.windows(2).all(|pair| pair[0] < pair[1]), "{:?}", actions.start_init);
         let plain = |i: &&usize| !Pod::is_sidecar(&pod.init_containers()[**i]);
         prop_assert!(actions.start_init.iter().filter(plain).count() <= 1);
@@ -470,17 +471,17 @@ proptest! {
             prop_assert!(actions.start_init.iter().filter(plain).count() == 0);
         }
         prop_assert!(actions.start.windows(2).all(|pair| pair[0] < pair[1]));
-        // A sandbox is only created where everything before it is stopped.
+        // A sandbox is only created after everything before it is stopped.
         prop_assert!(!actions.create_sandbox || actions.kill_pod);
         if scene.restart_all {
             prop_assert!(actions.start_init.is_empty() && actions.start.is_empty());
             prop_assert!(actions.start_ephemeral.is_empty() && actions.kill.is_empty());
         }
-        // Killing a pod for good starts nothing.
+        // Killing a pod without a new sandbox starts nothing.
         if actions.kill_pod && !actions.create_sandbox && !scene.restart_all {
             prop_assert!(actions.start.is_empty() && actions.start_init.is_empty());
         }
-        // The same inputs, the same plan.
+        // The same inputs yield the same actions.
         prop_assert_eq!(actions, scene.actions());
     }
 }

@@ -1,4 +1,4 @@
-//! Reads what a container's environment refers to, and has it built (`pod::env`).
+//! Container environment: reads referenced objects and env files, and builds it (`pod::env`).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,11 +17,11 @@ use berth_types::{
     fieldpath::{self, Whereabouts},
 };
 
-/// Largest env file that is read, in bytes.
+/// Maximum bytes read of an env file.
 const ENV_FILE_MAX: u64 = 1 << 20;
 
 impl Preparer {
-    /// The environment of a container, names unique, in declared order.
+    /// Builds the environment of a container: names unique, in declared order.
     pub(super) async fn environment(
         &self,
         request: &ContainerRequest<'_>,
@@ -69,7 +69,7 @@ impl Preparer {
     }
 }
 
-/// Static pods start before the services are known, and without an API server.
+/// Static pods start before services are listed, and without an API server.
 fn services(objects: &dyn ObjectSource, request: &ContainerRequest<'_>) -> Option<Vec<Arc<berth_types::api::Service>>> {
     let known = objects.services(request.pod.namespace());
     if request.pod.is_static() { Some(known.unwrap_or_default()) } else { known }
@@ -88,7 +88,7 @@ async fn env_file(request: &ContainerRequest<'_>, volume: &str, path: &str) -> R
     let Some(root) = found else { return ReadFile::NoVolume };
     let path = PathBuf::from(path);
     let read = blocking("env file", move || {
-        // A container may have put a pipe there: opening must not wait for its other end.
+        // A container may have created a FIFO there: opening must not wait for its other end.
         let file = sub_path::open_inside(&root, &path, OFlags::RDONLY | OFlags::NONBLOCK).map_err(text_of)?;
         let mut text = String::new();
         std::fs::File::from(file).take(ENV_FILE_MAX).read_to_string(&mut text).map_err(text_of)?;

@@ -1,5 +1,6 @@
-//! The files around a container: log directory, sub-paths, hosts file, termination message.
-//! Blocking: runs on the blocking pool, all files of one container in one go.
+//! Files of a container: log directory, subpaths, hosts file, termination message.
+//!
+//! Blocking: runs on the blocking pool, all files of one container in one job.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions, Permissions},
@@ -17,50 +18,50 @@ use berth_proto::cri;
 use berth_sys::{atomic_file, sub_path};
 use berth_types::api;
 
-/// Termination message files that are kept of one container: those of instances that may still
-/// be asked for, and not one for every crash.
+/// Termination message files kept per container: those of instances that may still be read, and not one
+/// for every crash.
 const KEPT_MESSAGES: usize = 8;
 /// Attempts to find an unused file name.
 const ATTEMPTS: u32 = 16;
 const NODE_HOSTS_MAX: u64 = 10 << 20;
 
-/// What becomes of `/etc/hosts`.
+/// Source of `/etc/hosts`.
 pub(super) enum HostsFile {
-    /// Nothing is mounted.
+    /// The file is not mounted.
     None,
     /// The managed file with this text.
     Pod(String),
-    /// The node's file with aliases.
+    /// The node's file plus aliases.
     Node {
-        /// The node's file.
+        /// Path of the node's file.
         file: PathBuf,
         /// `spec.hostAliases`.
         aliases: Vec<api::HostAlias>,
     },
 }
 
-/// The file work of one container.
+/// File work of one container.
 pub(super) struct ContainerFiles {
-    /// Its name.
+    /// Name of the container.
     pub container: String,
     /// `<root>/pods/<uid>`.
     pub pod_directory: PathBuf,
-    /// Where its logs go.
+    /// Log directory of the container.
     pub log_directory: PathBuf,
-    /// Its volume mounts.
+    /// Volume mounts of the container.
     pub planned: Vec<PlannedMount>,
-    /// `/etc/hosts`.
+    /// Source of `/etc/hosts`.
     pub hosts: HostsFile,
     /// `terminationMessagePath`; empty for none.
     pub message_path: String,
     /// Whether SELinux is enabled.
     pub selinux: bool,
-    /// Of the pod's user namespace.
+    /// ID mappings of the pod's user namespace.
     pub id_mappings: Vec<cri::IdMapping>,
 }
 
 impl ContainerFiles {
-    /// Makes all of them and returns the mounts: volumes, hosts file, termination message.
+    /// Creates all files and returns the mounts: volumes, hosts file, termination message.
     pub(super) fn make(mut self) -> Result<Vec<cri::Mount>, PrepareError> {
         make_log_directory(&self.log_directory)?;
         let planned = std::mem::take(&mut self.planned);
@@ -71,7 +72,7 @@ impl ContainerFiles {
         if !self.message_path.is_empty() {
             match self.termination_file() {
                 Ok(path) => mounts.push(self.own_mount(self.message_path.clone(), &path)),
-                // The container can run without; its message will be missing.
+                // The container can run without it; its termination message will be missing.
                 Err(e) => error!(containerName = %self.container, err = %e, "Error on creating termination-log file"),
             }
         }
@@ -84,13 +85,13 @@ impl ContainerFiles {
         let holder = self.pod_directory.join("volume-subpaths");
         let index = sub.index.to_string();
         let target = holder.join(file_name(&sub.volume)?).join(file_name(&self.container)?).join(index);
-        // Details of the host are for the log, not for the pod's owner.
+        // Details of the host belong in the log, not in the pod owner's events.
         let refused = |what: &str, e: io::Error| {
             error!(volumeName = %sub.volume, containerName = %self.container, path = %sub.path.display(), err = %e,
                 "Sub-path cannot be used");
             PrepareError(format!("failed to {what} for volumeMount {:?} of container {:?}", sub.volume, self.container))
         };
-        // What is bound is what was opened; the path is not looked at again.
+        // The opened file is bound; the path is not resolved again.
         let opened = match sub_path::find_inside(&sub.volume_path, &sub.path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 sub_path::make_inside(&sub.volume_path, &sub.path, sub.mode)
@@ -103,7 +104,7 @@ impl ContainerFiles {
         Ok(mount)
     }
 
-    /// Writes the hosts file where its content differs, so that its inode stays while it can.
+    /// Writes the hosts file only if its content differs, to preserve its inode.
     fn write_hosts(&self) -> Result<Option<PathBuf>, PrepareError> {
         let content = match &self.hosts {
             HostsFile::None => return Ok(None),
@@ -149,7 +150,7 @@ impl ContainerFiles {
     }
 }
 
-/// Makes a log directory that everyone may read.
+/// Creates a log directory readable by all users.
 pub(super) fn make_log_directory(path: &Path) -> Result<(), PrepareError> {
     DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|e| at(path, e))
 }
@@ -158,7 +159,8 @@ fn make_private_directory(path: &Path) -> Result<(), PrepareError> {
     DirBuilder::new().recursive(true).mode(0o750).create(path).map_err(|e| at(path, e))
 }
 
-/// Whether a file holds exactly this. Containers can write to it: no more than `content` is long, and a byte, is read.
+/// Whether a file has exactly this content. Containers can write to it: at most one byte more than
+/// `content` is read.
 fn has_content(path: &Path, content: &[u8]) -> bool {
     let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) else {
         return false;
@@ -171,7 +173,7 @@ fn has_content(path: &Path, content: &[u8]) -> bool {
     file.take(length + 1).read_to_end(&mut present).is_ok() && present == content
 }
 
-/// The content of a file that must not be longer than `limit` bytes.
+/// Reads a file that must not be longer than `limit` bytes.
 pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, PrepareError> {
     let mut content = Vec::new();
     let file = fs::File::open(path).map_err(|e| at(path, e))?;
@@ -182,7 +184,7 @@ pub(super) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, PrepareEr
     Ok(content)
 }
 
-/// Names of the files (not directories) in a directory; none where it does not exist.
+/// Names of the files (not directories) in a directory; empty if it does not exist.
 pub(super) fn file_names(directory: &Path) -> Result<Vec<String>, PrepareError> {
     let list = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -222,11 +224,12 @@ mod tests {
 
     use super::{super::mounts::SubPath, *};
 
-    /// How often a container is prepared, and for how long at most.
+    /// How often a container is prepared, and the timeout.
     const TRIES: usize = 1_000;
     const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-    /// A volume with a directory and a link to the host that change places all the time, while containers start.
+    /// Races container starts against a volume in which a directory and a link to the host are swapped
+    /// all the time.
     fn raced(path: &dyn Fn(usize) -> String, check: &dyn Fn(&Path)) -> (usize, usize, tempfile::TempDir) {
         let [volume, host, pod] = [(); 3].map(|()| tempfile::tempdir().expect("a directory"));
         fs::create_dir_all(volume.path().join("sub/dir")).expect("makeable");
@@ -237,7 +240,7 @@ mod tests {
         let (over, began) = (AtomicBool::new(false), Instant::now());
         let (mut bound, mut refused) = (0, 0);
         std::thread::scope(|scope| {
-            // It ends with whoever fails, too.
+            // Ends the swapping even if the test fails.
             let ends = Ends(&over);
             scope.spawn(|| {
                 let (one, other) = (volume.path().join("sub"), volume.path().join("link"));

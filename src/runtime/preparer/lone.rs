@@ -1,7 +1,7 @@
-//! Work inside of volumes: what looks for a sub-path in a share asks its server, which may never answer.
+//! File work inside volumes: one dedicated thread per container, because a file server may hang.
 //!
-//! Each container has one thread for that, of no pool, and no other before that one has returned: nobody else waits for it.
-//! Behaviour: spec 07 §13.2, §17.
+//! A container gets no second thread before the first has returned; no other container waits for it.
+//! Implements spec 07 §13.2, §17.
 
 use std::{
     collections::HashSet,
@@ -14,16 +14,16 @@ use tokio::sync::oneshot;
 use super::{PrepareError, within};
 use berth_types::PodUid;
 
-/// The pod, and the container's name.
+/// Pod UID and container name.
 type Whose = (PodUid, String);
 
-/// Who has a thread.
+/// Containers with a running thread.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lone {
     busy: Arc<Mutex<HashSet<Whose>>>,
 }
 
-/// Given back when the thread returns, by whatever way.
+/// Guard of a container's thread slot: released when the thread returns or panics.
 struct Turn {
     lone: Lone,
     whose: Whose,
@@ -40,10 +40,10 @@ impl Lone {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does it in the container's thread. One that hangs is left behind.
+    /// Runs the job in the container's thread. A job that hangs is abandoned.
     ///
     /// # Errors
-    /// What the job says, or that it, or one before it, does not return.
+    /// The error of the job, or a timeout of this job or an earlier one.
     pub(super) async fn work<T: Send + 'static>(
         &self,
         what: &str,
@@ -58,7 +58,7 @@ impl Lone {
         let begun = thread::Builder::new().name("sub-paths".to_owned()).spawn(move || {
             let done = job();
             drop(turn);
-            // Nobody may wait any more.
+            // The caller may be gone.
             let _ = tell.send(done);
         });
         begun.map_err(|error| PrepareError(format!("{what}: {error}")))?;

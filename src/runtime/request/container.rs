@@ -1,7 +1,7 @@
-//! The configuration of a container. Pure. Behaviour: spec 03a §6.1.
+//! CRI container configuration. Pure. Implements spec 03a §6.1.
 //!
-//! Labels and annotations are the only memory that outlives the agent: hash, restart count,
-//! termination message, grace periods, preStop hook and ports are read back from them.
+//! Labels and annotations are the only record that outlives the agent: hash, restart count, termination
+//! message, grace periods, preStop hook, and ports are read back from them.
 
 use std::collections::HashMap;
 
@@ -21,19 +21,19 @@ pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
 /// Label with the container's name.
 pub const LABEL_CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// What a container's configuration is put together from.
+/// Inputs of a container configuration.
 pub struct ContainerParts<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// The container.
+    /// Definition of the container.
     pub container: &'a api::Container,
-    /// Restart count.
+    /// Restart count: `metadata.attempt` and log file name.
     pub restart_count: u32,
-    /// The image, resolved.
+    /// Reference of the resolved image.
     pub image: &'a str,
-    /// The environment, names unique.
+    /// Environment variables; names are unique.
     pub env: &'a [(String, String)],
-    /// Annotations of devices; ours overwrite them.
+    /// Annotations from device plugins; those of the agent overwrite them.
     pub annotations: &'a [(String, String)],
     /// All mounts, in order.
     pub mounts: Vec<cri::Mount>,
@@ -41,18 +41,18 @@ pub struct ContainerParts<'a> {
     pub devices: Vec<cri::Device>,
     /// CDI devices.
     pub cdi_devices: Vec<cri::CdiDevice>,
-    /// Resources.
+    /// Linux resources of the container.
     pub resources: cri::LinuxContainerResources,
     /// Security context.
     pub security: cri::LinuxContainerSecurityContext,
-    /// Whether `lifecycle.stopSignal` is honoured (gate ContainerStopSignals).
+    /// Whether `lifecycle.stopSignal` is honored (gate `ContainerStopSignals`).
     pub stop_signals: bool,
 }
 
-/// The configuration of a container.
+/// Builds the configuration of a container.
 ///
 /// # Errors
-/// Where the variables make the command line too long.
+/// Expanded variables make the command line too long.
 pub fn config(parts: ContainerParts<'_>) -> Result<cri::ContainerConfig, TooLong> {
     let ContainerParts { pod, container, .. } = parts;
     let variables = Variables::new(parts.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
@@ -92,7 +92,7 @@ pub fn config(parts: ContainerParts<'_>) -> Result<cri::ContainerConfig, TooLong
     })
 }
 
-/// Path of a log below the pod's log directory.
+/// Path of a log file relative to the pod's log directory.
 pub fn log_path(container: &str, restart_count: u32) -> String {
     format!("{container}/{restart_count}.log")
 }
@@ -102,8 +102,8 @@ pub fn pod_log_directory(pod: &Pod) -> String {
     format!("{}_{}_{}", pod.namespace(), pod.name(), pod.uid())
 }
 
-/// The restart count of a container whose instances the runtime has forgotten: one more than the
-/// largest number of a log file (`2.log`, `2.log.20240101`), 0 without any.
+/// The restart count of a container without an instance in the runtime: the largest number of a log
+/// file (`2.log`, `2.log.20240101`) plus 1, or 0 without any.
 pub fn restart_count_of_logs<'a>(file_names: impl IntoIterator<Item = &'a str>) -> u32 {
     let number = |name: &str| -> Option<u32> {
         let (digits, _) = name.split_once(".log")?;
@@ -118,7 +118,7 @@ fn labels(pod: &Pod, container: &str) -> HashMap<String, String> {
     labels
 }
 
-/// The labels by which sandboxes and containers are found again.
+/// Labels that identify the pod of a sandbox or container.
 pub fn pod_labels(pod: &Pod) -> HashMap<String, String> {
     HashMap::from([
         (LABEL_POD_NAME.to_owned(), pod.name().to_owned()),
@@ -151,7 +151,7 @@ fn annotations(pod: &Pod, container: &api::Container, restart_count: u32) -> Vec
     all.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// `None` for what JSON cannot say, which API objects do not contain.
+/// `None` for values that JSON cannot represent, which API objects do not contain.
 fn json(value: &impl serde::Serialize) -> Option<String> {
     serde_json::to_string(value).ok()
 }

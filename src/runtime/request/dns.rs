@@ -1,51 +1,51 @@
-//! The resolver configuration of a pod. Pure. Behaviour: spec 03a §5.2.
+//! DNS configuration of a pod (resolv.conf). Pure. Implements spec 03a §5.2.
 //!
-//! Options come in the order in which they first appear (the reference's order is random).
+//! Options are in the order in which they first appear (upstream's order is random).
 
 use std::collections::{HashMap, HashSet};
 
 use berth_proto::cri;
 use berth_types::{Pod, api, names};
 
-/// Largest resolv.conf that is read, in bytes.
+/// Maximum size of resolv.conf, in bytes.
 pub const MAX_FILE: u64 = 10 << 20;
 const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_LINE: usize = 2048;
-/// Searches that cluster DNS puts in front of those of the host.
+/// Number of search domains that cluster DNS prepends to those of the host.
 const CLUSTER_SEARCHES: usize = 3;
 
-/// The node's resolv.conf, or its absence.
+/// Content of the node's resolv.conf.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HostDns {
-    /// `nameserver` lines.
+    /// Addresses of the `nameserver` lines.
     pub servers: Vec<String>,
-    /// The last `search` line.
+    /// Domains of the last `search` line.
     pub searches: Vec<String>,
-    /// `options` of all lines; of equal names the last.
+    /// `options` of all lines; for equal names the last.
     pub options: Vec<String>,
 }
 
-/// What DNS is made from, apart from the pod.
+/// Inputs of a DNS configuration, apart from the pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DnsSettings {
-    /// `clusterDNS`.
+    /// `clusterDNS`: addresses of the cluster's DNS servers.
     pub cluster_dns: Vec<String>,
-    /// `clusterDomain`, `""` for none.
+    /// `clusterDomain`; `""` for none.
     pub cluster_domain: String,
-    /// Which loopback addresses stand for "no resolver", by the node's families.
+    /// Loopback addresses used without a resolver, by the node's IP families.
     pub loopback: Vec<String>,
 }
 
-/// The resolv.conf cannot be used; fails the start of the pod.
+/// The resolv.conf is malformed; the pod cannot start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("nameserver list is empty ")]
 pub struct MalformedResolvConf;
 
-/// Reads the text of a resolv.conf.
+/// Parses a resolv.conf.
 ///
 /// # Errors
-/// For a `nameserver` line without an address.
+/// A `nameserver` line has no address.
 pub fn parse(text: &str) -> Result<HostDns, MalformedResolvConf> {
     let mut found = HostDns::default();
     let mut options = Options::default();
@@ -69,7 +69,7 @@ fn option_name(option: &str) -> &str {
     option.split_once(':').map_or(option, |(name, _)| name)
 }
 
-/// Options in the order in which their names first appear; of equal names the last counts.
+/// Options in the order in which their names first appear; for equal names the last value wins.
 #[derive(Default)]
 struct Options {
     list: Vec<String>,
@@ -89,18 +89,18 @@ impl Options {
     }
 }
 
-/// Which servers a pod asks.
+/// Which DNS servers a pod uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Base {
     /// Those of the cluster.
     Cluster,
     /// Those of the node.
     Host,
-    /// None but what the pod itself names.
+    /// Only those of the pod's `dnsConfig`.
     Empty,
 }
 
-/// Which servers the policy of a pod means; unknown policies count as `ClusterFirst`.
+/// The DNS servers by the pod's policy; unknown policies count as `ClusterFirst`.
 pub fn base(pod: &Pod) -> Base {
     match pod.spec().dns_policy.as_deref() {
         Some("None") => Base::Empty,
@@ -116,27 +116,27 @@ pub fn needs_host_file(pod: &Pod) -> bool {
     base(pod) != Base::Empty
 }
 
-/// Something to tell as an event.
+/// A warning to record as an event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DnsWarning {
     /// Reason of the event.
     pub reason: &'static str,
-    /// Message of the pod's event.
+    /// Message of the event on the pod.
     pub message: String,
-    /// Message of the same event on the node, where there is one.
+    /// Message of the same event on the node, if any.
     pub on_node: Option<String>,
 }
 
-/// The resolver configuration, and what there is to warn of.
+/// DNS configuration of a pod with its warnings.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PodDns {
-    /// For the sandbox.
+    /// Configuration for the sandbox.
     pub config: cri::DnsConfig,
-    /// For events.
+    /// Warnings to record as events.
     pub warnings: Vec<DnsWarning>,
 }
 
-/// The resolver configuration of a pod; `host` is `None` where `resolvConf` is `""`.
+/// Builds the DNS configuration of a pod; `host` is `None` if `resolvConf` is `""`.
 pub fn of_pod(pod: &Pod, settings: &DnsSettings, host: Option<&HostDns>) -> PodDns {
     let mut warnings = Vec::new();
     let nothing = HostDns::default();
@@ -245,7 +245,7 @@ fn forming(message: String) -> DnsWarning {
     DnsWarning { reason: "DNSConfigForming", message, on_node: None }
 }
 
-/// What is wrong with the node's file itself: messages of `CheckLimitsForResolvConf`, once at the
+/// Checks the limits of the node's file itself: messages of `CheckLimitsForResolvConf`, once at the
 /// start of the sync loop.
 pub fn check_host_file(path: &str, host: &HostDns, cluster_domain: &str) -> Vec<String> {
     let limit = if cluster_domain.is_empty() { MAX_SEARCHES } else { MAX_SEARCHES - CLUSTER_SEARCHES };

@@ -1,10 +1,10 @@
-//! The text of a pod's hosts file. Pure. Behaviour: spec 03a §6.3.
+//! Content of a pod's hosts file. Pure. Implements spec 03a §6.3.
 
 use std::net::IpAddr;
 
 use berth_types::{api, hostname::HostName};
 
-/// Where containers see it.
+/// Path of the hosts file in containers.
 pub const PATH: &str = "/etc/hosts";
 
 const FIXED: &str = "127.0.0.1\tlocalhost\n\
@@ -14,14 +14,14 @@ const FIXED: &str = "127.0.0.1\tlocalhost\n\
     fe00::1\tip6-allnodes\n\
     fe00::2\tip6-allrouters\n";
 
-/// Whether a container gets the managed file: it does not mount that path itself, and there is
-/// something to tell.
+/// Whether a container gets the managed file: it does not mount that path itself, and addresses are
+/// known or it uses the host network.
 pub fn is_wanted(host_network: bool, pod_ips: &[IpAddr], container: &api::Container) -> bool {
     let own = container.volume_mounts.iter().flatten().any(|m| m.mount_path == PATH);
     !own && (host_network || !pod_ips.is_empty())
 }
 
-/// For a pod with its own network.
+/// Content for a pod with its own network.
 pub fn of_pod(name: &HostName, ips: &[IpAddr], aliases: &[api::HostAlias]) -> String {
     let mut text = format!("# Kubernetes-managed hosts file.\n{FIXED}");
     for ip in ips {
@@ -34,7 +34,7 @@ pub fn of_pod(name: &HostName, ips: &[IpAddr], aliases: &[api::HostAlias]) -> St
     text
 }
 
-/// For a pod in the node's network: the node's own file, byte for byte, between header and aliases.
+/// Content for a pod with host network: the node's own file, byte for byte, between header and aliases.
 pub fn of_node(node_file: &[u8], aliases: &[api::HostAlias]) -> Vec<u8> {
     let mut bytes = b"# Kubernetes-managed hosts file (host network).\n".to_vec();
     bytes.extend_from_slice(node_file);

@@ -1,6 +1,6 @@
-//! What is asked of CRI for a sandbox and its containers. Pure.
+//! Builds the CRI requests for a sandbox and its containers. Pure.
 //!
-//! In: the pod, and what the preparer has read (resolv.conf, environment, volumes, node). Out:
+//! Input: the pod, and what the preparer has read (resolv.conf, environment, volumes, node). Output:
 //! the messages of `runtime.v1`, whose generated types are the only foreign values here.
 //!
 //! | File | Part |
@@ -10,12 +10,12 @@
 //! | [`dns`] | resolv.conf, policies, limits |
 //! | [`ports`] | port mappings |
 //! | [`userns`] | user namespaces |
-//! | [`mounts`] | what each volume mount becomes |
-//! | [`hosts`] | text of the hosts file |
+//! | [`mounts`] | CRI mounts and devices of a container's volumes |
+//! | [`hosts`] | content of the hosts file |
 //! | [`security`] | users, groups, capabilities, seccomp, AppArmor, namespaces |
 //! | [`resources`] | shares, quota, memory, huge pages, OOM score, swap |
 //!
-//! Behaviour: spec 03a §5-6.
+//! Implements spec 03a §5-6.
 
 pub mod container;
 pub mod dns;

@@ -1,7 +1,7 @@
-//! What each volume mount of a container becomes. Pure. Behaviour: spec 03a §6.3.
+//! CRI mounts and devices for a container's volumes. Pure. Implements spec 03a §6.3.
 //!
-//! The result still names sub-paths; who prepares the container makes them on the volume and
-//! fills in the host path.
+//! Planned mounts still refer to subpaths; the preparer creates these in the volume and sets the host
+//! path.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,32 +11,32 @@ use berth_types::{
     expand::{SubPathError, Variables},
 };
 
-/// What a mount needs to know of a volume that is mounted.
+/// A mounted volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Volume<'a> {
-    /// Where it lies on the host; `None` for image volumes.
+    /// Path of the volume on the host; `None` for image volumes.
     pub host_path: Option<&'a Path>,
     /// The image that the runtime mounts, for image volumes.
     pub image: Option<&'a cri::ImageSpec>,
-    /// The volume itself is read-only.
+    /// Whether the volume itself is read-only.
     pub read_only: bool,
-    /// It is ours and may be relabelled for SELinux.
+    /// Whether the agent owns the volume and it may be relabeled for SELinux.
     pub relabel: bool,
-    /// Mode of directories that are made for sub-paths.
+    /// Mode of directories created for subpaths.
     pub sub_path_mode: u32,
 }
 
-/// What mounts depend on, apart from the container.
+/// Inputs of the mounts, apart from the container.
 pub struct MountInputs<'a> {
-    /// The volume of that name, where it is mounted.
+    /// Looks up the mounted volume of that name.
     pub volume: &'a dyn Fn(&str) -> Option<Volume<'a>>,
-    /// The container's environment.
+    /// The container's environment, for `subPathExpr`.
     pub env: &'a Variables<'a>,
-    /// Whether the handler can mount read-only recursively.
+    /// Whether the runtime handler supports recursive read-only mounts.
     pub recursive_read_only: bool,
     /// Whether SELinux is enabled on the node.
     pub selinux: bool,
-    /// The id mappings of the pod's user namespace; empty for the node's.
+    /// The ID mappings of the pod's user namespace; empty for the node's.
     pub id_mappings: &'a [cri::IdMapping],
 }
 
@@ -45,97 +45,98 @@ pub struct MountInputs<'a> {
 pub struct SubPath {
     /// Name of the volume.
     pub volume: String,
-    /// Where the volume lies on the host.
+    /// Path of the volume on the host.
     pub volume_path: PathBuf,
-    /// The path inside: relative, without `..`.
+    /// Path inside the volume: relative, without `..`.
     pub path: PathBuf,
-    /// Mode of directories that are made.
+    /// Mode of created directories.
     pub mode: u32,
-    /// Place of the mount in the container's list.
+    /// Index of the mount in the container's list.
     pub index: usize,
 }
 
-/// One mount, decided.
+/// A planned mount.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlannedMount {
-    /// Complete but for the host path of a sub-path.
+    /// The mount, without the host path if it has a subpath.
     pub mount: cri::Mount,
-    /// Where the host path has to be made first.
+    /// The subpath to create before the host path is known.
     pub sub_path: Option<SubPath>,
 }
 
-/// Why a mount cannot be made.
+/// Why a mount cannot be planned.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MountError {
     /// The volume is not mounted.
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
     NoVolume {
-        /// Volume name.
+        /// Name of the volume.
         volume: String,
-        /// Container name.
+        /// Name of the container.
         container: String,
     },
-    /// The block volume is not there.
+    /// The block volume is not mapped.
     #[error("cannot find volume {volume:?} to pass into container {container:?}")]
     NoBlockVolume {
-        /// Volume name.
+        /// Name of the volume.
         volume: String,
-        /// Container name.
+        /// Name of the container.
         container: String,
     },
-    /// `subPathExpr` names no path, for instance because of variables that are not set.
+    /// `subPathExpr` is invalid, for example because of variables that are not set.
     #[error(transparent)]
     Expression(#[from] SubPathError),
     /// The path of a device is relative.
     #[error("error DevicePath `{0}` must be an absolute path")]
     DevicePath(String),
-    /// The sub-path is absolute.
+    /// The subpath is absolute.
     #[error("error SubPath `{0}` must not be an absolute path")]
     Absolute(String),
-    /// The sub-path leaves the volume.
+    /// The subpath contains `..`.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backsteps(String),
-    /// The propagation is none of the known ones.
+    /// The mount propagation is unknown.
     #[error("invalid MountPropagation mode: {0:?}")]
     Propagation(String),
-    /// Recursive read-only needs `readOnly`.
+    /// Recursive read-only requires `readOnly`.
     #[error(
         "failed to resolve recursive read-only mode: volume {0:?} requested recursive read-only mode, but it is not read-only"
     )]
     NotReadOnly(String),
-    /// Recursive read-only needs private propagation.
+    /// Recursive read-only requires private propagation.
     #[error(
         "failed to resolve recursive read-only mode: volume {volume:?} requested recursive read-only mode, but it is not compatible with propagation {mode:?}"
     )]
     Incompatible {
-        /// Volume name.
+        /// Name of the volume.
         volume: String,
-        /// The propagation.
+        /// Requested propagation.
         mode: String,
     },
-    /// The runtime cannot do it.
+    /// The runtime does not support recursive read-only mounts.
     #[error(
         "failed to resolve recursive read-only mode: volume {0:?} requested recursive read-only mode, but it is not supported by the runtime"
     )]
     Unsupported(String),
-    /// The mode is none of the known ones.
+    /// The recursive read-only mode is unknown.
     #[error("failed to resolve recursive read-only mode: unknown recursive read-only mode {0:?}")]
     UnknownMode(String),
 }
 
-/// The volume mounts of a container, in order.
+/// Plans the volume mounts of a container, in order.
 ///
 /// # Errors
-/// For the first mount that cannot be made.
+/// The first mount that cannot be planned.
 pub fn plan(container: &api::Container, inputs: &MountInputs<'_>) -> Result<Vec<PlannedMount>, MountError> {
     let all = container.volume_mounts.iter().flatten().enumerate();
     all.map(|(index, mount)| one(container, index, mount, inputs)).collect()
 }
 
-/// The volumes that a container gets as devices; `device` knows the link to one, and whether it is read-only.
+/// Builds the devices of a container's block volumes; `device` returns the link to a volume, and
+/// whether it is read-only.
 ///
 /// # Errors
-/// For the first that cannot be given.
+/// The first device that cannot be built.
 pub fn devices(
     container: &api::Container,
     device: &dyn Fn(&str) -> Option<(PathBuf, bool)>,
@@ -173,7 +174,7 @@ fn one(
             let sub_path = SubPath { volume: name, volume_path: volume_path.to_owned(), path, mode, index };
             (String::new(), String::new(), Some(sub_path))
         }
-        // The runtime looks inside the image itself.
+        // The runtime resolves the path inside the image itself.
         (None, inside) => {
             if volume.image.is_none() {
                 let (volume, container) = (wanted.name.clone(), container.name.clone());
@@ -197,7 +198,7 @@ fn one(
     Ok(PlannedMount { mount, sub_path })
 }
 
-/// The sub-path a mount asks for; `None` for the whole volume.
+/// The subpath of a mount; `None` for the whole volume.
 fn sub_path(wanted: &api::VolumeMount, env: &Variables<'_>) -> Result<Option<PathBuf>, MountError> {
     let text = match wanted.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
         Some(expression) => env.expand_sub_path(expression)?,
@@ -213,7 +214,7 @@ fn sub_path(wanted: &api::VolumeMount, env: &Variables<'_>) -> Result<Option<Pat
     if path.components().any(|c| c == Component::ParentDir) {
         return Err(MountError::Backsteps(text));
     }
-    // `.` alone means the whole volume, but through the sub-path's own bind.
+    // `.` alone means the whole volume, but through the subpath's own bind mount.
     Ok(Some(path.components().filter(|c| *c != Component::CurDir).collect()))
 }
 

@@ -1,12 +1,12 @@
-//! Port mappings of a sandbox. Pure. Behaviour: spec 03a §5.3.
+//! CRI port mappings of a sandbox. Pure. Implements spec 03a §5.3.
 
 use std::{collections::HashSet, net::Ipv6Addr};
 
 use berth_proto::cri;
 use berth_types::{Pod, api};
 
-/// The mappings of all regular containers, in order. Within one container a name, or for ports
-/// without one the same address and numbers, counts once.
+/// The port mappings of all regular containers, in order. Within one container duplicates are dropped:
+/// the same name or, for unnamed ports, the same address and numbers.
 pub fn of_pod(pod: &Pod) -> Vec<cri::PortMapping> {
     pod.containers().iter().flat_map(of_container).collect()
 }

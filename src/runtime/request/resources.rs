@@ -1,5 +1,6 @@
-//! What a runtime is told about a container's share of the machine. Pure. Behaviour: spec 03a §6.5,
-//! 06a §5, §9, §10.
+//! CRI resources of pods and containers: CPU, memory, huge pages, OOM score, swap. Pure.
+//!
+//! Implements spec 03a §6.5, 06a §5, §9, §10.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,9 +12,9 @@ use berth_types::{
     resources::{self, CPU, MEMORY, Overhead},
 };
 
-/// OOM score of containers that die last.
+/// `oom_score_adj` of containers that are OOM-killed last.
 const PROTECTED: i64 = -997;
-/// OOM score of containers that die first.
+/// `oom_score_adj` of containers that are OOM-killed first.
 const FIRST_TO_DIE: i64 = 1000;
 
 /// `memorySwap.swapBehavior`.
@@ -26,18 +27,18 @@ pub enum SwapBehavior {
     LimitedSwap,
 }
 
-/// The node's swap.
+/// Swap settings of the node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NodeSwap {
-    /// Whether the kernel can limit swap at all.
+    /// Whether the kernel can limit swap.
     pub controllable: bool,
-    /// The configured behaviour.
+    /// The configured swap behavior.
     pub behavior: SwapBehavior,
-    /// Swap of the node, in bytes.
+    /// Swap size of the node, in bytes.
     pub bytes: u64,
 }
 
-/// What the numbers depend on, apart from the pod.
+/// Inputs of the resource values, apart from the pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     /// `cpuCFSQuota`.
@@ -48,25 +49,25 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Huge page sizes of the node, in bytes.
     pub hugepage_sizes: Vec<u64>,
-    /// Whether the node has the unified hierarchy.
+    /// Whether the node uses cgroup v2.
     pub cgroup_v2: bool,
     /// `singleProcessOOMKill`.
     pub single_process_oom_kill: bool,
-    /// Swap.
+    /// Swap settings of the node.
     pub swap: NodeSwap,
 }
 
-/// Whether a container has CPUs of its own; its quota is off then.
+/// Whether a container has exclusive CPUs; its CFS quota is off then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Cpus {
-    /// It shares the pool.
+    /// It shares the CPU pool.
     #[default]
     Shared,
-    /// It has its own.
+    /// It has exclusive CPUs.
     Exclusive,
 }
 
-/// What is asked for and capped at, as a runtime is told it.
+/// Requests and limits to convert.
 struct Wanted {
     cpu_request: Option<Amount>,
     cpu_limit: Option<Amount>,
@@ -104,7 +105,7 @@ pub fn of_pod(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
     convert(&wanted, Cpus::Shared, machine)
 }
 
-/// The overhead of a pod, as request and limit; empty where it has none.
+/// The overhead of a pod, as request and limit; empty if it has none.
 pub fn of_overhead(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources {
     if pod.spec().overhead.is_none() {
         return cri::LinuxContainerResources::default();
@@ -115,7 +116,7 @@ pub fn of_overhead(pod: &Pod, machine: &Machine) -> cri::LinuxContainerResources
     convert(&wanted, Cpus::Shared, machine)
 }
 
-/// A container's limit above zero, else that of the pod level.
+/// A container's nonzero limit, else that of the pod level.
 fn limit(pod: &Pod, container: &api::Container, resource: &str) -> Option<Amount> {
     let own = container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get(resource));
     let level = pod.spec().resources.as_ref().and_then(|r| r.limits.as_ref()?.get(resource));
@@ -125,7 +126,7 @@ fn limit(pod: &Pod, container: &api::Container, resource: &str) -> Option<Amount
 
 fn convert(wanted: &Wanted, cpus: Cpus, machine: &Machine) -> cri::LinuxContainerResources {
     let milli = |amount: Option<Amount>| amount.map_or(0, Amount::milli);
-    // A request of zero is an answer; only one that is missing is taken from the limit.
+    // A request of zero is valid; only a missing request defaults to the limit.
     let shares = cpu::shares(milli(wanted.cpu_request.or(wanted.cpu_limit)));
     let mut linux = cri::LinuxContainerResources {
         cpu_shares: i64::try_from(shares).unwrap_or(i64::MAX),
@@ -171,7 +172,7 @@ fn set_swap(linux: &mut cri::LinuxContainerResources, pod: &Pod, container: &api
     unified.insert("memory.swap.max".to_owned(), swap_share(pod, container, machine).to_string());
 }
 
-/// Bytes of swap a container may use on the unified hierarchy.
+/// Bytes of swap a container may use on cgroup v2.
 fn swap_share(pod: &Pod, container: &api::Container, machine: &Machine) -> u64 {
     let request = resources::request_of(container, MEMORY).map_or(0, Amount::value).max(0).unsigned_abs();
     let own_limit = container.resources.as_ref().and_then(|r| r.limits.as_ref()?.get(MEMORY));
@@ -194,7 +195,7 @@ fn swap_share(pod: &Pod, container: &api::Container, machine: &Machine) -> u64 {
     share
 }
 
-/// The OOM score of a container's processes, -997 to 1000 (spec 06a §9).
+/// `oom_score_adj` of a container's processes, -997 to 1000 (spec 06a §9).
 pub fn oom_score_adj(pod: &Pod, container: &api::Container, node_memory: u64) -> i64 {
     if pod.is_node_critical() {
         return PROTECTED;
@@ -220,7 +221,7 @@ fn burstable_score(pod: &Pod, container: &api::Container, node_memory: u64) -> i
     i64::try_from(adj.clamp(3, 999)).unwrap_or(999)
 }
 
-/// What the pod-level memory request leaves to each container beyond its own.
+/// Each container's share of the pod-level memory request that the containers' own requests do not use.
 fn unclaimed_per_container(pod: &Pod) -> i128 {
     let level = pod.spec().resources.as_ref().and_then(|r| r.requests.as_ref()?.get(MEMORY));
     let Some(level) = level.and_then(|q| Amount::try_from(q).ok()).filter(|a| !a.is_zero()) else { return 0 };

@@ -1,4 +1,4 @@
-//! The configuration of a sandbox. Pure. Behaviour: spec 03a §5.
+//! CRI sandbox configuration. Pure. Implements spec 03a §5.
 
 use std::{collections::HashMap, path::Path};
 
@@ -9,7 +9,7 @@ use berth_types::{
     hostname::{HostName, HostNameError},
 };
 
-/// What a sandbox's configuration is put together from.
+/// Inputs of a sandbox configuration.
 pub struct SandboxParts<'a> {
     /// The pod.
     pub pod: &'a Pod,
@@ -17,37 +17,37 @@ pub struct SandboxParts<'a> {
     pub attempt: u32,
     /// `clusterDomain`.
     pub cluster_domain: &'a str,
-    /// Where the pod's logs go.
+    /// Log directory of the pod.
     pub log_directory: &'a Path,
-    /// Resolver configuration.
+    /// DNS configuration.
     pub dns: cri::DnsConfig,
-    /// The pod's cgroup in the driver's notation.
+    /// The pod's cgroup in the notation of the cgroup driver.
     pub cgroup_parent: &'a str,
     /// The pod's user namespace.
     pub userns: cri::UserNamespace,
-    /// Groups that the pod's volumes bring along.
+    /// Supplemental groups of the pod's volumes.
     pub volume_groups: &'a [i64],
-    /// Totals without overhead.
+    /// Pod totals without overhead.
     pub resources: cri::LinuxContainerResources,
-    /// Overhead.
+    /// Pod overhead.
     pub overhead: cri::LinuxContainerResources,
 }
 
 /// Why a sandbox cannot be configured.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The host name.
+    /// The host name is invalid.
     #[error(transparent)]
     HostName(#[from] HostNameError),
-    /// The security context.
+    /// The security context is invalid.
     #[error(transparent)]
     Security(#[from] SecurityError),
 }
 
-/// The configuration of a sandbox.
+/// Builds the configuration of a sandbox.
 ///
 /// # Errors
-/// Where the pod's names or security context cannot be met.
+/// The pod's host name or security context is invalid.
 pub fn config(parts: SandboxParts<'_>) -> Result<cri::PodSandboxConfig, SandboxError> {
     let pod = parts.pod;
     let as_map = |map: &std::collections::BTreeMap<String, String>| -> HashMap<String, String> {
@@ -93,7 +93,7 @@ fn sysctls(pod: &Pod) -> HashMap<String, String> {
     wanted.map(|s| (sysctl_name(&s.name), s.value.clone())).collect()
 }
 
-/// A sysctl's name with dots between its parts: `net/ipv4/conf/eth0.1/x` is
+/// Converts a sysctl name to dots as separators: `net/ipv4/conf/eth0.1/x` becomes
 /// `net.ipv4.conf.eth0/1.x`.
 pub fn sysctl_name(name: &str) -> String {
     if name.chars().find(|c| matches!(c, '.' | '/')) != Some('/') {

@@ -1,4 +1,6 @@
-//! Who a container runs as and what it may do. Pure. Behaviour: spec 03a §5, §6.4.
+//! Security contexts of sandboxes and containers: users, groups, profiles, namespaces. Pure.
+//!
+//! Implements spec 03a §5, §6.4.
 
 use std::path::{Path, PathBuf};
 
@@ -22,97 +24,97 @@ const MASKED: [&str; 12] = [
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// What is wrong with what a pod asks for.
+/// Why a security context cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SecurityError {
-    /// Only `Merge` and `Strict` are known.
+    /// The supplemental groups policy is neither `Merge` nor `Strict`.
     #[error("unsupported supplementalGroupsPolicy: {0}")]
     GroupsPolicy(String),
-    /// A seccomp profile of the node without its name.
+    /// A `Localhost` seccomp profile without its name.
     #[error("localhostProfile must be set if seccompProfile type is Localhost.")]
     NoSeccompName,
-    /// The seccomp profile lies outside the directory of profiles.
+    /// The seccomp profile is outside the profile directory.
     #[error("seccomp localhostProfile {0:?} must be a relative path without '..'")]
     SeccompPath(String),
-    /// An AppArmor profile of the node without its name.
+    /// A `Localhost` AppArmor profile without its name.
     #[error("missing localhost apparmor profile name")]
     NoAppArmorName,
-    /// AppArmor knows no such type.
+    /// The type of the AppArmor profile is unknown.
     #[error("unknown profile type: {0}")]
     AppArmorType(String),
-    /// `runAsUser: 0` under `runAsNonRoot`.
+    /// `runAsUser: 0` together with `runAsNonRoot`.
     #[error("container's runAsUser breaks non-root policy (pod: \"{pod}\", container: {container})")]
     RunAsRoot {
-        /// The pod.
+        /// Reference of the pod.
         pod: PodRef,
-        /// The container.
+        /// Name of the container.
         container: String,
     },
-    /// The image names its user.
+    /// The image's user is a name, so `runAsNonRoot` cannot be verified.
     #[error(
         "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root (pod: \
          \"{pod}\", container: {container})"
     )]
     NamedUser {
-        /// The user.
+        /// The user name.
         user: String,
-        /// The pod.
+        /// Reference of the pod.
         pod: PodRef,
-        /// The container.
+        /// Name of the container.
         container: String,
     },
-    /// The image's user is root.
+    /// The image runs as root despite `runAsNonRoot`.
     #[error("container has runAsNonRoot and image will run as root (pod: \"{pod}\", container: {container})")]
     ImageRoot {
-        /// The pod.
+        /// Reference of the pod.
         pod: PodRef,
-        /// The container.
+        /// Name of the container.
         container: String,
     },
-    /// The image's user is out of range.
+    /// The image's UID is out of range.
     #[error(
         "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-(2147483647)): (pod: \
          \"{pod}\", container: {container})"
     )]
     InvalidUid {
-        /// The user.
+        /// The UID.
         uid: i64,
-        /// The pod.
+        /// Reference of the pod.
         pod: PodRef,
-        /// The container.
+        /// Name of the container.
         container: String,
     },
 }
 
-/// The user an image asks for; an image that says nothing is uid 0.
+/// User of an image; an image without a user has UID 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ImageAccount<'a> {
-    /// Numeric.
+    /// Numeric UID.
     Uid(i64),
-    /// By name.
+    /// User name.
     Name(&'a str),
 }
 
-/// What a container's security context is made from, apart from the pod.
+/// Inputs of a container's security context, apart from the pod.
 pub struct SecurityInputs<'a> {
-    /// The user the image asks for.
+    /// User of the image.
     pub image: ImageAccount<'a>,
     /// `<root>/seccomp`.
     pub seccomp_root: &'a Path,
     /// `seccompDefault`.
     pub seccomp_default: bool,
-    /// Groups that the pod's volumes bring along.
+    /// Supplemental groups of the pod's volumes.
     pub volume_groups: &'a [i64],
     /// Paths of this machine that are masked besides the fixed ones.
     pub machine_masked: &'a [String],
-    /// Namespaces, see [`namespaces`].
+    /// Namespace options, see [`namespaces`].
     pub namespaces: cri::NamespaceOption,
 }
 
-/// The security context of a container.
+/// Builds the security context of a container.
 ///
 /// # Errors
-/// Says which field of the pod cannot be met; also where the image breaks `runAsNonRoot`.
+/// A field of the pod is invalid, or the image violates `runAsNonRoot`.
 pub fn of_container(
     pod: &Pod,
     container: &api::Container,
@@ -155,10 +157,10 @@ pub fn of_container(
     })
 }
 
-/// The security context of a sandbox.
+/// Builds the security context of a sandbox.
 ///
 /// # Errors
-/// For an unknown policy of supplemental groups.
+/// The supplemental groups policy is unknown.
 pub fn of_sandbox(
     pod: &Pod,
     volume_groups: &[i64],
@@ -181,8 +183,8 @@ pub fn of_sandbox(
     Ok(context)
 }
 
-/// Namespaces of a pod; `target` is the container whose process namespace an ephemeral container
-/// joins where the pod does not share one.
+/// Namespace options of a pod; `target` is the container whose PID namespace an ephemeral container
+/// joins if the pod does not share one.
 pub fn namespaces(pod: &Pod, target: Option<&ContainerId>, userns: cri::UserNamespace) -> cri::NamespaceOption {
     use cri::NamespaceMode as Mode;
     let spec = pod.spec();
@@ -269,14 +271,14 @@ fn seccomp(
     }
 }
 
-/// The API server validates this path; a static pod's manifest is checked here.
+/// The API server validates this path; this check covers static pods.
 fn below(root: &Path, name: &str) -> Result<PathBuf, SecurityError> {
     let plain = Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
     if plain { Ok(root.join(name)) } else { Err(SecurityError::SeccompPath(name.to_owned())) }
 }
 
-/// The container's field, the pod's annotation for the container, the pod's field: the first
-/// that is there. The text is the form of the field that CRI deprecates.
+/// The first of the container's field, the pod's annotation for the container, and the pod's field. The
+/// returned text is the value of the deprecated CRI field.
 fn apparmor(pod: &Pod, container: &api::Container) -> Result<(Option<cri::SecurityProfile>, String), SecurityError> {
     use cri::security_profile::ProfileType;
     let own = container.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());

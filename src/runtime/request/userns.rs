@@ -1,37 +1,37 @@
-//! Which user namespace a pod gets. Pure. Behaviour: spec 03a §5.4, 06 §5.3.
+//! User namespace of a pod: support check and ID mappings. Pure. Implements spec 03a §5.4, 06 §5.3.
 
 use berth_proto::cri;
 use berth_types::Pod;
 
-/// A range of host ids that belongs to one pod.
+/// A range of host IDs assigned to one pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostIds {
-    /// The host's id of id 0 in the pod.
+    /// Host ID that maps to ID 0 in the pod.
     pub first: u32,
-    /// How many.
+    /// Number of IDs.
     pub length: u32,
 }
 
-/// The runtime cannot do what the pod asks for.
+/// The runtime does not support user namespaces.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnsupportedUserNamespace {
-    /// The default handler.
+    /// The default runtime handler does not support them.
     #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
     Runtime,
-    /// The handler of a RuntimeClass.
+    /// The handler of a RuntimeClass does not support them.
     #[error("can't set `spec.hostUsers: false`, RuntimeClass handler {0:?} does not support user namespaces")]
     Handler(String),
 }
 
-/// Whether the pod asks for its own user namespace.
+/// Whether the pod requests its own user namespace.
 pub fn is_wanted(pod: &Pod) -> bool {
     pod.spec().host_users == Some(false)
 }
 
-/// Whether the handler can do what the pod asks for.
+/// Checks that the handler supports user namespaces if the pod requests one.
 ///
 /// # Errors
-/// Where the pod asks for a user namespace and the handler has none.
+/// The pod requests a user namespace and the handler does not support it.
 pub fn check_support(pod: &Pod, handler: &str, supported: bool) -> Result<(), UnsupportedUserNamespace> {
     match (is_wanted(pod), supported, handler) {
         (false, ..) | (_, true, _) => Ok(()),
@@ -40,7 +40,7 @@ pub fn check_support(pod: &Pod, handler: &str, supported: bool) -> Result<(), Un
     }
 }
 
-/// The namespace option: the node's, or a pod's own with one mapping for users and groups.
+/// The namespace option: the node's, or the pod's own with one mapping for users and groups.
 pub fn options(ids: Option<HostIds>) -> cri::UserNamespace {
     match ids {
         None => cri::UserNamespace { mode: cri::NamespaceMode::Node.into(), ..Default::default() },
@@ -52,7 +52,7 @@ pub fn options(ids: Option<HostIds>) -> cri::UserNamespace {
     }
 }
 
-/// The mappings that each mount of the pod carries; none for the node's namespace.
+/// The ID mappings of each mount of the pod; empty for the node's namespace.
 pub fn mappings(ids: Option<HostIds>) -> Vec<cri::IdMapping> {
     ids.into_iter().map(|ids| cri::IdMapping { host_id: ids.first, container_id: 0, length: ids.length }).collect()
 }

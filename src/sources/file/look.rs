@@ -1,7 +1,7 @@
-//! Looks at the file system: which manifests there are, and what they hold. Blocking.
+//! Reads static pod manifests from the file system. Blocking.
 //!
-//! A file whose stamp did not change since the last look is not read again, one whose bytes did
-//! not change is not parsed again.
+//! A file whose stamp has not changed since the last read is not read again, one whose bytes have not
+//! changed is not parsed again.
 
 use std::{
     collections::BTreeMap,
@@ -29,30 +29,30 @@ use crate::sources::{
 };
 use berth_types::{Pod, PodSource};
 
-/// A manifest that was read, with the digest of its bytes.
+/// A valid manifest, with the digest of its bytes.
 #[derive(Clone, Debug)]
 pub struct KnownFile {
     digest: [u8; 32],
     stamp: Option<Stamp>,
-    /// The pod it holds.
+    /// The pod of the manifest.
     pub pod: Arc<Pod>,
 }
 
-/// What of a file changes whenever its bytes do.
+/// File metadata that changes whenever the content does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stamp {
     /// Device, inode, size.
     what: (u64, u64, u64),
-    /// Time of the last change of bytes or inode: seconds, nanoseconds.
+    /// Time of the last change of content or inode: seconds, nanoseconds.
     changed: (i64, i64),
 }
 
-/// Kernel time moves in ticks: a file that changed this recently, in seconds, can change again
-/// without a new time.
+/// File times have the granularity of kernel ticks: a file that changed within this many seconds can
+/// change again without a new time.
 const TICK: i64 = 2;
 
 impl Stamp {
-    /// `None` for a file that was changed a moment ago, or in the future.
+    /// `None` for a file that was changed just now, or in the future.
     fn settled(meta: &fs::Metadata) -> Option<Self> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
         let is_settled = i64::try_from(now).is_ok_and(|now| meta.ctime() < now - TICK);
@@ -61,50 +61,50 @@ impl Stamp {
     }
 }
 
-/// All good manifests by path; the order of paths is the order of the set.
+/// All valid manifests by path; the set has the order of the paths.
 pub type Files = BTreeMap<PathBuf, KnownFile>;
 
-/// A manifest that cannot be used.
+/// A rejected manifest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rejection {
-    /// Its path.
+    /// Path of the manifest.
     pub path: PathBuf,
-    /// The `reason` label.
+    /// Label `reason` of the metric.
     pub reason: &'static str,
-    /// What is wrong.
+    /// Error text.
     pub text: String,
 }
 
-/// What a look found.
+/// Result of reading the file system.
 #[derive(Debug, Default)]
 pub struct Looked {
-    /// The good manifests.
+    /// Valid manifests.
     pub files: Files,
-    /// The bad ones.
+    /// Rejected manifests.
     pub rejected: Vec<Rejection>,
-    /// Sub-directories and special files.
+    /// Subdirectories and special files.
     pub skipped: Vec<(PathBuf, &'static str)>,
-    /// The path itself does not exist.
+    /// Whether the path itself does not exist.
     pub missing: bool,
-    /// Device and inode of the directory that is to be watched.
+    /// Device and inode of the directory to watch.
     pub directory: Option<(u64, u64)>,
 }
 
-/// The path could not be looked at; what was known stays.
+/// The path could not be read; the previous state is kept.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
-    /// Neither.
+    /// The path is neither a file nor a directory.
     #[error("path is not a directory or file")]
     OtherType,
-    /// The system refused.
+    /// The I/O error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The path is one file and that is bad.
+    /// The path is a single file, and that is rejected.
     #[error("{0}")]
     File(String),
 }
 
-/// Where to look, and for which node.
+/// Reads the manifests of one path for one node.
 #[derive(Clone, Debug)]
 pub struct Look {
     path: Arc<Path>,
@@ -113,23 +113,23 @@ pub struct Look {
 }
 
 impl Look {
-    /// The path is made absolute, and a `/` at its end dropped.
+    /// Makes the path absolute, without a trailing `/`.
     pub fn new(config: &FileConfig) -> Self {
-        // `components` drops the trailing slash; where there is no working directory the path stays relative.
+        // `components` drops the trailing slash; without a working directory the path stays relative.
         let path: PathBuf = config.path.components().collect();
         let path = std::path::absolute(&path).unwrap_or(path);
         Self { path: path.into(), node_name: config.node_name.clone(), references: config.references }
     }
 
-    /// The path.
+    /// The configured path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads everything there is.
+    /// Reads all manifests.
     ///
     /// # Errors
-    /// Where nothing can be said about what is there.
+    /// The path cannot be read, so the manifests are unknown.
     pub fn list(&self, known: &Files) -> Result<Looked, LookError> {
         let meta = match fs::metadata(&self.path) {
             Ok(meta) => meta,
@@ -169,8 +169,8 @@ impl Look {
         }
     }
 
-    /// Reads what the watch noticed. A file that turned bad keeps its pod until the next list:
-    /// it may be half written.
+    /// Reads what the watch reported. A file that became invalid keeps its pod until the next list: it
+    /// may be partially written.
     pub fn changed(&self, mut known: Files, noticed: Vec<Noticed>) -> Looked {
         let mut looked = Looked::default();
         for one in noticed {
@@ -193,8 +193,8 @@ impl Look {
         looked
     }
 
-    /// Prepares the watch: of the directory, or of the directory a single file lies in, because a
-    /// file that is replaced takes its watch along. `None` if the path does not exist.
+    /// Prepares the watch of the directory, or of the parent directory of a single file, because
+    /// replacing the file removes a watch on it. `None` if the path does not exist.
     pub fn watch(&self) -> Option<io::Result<Prepared>> {
         let meta = match fs::metadata(&self.path) {
             Ok(meta) => meta,
@@ -259,20 +259,20 @@ fn rejection(path: &Path, reason: &'static str, e: &dyn std::fmt::Display) -> Re
     Rejection { path: path.to_owned(), reason, text: e.to_string() }
 }
 
-/// Hidden files, and what editors leave behind.
+/// Whether the file is hidden, or a leftover of an editor.
 pub fn is_ignored(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     name.starts_with(b".") || [&b"~"[..], b".swp", b".bak"].iter().any(|end| name.ends_with(end))
 }
 
-/// A plain new file is read once its writer closes it; only links are complete when they appear.
+/// A new regular file is read once its writer closes it; only links are complete when they appear.
 fn is_being_written(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.nlink() == 1)
 }
 
-/// The bytes, and the stamp they had before they were read.
+/// The bytes, and the file's stamp from before they were read.
 fn read_at_most(path: &Path) -> io::Result<(Vec<u8>, Option<Stamp>)> {
-    // What was a file a moment ago may be a pipe now: neither open nor read may wait for a writer.
+    // The file may have been replaced by a FIFO: neither open nor read may wait for a writer.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let meta = file.metadata()?;

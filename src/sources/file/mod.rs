@@ -1,12 +1,12 @@
-//! The file source: manifests in a directory, or one manifest in a file.
+//! File source: static pod manifests in a directory, or a single manifest file.
 //!
 //!   list timer ─┐
-//!   inotify ────┼─► look (blocking pool) ─► files we know ─► full set ─► mux
+//!   inotify ────┼─► read (blocking pool) ─► known files ─► full set ─► mux
 //!   retry timer ┘
 //!
-//! One task owns what is known of every file. All file access is on the blocking pool: a file
-//! system that hangs holds up this source and nothing else. A set is sent when it differs from
-//! the last one, and the first one always. Behaviour: spec 02a §1.6.
+//! One task owns the state of every file. All file access runs on the blocking pool: a file system that
+//! hangs blocks this source only. A set is sent when it differs from the last one, and the first one
+//! always. Implements spec 02a §1.6.
 
 mod look;
 mod watch;
@@ -29,34 +29,34 @@ use berth_types::Pod;
 use look::{Files, Look, LookError, Looked, Rejection};
 use watch::{Noticed, Watch};
 
-/// After this long a read is told to hang.
+/// Time after which a hanging read is logged.
 const SLOW: Duration = Duration::from_secs(30);
-/// First and last delay before the watch is tried again.
+/// First and maximum delay before the watch is retried.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(20));
 
-/// What the file source needs to know.
+/// Settings of the file source.
 #[derive(Clone, Debug)]
 pub struct FileConfig {
-    /// Directory or file.
+    /// Path of the directory or file.
     pub path: PathBuf,
-    /// Time between two lists.
+    /// Period of lists.
     pub period: Duration,
-    /// This node's name.
+    /// Name of this node.
     pub node_name: Arc<str>,
-    /// Which references to API objects are refused.
+    /// Rule for references to API objects.
     pub references: ReferenceRule,
 }
 
-/// The source's task.
+/// State of the source's task.
 pub struct FileSource {
     look: Look,
     period: Duration,
     door: Door,
     metrics: SourceMetrics,
     files: Files,
-    /// What was last said about each bad file, so that it is said once.
+    /// Last logged error of each rejected file, to log it once.
     complaints: BTreeMap<PathBuf, String>,
-    /// What failed as a whole, said once.
+    /// Last logged error of the path itself, to log it once.
     trouble: Option<String>,
     sent: Option<Vec<Arc<Pod>>>,
     watch: Option<Watch>,
@@ -65,7 +65,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// A source that has not looked yet.
+    /// Creates a source that has not read anything yet.
     pub fn new(config: FileConfig, door: Door, metrics: SourceMetrics) -> Self {
         Self {
             look: Look::new(&config),
@@ -93,7 +93,7 @@ impl FileSource {
 
     async fn serve(&mut self) {
         info!(path = %self.look.path().display(), "Watching path for pods");
-        // Watching before the first list, so that nothing falls between the two.
+        // Watch before the first list, so that no change in between is missed.
         self.open_watch().await;
         let mut lists = interval(self.period.max(Duration::from_millis(1)));
         lists.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -109,7 +109,7 @@ impl FileSource {
         }
     }
 
-    /// Opens the watch, or says when to try again.
+    /// Opens the watch, or schedules a retry.
     async fn open_watch(&mut self) {
         let look = self.look.clone();
         let prepared = blocking(move || look.watch()).await.flatten();
@@ -118,7 +118,7 @@ impl FileSource {
                 self.watch = Some(watch);
                 self.retry_after = RETRY.0;
             }
-            None => self.retry_at = Instant::now() + RETRY.0, // the path does not exist: the list tells
+            None => self.retry_at = Instant::now() + RETRY.0, // the path does not exist: the list logs that
             Some(Err(e)) => {
                 warn!(path = %self.look.path().display(), err = %e, "Unable to read config path");
                 self.retry_at = Instant::now() + self.retry_after;
@@ -161,7 +161,7 @@ impl FileSource {
         }
     }
 
-    /// Takes what the watch noticed, and all that it noticed meanwhile.
+    /// Processes an event of the watch, and all others that are pending.
     async fn noticed(&mut self, first: Noticed) {
         let mut all = vec![first];
         while let Some(Some(more)) = self.watch.as_mut().map(|watch| watch.next().now_or_never()) {
@@ -190,7 +190,7 @@ impl FileSource {
         self.retry_at = Instant::now();
     }
 
-    /// Remembers a look, says what is new about bad files, and sends the set if it changed.
+    /// Stores the result of a read, logs new errors, and sends the set if it changed.
     async fn take(&mut self, looked: Looked) {
         for Rejection { path, reason, text } in looked.rejected {
             if self.complaints.get(&path) == Some(&text) {
@@ -225,8 +225,8 @@ async fn next(watch: &mut Option<Watch>) -> Noticed {
     }
 }
 
-/// Runs file access on the blocking pool. It is waited for however long it takes, because a second
-/// look would hang like the first; that it hangs is told. `None` only if it panicked.
+/// Runs file access on the blocking pool. Waits however long it takes, because a second attempt would
+/// hang like the first; a hang is logged. `None` only if it panicked.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let mut task = tokio::task::spawn_blocking(work);
     loop {

@@ -1,7 +1,7 @@
-//! What inotify tells about the directory with the manifests.
+//! inotify watch of the static pod directory.
 //!
-//! A file counts as changed when its writer closes it, not with every write: half a manifest can
-//! be a valid one. A writer that never closes is found by the periodic list.
+//! A file counts as changed when its writer closes it, not at every write: half a manifest can be a
+//! valid one. A writer that never closes the file is covered by the periodic list.
 
 use std::{ffi::OsString, io, path::PathBuf};
 
@@ -10,34 +10,34 @@ use inotify::{Event, EventMask, EventStream, Inotify};
 
 use super::look::is_ignored;
 
-/// Something that happened.
+/// A change in the directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Noticed {
-    /// A name appeared; its content may still be written.
+    /// A name appeared; its content may still be being written.
     Created(PathBuf),
-    /// A file has new content or another mode.
+    /// A file has new content or metadata.
     Changed(PathBuf),
-    /// A name is gone.
+    /// A name disappeared.
     Gone(PathBuf),
-    /// More happened than the kernel could remember.
+    /// Anything may have changed: the event queue overflowed, or a single watched file changed.
     Everything,
-    /// The watch is gone: so is the directory, or it moved, or reading failed.
+    /// The watch is lost: the directory was removed or moved, or reading failed.
     Lost,
 }
 
-/// A watch that is not read yet; made on the blocking pool.
+/// A watch that is not read yet; created on the blocking pool.
 pub struct Prepared {
-    /// The kernel's side.
+    /// The inotify instance.
     pub inotify: Inotify,
-    /// The directory.
+    /// Path of the directory.
     pub directory: PathBuf,
-    /// Its device and inode.
+    /// Device and inode of the directory.
     pub identity: (u64, u64),
-    /// The only name that counts.
+    /// The only relevant name, for a single file.
     pub only: Option<OsString>,
 }
 
-/// A watch at work.
+/// A running watch.
 pub struct Watch {
     events: EventStream<Vec<u8>>,
     directory: PathBuf,
@@ -46,21 +46,21 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts to read.
+    /// Starts reading events.
     ///
     /// # Errors
-    /// If the descriptor cannot be polled.
+    /// The descriptor cannot be polled.
     pub fn start(prepared: Prepared) -> io::Result<Self> {
         let Prepared { inotify, directory, identity, only } = prepared;
         Ok(Self { events: inotify.into_event_stream(vec![0; 4096])?, directory, identity, only })
     }
 
-    /// Device and inode of the directory that is watched.
+    /// Device and inode of the watched directory.
     pub fn directory(&self) -> (u64, u64) {
         self.identity
     }
 
-    /// The next thing that counts. Safe to drop while waiting.
+    /// Waits for the next relevant change. Cancel-safe.
     pub async fn next(&mut self) -> Noticed {
         loop {
             match self.events.next().await {
@@ -89,7 +89,7 @@ impl Watch {
         }
         let path = self.directory.join(name);
         if self.only.is_some() {
-            // A single file is looked at as a whole, with the list's rules.
+            // A single file is read as a whole, with the rules of the list.
             return Some(Noticed::Everything);
         }
         if is_ignored(&path) {

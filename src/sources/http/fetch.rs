@@ -1,5 +1,6 @@
-//! One GET with everything that can go wrong: redirects, time, size. The body is read only up to
-//! the limit, however much is offered.
+//! HTTP GET of a manifest with redirects, timeout, and size limit.
+//!
+//! The body is read only up to the limit, however much is sent.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -25,11 +26,11 @@ use crate::sources::MANIFEST_LIMIT;
 use berth_config::text::without_password;
 use berth_sys::tls::{self, ServerVerifier};
 
-/// Time for everything: redirects, head and body.
+/// Timeout of a whole fetch: redirects, head, and body.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Headers that describe the message itself and cannot be chosen.
+/// Headers that describe the message itself and cannot be configured.
 const OWN_HEADERS: [&str; 4] = ["host", "content-length", "transfer-encoding", "trailer"];
-/// Where systems keep the authorities they trust; the first that exists counts.
+/// Paths of the system's CA bundle; the first that exists is used.
 const AUTHORITIES: [&str; 6] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -39,61 +40,61 @@ const AUTHORITIES: [&str; 6] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// An answer in full.
+/// A complete response.
 #[derive(Debug)]
 pub struct Answer {
-    /// The status of the last request.
+    /// Status of the last response.
     pub status: StatusCode,
     /// The body; empty unless the status is 200.
     pub body: Bytes,
 }
 
-/// There is no answer.
+/// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The URL cannot be asked.
+    /// The URL is malformed or its scheme is unsupported.
     #[error("Get \"{0}\": unsupported protocol scheme or malformed URL")]
     Url(String),
-    /// A header cannot be sent.
+    /// A configured header is invalid.
     #[error("invalid header field name or value of {0:?}")]
     Header(String),
-    /// Too many redirects.
+    /// There were too many redirects.
     #[error("Get \"{url}\": stopped after {limit} redirects", limit = redirect::MAX_REQUESTS)]
     Redirects {
-        /// The last URL.
+        /// URL of the last redirect.
         url: String,
     },
-    /// A redirect to nowhere.
+    /// The target of a redirect is invalid.
     #[error("Get \"{url}\": failed to parse Location header {location:?}")]
     Location {
-        /// Who said so.
+        /// URL that returned the redirect.
         url: String,
-        /// What it said.
+        /// The invalid target.
         location: String,
     },
-    /// No answer in time.
+    /// The response did not arrive in time.
     #[error("Get \"{url}\": request canceled: no complete answer within {limit:?}", limit = TIMEOUT)]
     TimedOut {
-        /// The first URL.
+        /// The configured URL.
         url: String,
     },
-    /// Connecting, sending or receiving failed.
+    /// Connecting, sending, or receiving failed.
     #[error("Get \"{url}\": {reason}")]
     Transport {
-        /// The URL.
+        /// The requested URL.
         url: String,
-        /// All causes.
+        /// All causes of the error.
         reason: String,
     },
-    /// The body reaches the limit.
+    /// The body reaches the size limit.
     #[error("{url}: the read limit is reached")]
     TooLarge {
-        /// The URL.
+        /// The requested URL.
         url: String,
     },
 }
 
-/// Asks one URL.
+/// Fetches one URL.
 pub struct Fetcher {
     url: String,
     headers: Result<HeaderMap, String>,
@@ -101,17 +102,17 @@ pub struct Fetcher {
 }
 
 impl Fetcher {
-    /// For that URL, with those headers. What is wrong with them is told with every request.
+    /// Creates a fetcher for that URL and those headers. If they are invalid, every request fails.
     pub fn new(url: &str, headers: &[(String, String)]) -> Self {
-        // No connection is kept: between two requests it would be cut by the other side anyway.
+        // No connection pool: an idle connection would be closed by the server between two requests.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector());
         Self { url: url.to_owned(), headers: header_map(headers), client }
     }
 
-    /// Asks, follows redirects, reads.
+    /// Sends the request, follows redirects, and reads the body.
     ///
     /// # Errors
-    /// Whatever keeps the answer away, within 10 seconds.
+    /// Any failure within the timeout of 10 seconds, or that timeout.
     pub async fn get(&self) -> Result<Answer, FetchError> {
         let timed_out = |_| FetchError::TimedOut { url: without_password(&self.url) };
         tokio::time::timeout(TIMEOUT, self.follow()).await.map_err(timed_out)?
@@ -192,7 +193,7 @@ fn header_map(headers: &[(String, String)]) -> Result<HeaderMap, String> {
     Ok(map)
 }
 
-/// The URL without user and password, and these as a header. `None` if it cannot be asked.
+/// The URL without user and password, and these as a header. `None` if the URL is not usable.
 fn split_credentials(url: &str) -> Option<(Uri, Option<HeaderValue>)> {
     let (scheme, rest) = url.split_once("://")?;
     let (authority, path) = match rest.find(['/', '?', '#']) {
@@ -216,7 +217,7 @@ fn split_credentials(url: &str) -> Option<(Uri, Option<HeaderValue>)> {
     Some((uri, header))
 }
 
-/// Undoes percent encoding.
+/// Decodes percent encoding.
 fn decoded(text: &str) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -254,7 +255,7 @@ fn connector() -> HttpsConnector<HttpConnector> {
             let config = config.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
             builder.with_tls_config(config.with_no_client_auth())
         }
-        // A system without a list of authorities: those that browsers trust.
+        // Without a CA bundle of the system: the roots that browsers trust.
         _ => builder.with_provider_and_webpki_roots(provider).expect("ring supports the default protocol versions"),
     };
     builder.https_or_http().enable_http1().build()

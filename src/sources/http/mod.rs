@@ -1,8 +1,8 @@
-//! The HTTP source: one pod or a list of pods from a URL, asked for again and again.
+//! HTTP source: polls one pod or a list of pods from a URL.
 //!
-//! A set is sent only for a good answer; whatever else happens, the last set stays. An answer with
-//! the bytes that were applied last is not looked at again; bytes that were refused are, so that
-//! the reason keeps being told. Behaviour: spec 02a §1.7, §14.
+//! A set is sent only for a valid response; after any failure the last set is kept. A response with the
+//! bytes that were applied last is not parsed again; rejected bytes are, so that the reason is reported
+//! each time. Implements spec 02a §1.7, §14.
 
 mod fetch;
 mod redirect;
@@ -26,25 +26,25 @@ use berth_metrics::SourceMetrics;
 use berth_types::{Pod, PodSource, api, fieldpath::quoted};
 use fetch::{FetchError, Fetcher};
 
-/// So many failures are told aloud before the verbosity is reduced.
+/// Number of failures logged at the normal level before the verbosity is reduced.
 const LOUD_FAILURES: u32 = 3;
 
-/// What the HTTP source needs to know.
+/// Settings of the HTTP source.
 #[derive(Clone, Debug)]
 pub struct HttpConfig {
-    /// The URL.
+    /// The URL to poll.
     pub url: String,
     /// Headers of every request, in order; names may repeat.
     pub headers: Vec<(String, String)>,
-    /// Time between two requests.
+    /// Period of requests.
     pub period: Duration,
-    /// This node's name.
+    /// Name of this node.
     pub node_name: Arc<str>,
-    /// Which references to API objects are refused.
+    /// Rule for references to API objects.
     pub references: ReferenceRule,
 }
 
-/// The source's task.
+/// State of the source's task.
 pub struct HttpSource {
     config: HttpConfig,
     shown: String,
@@ -55,7 +55,7 @@ pub struct HttpSource {
     failures: u32,
 }
 
-/// Why an answer could not be used.
+/// Why a response is not usable.
 #[derive(Debug, thiserror::Error)]
 enum PollError {
     #[error(transparent)]
@@ -71,7 +71,7 @@ enum PollError {
 }
 
 impl HttpSource {
-    /// A source that has not asked yet.
+    /// Creates a source that has not sent a request yet.
     pub fn new(config: HttpConfig, door: Door, metrics: SourceMetrics) -> Self {
         let shown = without_password(&config.url);
         let fetcher = Fetcher::new(&config.url, &config.headers);
@@ -149,9 +149,9 @@ impl HttpSource {
     }
 }
 
-/// The pods of an answer; one bad pod spoils the whole list.
+/// The pods of a response; one invalid pod invalidates the whole list.
 fn pods(body: &Bytes, config: &HttpConfig, shown: String) -> Result<Vec<Arc<Pod>>, PollError> {
-    // Both readings fail for one reason: the bytes are looked at once.
+    // Both decodings fail for the same reason: the bytes are decoded once.
     let not_parsed = |reason: String| PollError::NotParsed {
         url: shown.clone(),
         body: excerpt(&String::from_utf8_lossy(body)),

@@ -1,15 +1,14 @@
-//! Where a redirect leads, and what may be sent there. Pure. The rules are those of Go's client,
-//! which the reference uses.
+//! HTTP redirect rules of Go's client, which upstream uses: targets and sensitive headers. Pure.
 
 use http::Uri;
 
-/// Requests made for one answer, redirects included.
+/// Maximum number of requests per fetch, redirects included.
 pub const MAX_REQUESTS: usize = 10;
 
-/// Headers that are for the first host and its sub-domains only.
+/// Headers that are sent to the first host and its subdomains only.
 pub const SENSITIVE: [&str; 4] = ["authorization", "www-authenticate", "cookie", "cookie2"];
 
-/// The target of a `Location` header; `None` if it is no address of a web server.
+/// The target of a `Location` header; `None` if it is not an HTTP(S) URL.
 pub fn target(base: &Uri, location: &str) -> Option<Uri> {
     let location = location.split('#').next().unwrap_or_default();
     let scheme = base.scheme_str()?;
@@ -64,12 +63,12 @@ fn without_dots(path: &str) -> String {
     format!("/{}{}", parts.join("/"), if ends_open && !parts.is_empty() { "/" } else { "" })
 }
 
-/// Whether sensitive headers may go along: the host is the first one or below it.
+/// Whether sensitive headers may be sent: the host is the first one or a subdomain of it.
 pub fn may_know(first: &Uri, next: &Uri) -> bool {
     match (first.host(), next.host()) {
         (Some(first), Some(next)) => {
             let (first, next) = (first.to_ascii_lowercase(), next.to_ascii_lowercase());
-            // Addresses have no sub-domains, even where they look like it.
+            // IP addresses have no subdomains, even if their text looks like it.
             let is_name = next.parse::<std::net::IpAddr>().is_err();
             next == first || (is_name && next.strip_suffix(&first).is_some_and(|rest| rest.ends_with('.')))
         }

@@ -1,4 +1,4 @@
-//! Affinity, topology spread, and label selectors of a pod. Pure.
+//! Validates affinity, topology spread constraints, and label selectors of a pod. Pure.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 const UNKNOWN_OPERATOR: &str = "not a valid selector operator";
 
-/// One requirement of a selector of labels: of nodes or of pods.
+/// One requirement of a label selector, for nodes or for pods.
 struct Requirement<'a> {
     operator: &'a str,
     values: &'a [String],
@@ -77,7 +77,7 @@ fn weight(weight: i32, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// `check_values`: preferences may hold values that are no labels.
+/// `check_values`: preferences may contain values that are not valid label values.
 fn node_term(term: &api::NodeSelectorTerm, check_values: bool, at: &Path, errors: &mut FieldErrors) {
     for (i, one) in term.match_expressions.iter().flatten().enumerate() {
         let at = at.child("matchExpressions").index(i);
@@ -138,7 +138,7 @@ struct LabelKeys<'a> {
     mismatching: &'a [String],
 }
 
-/// Checks such keys, and that they neither contradict each other nor the selector.
+/// Checks these keys, and that they contradict neither each other nor the selector.
 fn label_keys(keys: &LabelKeys<'_>, selector: Option<&LabelSelector>, at: &Path, errors: &mut FieldErrors) {
     for (member, keys) in [("matchLabelKeys", keys.matching), ("mismatchLabelKeys", keys.mismatching)] {
         let at = at.child(member);
@@ -154,7 +154,7 @@ fn label_keys(keys: &LabelKeys<'_>, selector: Option<&LabelSelector>, at: &Path,
     let mut selected: BTreeSet<&str> = BTreeSet::new();
     selected
         .extend(selector.into_iter().flat_map(|one| one.match_labels.iter().flatten()).map(|(key, _)| key.as_str()));
-    // The API server has put the keys into the selector before it looks for keys that are there twice.
+    // The API server merges the keys into the selector before it checks for duplicate keys.
     for one in selector.into_iter().flat_map(|one| one.match_expressions.iter().flatten()) {
         let position = keys.matching.iter().rposition(|key| *key == one.key);
         if let Some(i) = position.filter(|_| selected.contains(one.key.as_str())) {

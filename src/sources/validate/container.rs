@@ -1,4 +1,4 @@
-//! Containers of all kinds. Pure.
+//! Validates init and regular containers. Pure.
 
 use std::collections::BTreeSet;
 
@@ -12,30 +12,30 @@ use super::{
 };
 use berth_types::{Pod, api, names};
 
-/// Most rules a container may have.
+/// Maximum number of restart rules per container.
 const MAX_RULES: usize = 20;
-/// Most exit codes a rule may have.
+/// Maximum number of exit codes per rule.
 const MAX_EXIT_CODES: usize = 255;
 
-/// What of its pod a container is checked against.
+/// Properties of the pod that its containers are checked against.
 pub struct PodContext<'a> {
     /// The pod's volumes.
     pub volumes: &'a [api::Volume],
-    /// Their names.
+    /// Names of the pod's volumes.
     pub volume_names: &'a BTreeSet<&'a str>,
-    /// The names of the pod's resource claims.
+    /// Names of the pod's resource claims.
     pub claims: BTreeSet<&'a str>,
-    /// The pod's grace period, seconds.
+    /// The pod's grace period in seconds.
     pub grace: i64,
-    /// Whether the pod runs with the users of the node.
+    /// Whether the pod uses the user namespace of the node.
     pub host_users: bool,
-    /// The operating system that the pod names.
+    /// `spec.os.name` of the pod.
     pub os: Option<&'a str>,
     /// The pod's restart policy.
     pub restart_policy: &'a str,
 }
 
-/// Init containers, then regular ones, each with its path.
+/// Init containers, then regular ones, each with its field path.
 pub fn with_paths<'a>(spec: &'a api::PodSpec, at: &Path) -> Vec<(Path, &'a api::Container)> {
     let init = spec.init_containers.as_deref().unwrap_or_default();
     let lists = [("initContainers", init), ("containers", spec.containers.as_slice())];
@@ -65,7 +65,7 @@ pub fn regular(containers: &[api::Container], context: &PodContext<'_>, at: &Pat
     containers.iter().enumerate().for_each(|(i, one)| host_ports(one, &mut taken, &at.index(i), errors));
 }
 
-/// Checks the init containers; only sidecars have hooks and probes.
+/// Checks the init containers; only sidecars may have hooks and probes.
 pub fn init(spec: &api::PodSpec, context: &PodContext<'_>, at: &Path, errors: &mut FieldErrors) {
     let mut seen: BTreeSet<&str> = spec.containers.iter().map(|one| one.name.as_str()).collect();
     let all = spec.init_containers.as_deref().unwrap_or_default();
@@ -84,7 +84,7 @@ pub fn init(spec: &api::PodSpec, context: &PodContext<'_>, at: &Path, errors: &m
     }
 }
 
-/// What only sidecars may have among the init containers.
+/// Rejects fields that only sidecars may have among the init containers.
 fn plain_init(one: &api::Container, at: &Path, errors: &mut FieldErrors) {
     for (member, is_set) in [
         ("lifecycle", one.lifecycle.is_some()),
@@ -175,7 +175,7 @@ fn ports(ports: &[api::ContainerPort], at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// No two ports may ask for the same port of the node; init containers run one after the other.
+/// Rejects duplicate host ports; init containers run one at a time.
 fn host_ports(one: &api::Container, taken: &mut BTreeSet<String>, at: &Path, errors: &mut FieldErrors) {
     for (i, port) in one.ports.iter().flatten().enumerate() {
         let Some(number) = port.host_port.filter(|number| *number != 0) else { continue };
@@ -187,7 +187,7 @@ fn host_ports(one: &api::Container, taken: &mut BTreeSet<String>, at: &Path, err
     }
 }
 
-/// Pods on the network of the node have the ports of their containers on the node.
+/// With host network, host ports must equal container ports.
 pub fn host_network_ports(containers: &[api::Container], at: &Path, errors: &mut FieldErrors) {
     for (i, container) in containers.iter().enumerate() {
         for (j, port) in container.ports.iter().flatten().enumerate() {

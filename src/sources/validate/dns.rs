@@ -1,4 +1,4 @@
-//! DNS settings, host names and host aliases of a pod. Pure.
+//! Validates DNS settings, host names, and host aliases of a pod. Pure.
 
 use super::{
     field::{FieldErrors, Path},
@@ -6,13 +6,13 @@ use super::{
 };
 use berth_types::{api, names};
 
-/// Most name servers that a resolver asks.
+/// Maximum number of name servers.
 const MAX_NAMESERVERS: usize = 3;
-/// Most search domains.
+/// Maximum number of search domains.
 const MAX_SEARCHES: usize = 32;
-/// Longest list of search domains, spaces between them included, bytes.
+/// Maximum length of the search list, including spaces, in bytes.
 const MAX_SEARCH_BYTES: usize = 2048;
-/// Longest host name that the kernel takes, bytes.
+/// Maximum length of a host name in the kernel, in bytes.
 const MAX_HOSTNAME: usize = 64;
 
 /// Checks the DNS policy and the DNS settings.
@@ -64,7 +64,7 @@ fn settings(config: &api::PodDNSConfig, must_name_servers: bool, at: &Path, erro
     }
 }
 
-/// Checks host name, subdomain, and the name that overrides both.
+/// Checks host name, subdomain, and the host name override.
 pub fn host_names(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     for (member, name) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
         if let Some(name) = name.as_deref().filter(|name| !name.is_empty()) {
@@ -85,7 +85,7 @@ pub fn host_names(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     errors.complaints(&at, name, names::dns_subdomain(name));
 }
 
-/// Checks the lines that the pod adds to its hosts file.
+/// Checks the pod's additions to its hosts file.
 pub fn host_aliases(aliases: &[api::HostAlias], at: &Path, errors: &mut FieldErrors) {
     for (i, alias) in aliases.iter().enumerate() {
         let at = at.index(i);

@@ -1,4 +1,4 @@
-//! Environment variables and where their values come from. Pure.
+//! Validates environment variables and the sources of their values. Pure.
 
 use super::{
     container,
@@ -7,7 +7,7 @@ use super::{
 };
 use berth_types::{api, names, quantity::Amount};
 
-/// Fields of a pod that an environment variable may read.
+/// Pod fields available to environment variables.
 const FIELDS_OF_ENV: [&str; 9] = [
     "metadata.name",
     "metadata.namespace",
@@ -19,12 +19,12 @@ const FIELDS_OF_ENV: [&str; 9] = [
     "status.podIP",
     "status.podIPs",
 ];
-/// Fields of a pod that a volume may read.
+/// Pod fields available to volumes.
 const FIELDS_OF_VOLUME: [&str; 5] =
     ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
-/// Fields of a pod that have a name, but that neither may read.
+/// Pod fields that are known, but available to neither.
 const OTHER_FIELDS: [&str; 3] = ["spec.restartPolicy", "spec.schedulerName", "status.phase"];
-/// Requests and limits that can be read; those of huge pages can be too.
+/// Available requests and limits; those of huge pages are available too.
 const RESOURCES: [&str; 6] = [
     "limits.cpu",
     "limits.ephemeral-storage",
@@ -33,7 +33,7 @@ const RESOURCES: [&str; 6] = [
     "requests.ephemeral-storage",
     "requests.memory",
 ];
-/// Units in which bytes can be read.
+/// Divisors for byte quantities.
 const BYTE_DIVISORS: [&str; 13] = ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
 /// Checks the variables of a container.
@@ -107,7 +107,7 @@ fn file_key(file: &api::FileKeySelector, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks that variables from files read `emptyDir` volumes of the pod.
+/// Checks that variables from files refer to `emptyDir` volumes of the pod.
 pub fn file_volumes(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     for (at, one) in container::with_paths(spec, at) {
         for (i, variable) in one.env.iter().flatten().enumerate() {
@@ -125,7 +125,7 @@ pub fn file_volumes(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// Who reads a field or resource of a pod: each may read other ones.
+/// Consumer of a pod field or resource: each may use different ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum FieldReader {
     /// An environment variable.
@@ -134,7 +134,7 @@ pub enum FieldReader {
     Volume,
 }
 
-/// Checks a reference to a field of the pod.
+/// Checks a reference to a pod field.
 pub fn field_ref(field: &api::ObjectFieldSelector, reader: FieldReader, at: &Path, errors: &mut FieldErrors) {
     let version = field.api_version.as_deref().unwrap_or_default();
     let path = field.field_path.as_str();
@@ -146,7 +146,7 @@ pub fn field_ref(field: &api::ObjectFieldSelector, reader: FieldReader, at: &Pat
         return errors.required(&at_path, "");
     }
     let subscript = path.strip_suffix("']").and_then(|path| path.split_once("['")).filter(|(map, _)| !map.is_empty());
-    // Old clients call the node the host.
+    // Deprecated name of the field.
     let name = if path == "spec.host" { "spec.nodeName" } else { path };
     let is_known = [&FIELDS_OF_ENV[..], &FIELDS_OF_VOLUME[..], &OTHER_FIELDS[..]].concat().contains(&name);
     let reason = match subscript {
@@ -169,7 +169,7 @@ pub fn field_ref(field: &api::ObjectFieldSelector, reader: FieldReader, at: &Pat
     }
 }
 
-/// Checks a reference to a request or limit; in a volume it names its container.
+/// Checks a reference to a request or limit; in a volume it must name its container.
 pub fn resource_ref(field: &api::ResourceFieldSelector, reader: FieldReader, at: &Path, errors: &mut FieldErrors) {
     let resource = field.resource.as_str();
     let has_container = field.container_name.as_ref().is_some_and(|name| !name.is_empty());
@@ -207,7 +207,7 @@ fn check_divisor(resource: &str, divisor: Amount, at: &Path, errors: &mut FieldE
     errors.invalid(at, resource, &format!("only divisor's values {units} are supported with the {kind} resource"));
 }
 
-/// Checks the sources of whole environments.
+/// Checks the `envFrom` sources of a container.
 pub fn from(sources: &[api::EnvFromSource], at: &Path, errors: &mut FieldErrors) {
     for (i, source) in sources.iter().enumerate() {
         let at = at.index(i);

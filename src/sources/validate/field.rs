@@ -1,40 +1,40 @@
-//! Paths of fields and what is wrong with them, as the API server words it. Pure.
+//! Field paths and field errors with the API server's texts. Pure.
 
 use std::fmt;
 
 use berth_config::text::excerpt;
 use berth_types::fieldpath::quoted;
 
-/// The path of a field, e.g. `spec.containers[0].image`.
+/// Path of a field, for example, `spec.containers[0].image`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Path(String);
 
 impl Path {
-    /// A field of the pod itself.
+    /// Path of a top-level field.
     pub fn root(name: &str) -> Self {
         Self(name.to_owned())
     }
 
-    /// A member of this field.
+    /// Path of a member of this field.
     #[must_use]
     pub fn child(&self, name: &str) -> Self {
         Self(format!("{}.{name}", self.0))
     }
 
-    /// An element of this list.
+    /// Path of an element of this list.
     #[must_use]
     pub fn index(&self, index: usize) -> Self {
         Self(format!("{}[{index}]", self.0))
     }
 
-    /// An entry of this map.
+    /// Path of an entry of this map.
     #[must_use]
     pub fn key(&self, key: &str) -> Self {
         Self(format!("{}[{key}]", self.0))
     }
 }
 
-/// One wrong field; displays as the API server's text.
+/// One field error; displays as the API server's text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FieldError(String);
 
@@ -44,14 +44,14 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// Everything that is wrong with a pod, in the order in which it was found.
+/// All errors of a pod, in the order in which they were found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FieldErrors(Vec<FieldError>);
 
-/// So many errors are shown of one pod; more make no reader wiser.
+/// Maximum number of errors displayed per pod.
 const SHOWN: usize = 100;
 
-/// `[first second]`.
+/// Displays as `[first second]`.
 impl fmt::Display for FieldErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts: Vec<&str> = self.0.iter().take(SHOWN).map(|error| error.0.as_str()).collect();
@@ -63,15 +63,15 @@ impl fmt::Display for FieldErrors {
     }
 }
 
-/// A value in an error text: texts are quoted, numbers are not.
+/// A value in an error text: strings are quoted, numbers are not.
 pub enum Shown<'a> {
-    /// Quoted.
+    /// Quoted string.
     Text(&'a str),
-    /// As it is.
+    /// Number.
     Number(i64),
     /// `true` or `false`.
     Flag(bool),
-    /// As a list of quoted texts.
+    /// List of quoted strings.
     List(&'a [String]),
 }
 
@@ -126,12 +126,12 @@ impl fmt::Display for Shown<'_> {
 }
 
 impl FieldErrors {
-    /// Whether nothing is wrong.
+    /// Whether there are no errors.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The texts.
+    /// The error texts.
     pub fn texts(&self) -> Vec<String> {
         self.0.iter().map(ToString::to_string).collect()
     }
@@ -141,22 +141,22 @@ impl FieldErrors {
         self.0.push(FieldError(format!("{}: {what}{detail}", excerpt(&path.0))));
     }
 
-    /// The field must be set.
+    /// Adds `Required value`: the field must be set.
     pub fn required(&mut self, path: &Path, detail: &str) {
         self.add(path, "Required value", detail);
     }
 
-    /// The value is wrong.
+    /// Adds `Invalid value`.
     pub fn invalid<'a>(&mut self, path: &Path, value: impl Into<Shown<'a>>, detail: &str) {
         self.add(path, &format!("Invalid value: {}", value.into()), detail);
     }
 
-    /// The value has each of these complaints.
+    /// Adds an `Invalid value` for each of these complaints.
     pub fn complaints(&mut self, path: &Path, value: &str, complaints: Vec<String>) {
         complaints.iter().for_each(|complaint| self.invalid(path, value, complaint));
     }
 
-    /// The value is none of those that exist.
+    /// Adds `Unsupported value`, with the supported ones.
     pub fn unsupported(&mut self, path: &Path, value: &str, supported: &[&str]) {
         let supported: Vec<String> = supported.iter().map(|one| quoted(one)).collect();
         self.add(
@@ -166,37 +166,37 @@ impl FieldErrors {
         );
     }
 
-    /// The value stands there twice.
+    /// Adds `Duplicate value`.
     pub fn duplicate(&mut self, path: &Path, value: &str) {
         self.add(path, &format!("Duplicate value: {}", quoted(&excerpt(value))), "");
     }
 
-    /// What the value refers to does not exist.
+    /// Adds `Not found`: the referenced object does not exist.
     pub fn not_found(&mut self, path: &Path, value: &str) {
         self.add(path, &format!("Not found: {}", quoted(&excerpt(value))), "");
     }
 
-    /// What the value refers to does not exist; the detail names what does.
+    /// Adds `Not found` with a detail that lists the existing objects.
     pub fn not_found_among(&mut self, path: &Path, value: &str, detail: &str) {
         self.add(path, &format!("Not found: {}", quoted(&excerpt(value))), detail);
     }
 
-    /// The field must not be set here.
+    /// Adds `Forbidden`: the field must not be set here.
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
         self.add(path, "Forbidden", detail);
     }
 
-    /// The value is larger than it may be.
+    /// Adds `Too long`: the value exceeds the limit in bytes.
     pub fn too_long(&mut self, path: &Path, limit: usize) {
         self.add(path, "Too long", &format!("may not be more than {limit} bytes"));
     }
 
-    /// The list has more items than it may have.
+    /// Adds `Too many`: the list exceeds the limit of items.
     pub fn too_many(&mut self, path: &Path, found: usize, limit: usize) {
         self.add(path, &format!("Too many: {found}"), &format!("must have at most {limit} items"));
     }
 
-    /// The value must be one of those that exist; unset is `Required value`.
+    /// Checks that the value is supported; unset is `Required value`.
     pub fn one_of(&mut self, path: &Path, value: Option<&str>, supported: &[&str]) {
         match value.unwrap_or_default() {
             "" => self.required(path, ""),
@@ -205,14 +205,14 @@ impl FieldErrors {
         }
     }
 
-    /// The value must be one of those that exist; an empty one is `Unsupported value` as any other.
+    /// Checks that the value is supported; empty is `Unsupported value` like any other.
     pub fn supported(&mut self, path: &Path, value: &str, supported: &[&str]) {
         if !supported.contains(&value) {
             self.unsupported(path, value, supported);
         }
     }
 
-    /// The number must not be negative.
+    /// Checks that the number is not negative.
     pub fn not_negative(&mut self, path: &Path, value: Option<impl Into<i64>>) {
         if let Some(value) = value.map(Into::into).filter(|value| *value < 0) {
             self.invalid(path, value, "must be greater than or equal to 0");

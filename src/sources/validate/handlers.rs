@@ -1,4 +1,4 @@
-//! Probes and lifecycle hooks. Pure.
+//! Validates probes and lifecycle hooks. Pure.
 
 use super::{
     field::{FieldErrors, Path},
@@ -6,7 +6,7 @@ use super::{
 };
 use berth_types::api;
 
-/// Stop signals of Linux containers.
+/// Valid stop signals of Linux containers.
 const LINUX_SIGNALS: [&str; 65] = [
     "SIGABRT",
     "SIGALRM",
@@ -74,19 +74,19 @@ const LINUX_SIGNALS: [&str; 65] = [
     "SIGXCPU",
     "SIGXFSZ",
 ];
-/// Stop signals of Windows containers.
+/// Valid stop signals of Windows containers.
 const WINDOWS_SIGNALS: [&str; 2] = ["SIGKILL", "SIGTERM"];
 
-/// Which probe, because the rules differ.
+/// Kind of a probe, because the rules differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ProbeKind {
-    /// Liveness or startup: one success counts.
+    /// Liveness or startup: the success threshold must be 1.
     Killing,
-    /// Readiness: has no grace period of its own.
+    /// Readiness: must not have a grace period of its own.
     Readiness,
 }
 
-/// The handlers that a probe or hook may have.
+/// The handlers of a probe or hook.
 struct Handlers<'a> {
     exec: Option<&'a api::ExecAction>,
     http: Option<&'a api::HTTPGetAction>,
@@ -130,8 +130,8 @@ pub fn probe(probe: &api::Probe, kind: ProbeKind, at: &Path, errors: &mut FieldE
     }
 }
 
-/// Checks the hooks and the stop signal of a container; `grace` is the pod's grace period, seconds,
-/// and `os` the operating system that the pod names.
+/// Checks the hooks and the stop signal of a container; `grace` is the pod's grace period in seconds,
+/// and `os` its `spec.os.name`.
 pub fn lifecycle(hooks: &api::Lifecycle, grace: i64, os: Option<&str>, at: &Path, errors: &mut FieldErrors) {
     for (member, hook) in [("postStart", &hooks.post_start), ("preStop", &hooks.pre_stop)] {
         let Some(hook) = hook else { continue };

@@ -1,4 +1,4 @@
-//! Metadata of a pod: names, labels, annotations, owners, finalizers, managed fields. Pure.
+//! Validates pod metadata: names, labels, annotations, owners, finalizers, managed fields. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use super::{
 };
 use berth_types::names;
 
-/// Keys and values of all annotations together, bytes.
+/// Maximum size of all annotation keys and values together, in bytes.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Longest name of a field manager, bytes.
+/// Maximum length of a field manager's name, in bytes.
 const FIELD_MANAGER_LIMIT: usize = 128;
-/// Longest name of a subresource, bytes.
+/// Maximum length of a subresource's name, in bytes.
 const SUBRESOURCE_LIMIT: usize = 256;
 /// Finalizers that need no domain.
 const STANDARD_FINALIZERS: [&str; 3] = ["foregroundDeletion", "kubernetes", "orphan"];
-/// How a deployment ranks this pod when it scales down.
+/// Annotation by which a ReplicaSet ranks its pods when it scales down.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 /// Checks an object's metadata.
@@ -58,7 +58,8 @@ pub fn labels(labels: Option<&BTreeMap<String, String>>, at: &Path, errors: &mut
     }
 }
 
-/// Keys, size, and the values of annotations that are part of the API of pods; profiles have a file of their own.
+/// Checks keys, total size, and the values of annotations that are part of the pod API; profiles are in
+/// `profiles.rs`.
 fn annotations(annotations: Option<&BTreeMap<String, String>>, at: &Path, errors: &mut FieldErrors) {
     let mut size = 0_usize;
     for (key, value) in annotations.into_iter().flatten() {
@@ -77,7 +78,7 @@ fn annotations(annotations: Option<&BTreeMap<String, String>>, at: &Path, errors
     }
 }
 
-/// A 32-bit integer without a plus sign and without leading zeros.
+/// Whether the text is a 32-bit integer without a plus sign and without leading zeros.
 fn is_deletion_cost(text: &str) -> bool {
     let starts_well = text == "0" || text.starts_with(|c: char| c == '-' || ('1'..='9').contains(&c));
     starts_well && text.parse::<i32>().is_ok()

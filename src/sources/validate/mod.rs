@@ -1,8 +1,8 @@
-//! Whether a pod may be created, by the rules of the API server. Pure. Behaviour: spec 02a §1.4.
+//! Pod validation by the rules of the API server. Pure. Implements spec 02a §1.4.
 //!
-//! Only static pods come through here; pods of the API were checked there. Each file checks one
-//! part of the specification; errors carry the field's path and are collected, never cut short.
-//! Every rule and the test that covers it: `docs/validation.md`.
+//! Only for static pods; the API server has validated the others. Each file checks one part of the
+//! specification; errors carry the field path and are all collected. Every rule and its test:
+//! `docs/validation.md`.
 
 mod affinity;
 mod container;
@@ -27,7 +27,7 @@ pub use field::{FieldError, FieldErrors, Path};
 
 use berth_types::api;
 
-/// Everything that is wrong with a new pod.
+/// All validation errors of a new pod.
 pub fn new_pod(pod: &api::Pod) -> FieldErrors {
     let mut errors = FieldErrors::default();
     metadata::check(&pod.metadata, &mut errors);

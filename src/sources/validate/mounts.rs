@@ -1,4 +1,4 @@
-//! Volume mounts and devices of a container. Pure.
+//! Validates volume mounts and volume devices of a container. Pure.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use berth_types::api;
 
-/// Checks the mounts of a container against the pod's volumes.
+/// Checks the volume mounts of a container against the pod's volumes.
 pub fn mounts(container: &api::Container, volumes: &BTreeSet<&str>, at: &Path, errors: &mut FieldErrors) {
     let mut seen = BTreeSet::new();
     let devices = container.volume_devices.as_deref().unwrap_or_default();
@@ -75,7 +75,7 @@ fn recursive_read_only(mount: &api::VolumeMount, at: &Path, errors: &mut FieldEr
     }
 }
 
-/// Checks the block devices of a container against the pod's volumes.
+/// Checks the volume devices of a container against the pod's volumes.
 pub fn devices(container: &api::Container, volumes: &[api::Volume], at: &Path, errors: &mut FieldErrors) {
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     let mounts = container.volume_mounts.as_deref().unwrap_or_default();

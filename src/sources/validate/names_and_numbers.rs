@@ -1,4 +1,4 @@
-//! Checks that many fields share: names, ports, addresses, paths, IDs, file modes. Pure.
+//! Validation rules shared by many fields: names, ports, addresses, paths, IDs, file modes. Pure.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::field::{FieldErrors, Path};
 use berth_types::names;
 
-/// The text of a port number out of range.
+/// Error text of a port number out of range.
 const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 const SEARCH_DOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' \
                              or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex \
@@ -17,14 +17,14 @@ const CONFIG_MAP_KEY: &str = "a valid config key must consist of alphanumeric ch
                               'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is \
                               '[-._a-zA-Z0-9]+')";
 
-/// A port number.
+/// Checks a port number.
 pub fn port(number: i32, at: &Path, errors: &mut FieldErrors) {
     if !(1..=65535).contains(&number) {
         errors.invalid(at, number, PORT_RANGE);
     }
 }
 
-/// A port number or the name of a port.
+/// Checks a port number or the name of a port.
 pub fn port_or_name(value: &IntOrString, at: &Path, errors: &mut FieldErrors) {
     match value {
         IntOrString::Int(number) => port(*number, at, errors),
@@ -32,7 +32,7 @@ pub fn port_or_name(value: &IntOrString, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// An IP address, by the strict rules (gate `StrictIPCIDRValidation`, on by default).
+/// Checks an IP address by the strict rules (gate `StrictIPCIDRValidation`, on by default).
 pub fn ip_address(text: &str, at: &Path, errors: &mut FieldErrors) {
     match text.parse::<IpAddr>() {
         Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
@@ -53,7 +53,7 @@ fn is_ipv4_with_leading_zeros(text: &str) -> bool {
     plain.join(".").parse::<Ipv4Addr>().is_ok()
 }
 
-/// The first part of a generated name: a DNS subdomain that may end with a dash.
+/// Complaints about the prefix of a generated name: a DNS subdomain that may end with a dash.
 pub fn name_prefix(text: &str) -> Vec<String> {
     match text.strip_suffix('-').filter(|rest| !rest.is_empty()) {
         Some(rest) => {
@@ -65,7 +65,7 @@ pub fn name_prefix(text: &str) -> Vec<String> {
     }
 }
 
-/// A search domain of a resolver: a DNS subdomain that may have underscores.
+/// Complaints about a search domain: a DNS subdomain that may contain underscores.
 pub fn search_domain(text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if text.len() > names::SUBDOMAIN_MAX {
@@ -83,7 +83,7 @@ pub fn search_domain(text: &str) -> Vec<String> {
     complaints
 }
 
-/// A key of a ConfigMap or Secret.
+/// Complaints about a key of a ConfigMap or Secret.
 pub fn config_map_key(key: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if key.len() > names::SUBDOMAIN_MAX {
@@ -102,7 +102,7 @@ pub fn config_map_key(key: &str) -> Vec<String> {
     complaints
 }
 
-/// A relative path that stays below where it starts.
+/// Checks a relative path that does not leave its base.
 pub fn descending_path(path: &str, at: &Path, errors: &mut FieldErrors) {
     if path.starts_with('/') {
         errors.invalid(at, path, "must be a relative path");
@@ -110,7 +110,7 @@ pub fn descending_path(path: &str, at: &Path, errors: &mut FieldErrors) {
     no_backsteps(path, at, errors);
 }
 
-/// A path without `..`.
+/// Checks a path without `..`.
 pub fn no_backsteps(path: &str, at: &Path, errors: &mut FieldErrors) {
     if has_backsteps(path) {
         errors.invalid(at, path, "must not contain '..'");
@@ -122,7 +122,8 @@ pub fn has_backsteps(path: &str) -> bool {
     path.split('/').any(|part| part == "..")
 }
 
-/// The path of a file in an atomic volume: descending, and not in the space of its own links.
+/// Checks the path of a file in an atomic volume: descending, and not in the namespace of its own
+/// links.
 pub fn projected_path(path: &str, at: &Path, errors: &mut FieldErrors) {
     if path.is_empty() {
         errors.required(at, "");
@@ -134,14 +135,14 @@ pub fn projected_path(path: &str, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// A file mode.
+/// Checks a file mode.
 pub fn file_mode(mode: Option<i32>, at: &Path, errors: &mut FieldErrors) {
     if let Some(mode) = mode.filter(|mode| !(0..=0o777).contains(mode)) {
         errors.invalid(at, mode, "must be a number between 0 and 0777 (octal), both inclusive");
     }
 }
 
-/// A user or group ID.
+/// Checks a user or group ID.
 pub fn id(id: Option<i64>, at: &Path, errors: &mut FieldErrors) {
     if let Some(id) = id.filter(|id| !(0..=i64::from(i32::MAX)).contains(id)) {
         errors.invalid(at, id, "must be between 0 and 2147483647, inclusive");

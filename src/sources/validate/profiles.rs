@@ -1,4 +1,6 @@
-//! Seccomp and AppArmor profiles, and their old annotations, which must agree. Pure.
+//! Validates seccomp and AppArmor profiles, and their deprecated annotations. Pure.
+//!
+//! Field and annotation must match.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +16,13 @@ use berth_types::{api, fieldpath::quoted};
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 const APPARMOR_CONTAINER: &str = "container.apparmor.security.beta.kubernetes.io/";
-/// What the annotation of a local profile begins with.
+/// Prefix of a local profile in an annotation.
 const LOCAL: &str = "localhost/";
 
-/// Longest name of an AppArmor profile, bytes.
+/// Maximum length of an AppArmor profile's name, in bytes.
 const APPARMOR_NAME_LIMIT: usize = 4095;
 
-/// A profile as its field has it: its type and, for local ones, its name.
+/// A profile from a field: its type and, for local ones, its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Profile<'a> {
     kind: &'a str,
@@ -107,7 +109,7 @@ fn apparmor_field(profile: Option<Profile<'_>>, at: &Path, errors: &mut FieldErr
     }
 }
 
-/// Checks the annotations alone: their values, and that containers they name exist.
+/// Checks the annotations: their values, and that the containers they name exist.
 fn annotated(annotations: &BTreeMap<String, String>, spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     for (key, value) in annotations {
         if key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER) {
@@ -130,14 +132,14 @@ fn annotated(annotations: &BTreeMap<String, String>, spec: &api::PodSpec, at: &P
     }
 }
 
-/// Which kind of profile, because the old names of the runtime's own differ.
+/// Kind of a profile, because the deprecated names of the runtime default differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Seccomp,
     AppArmor,
 }
 
-/// The field and the annotation, where both are there.
+/// Checks that field and annotation match, if both are set.
 fn agree(kind: Kind, field: Option<Profile<'_>>, annotation: Option<&str>, at: &Path, errors: &mut FieldErrors) {
     let (Some(field), Some(old)) = (field, annotation) else { return };
     let what = if kind == Kind::Seccomp { "seccomp" } else { "apparmor" };

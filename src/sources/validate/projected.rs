@@ -1,4 +1,4 @@
-//! Projected volumes: several sources in one directory. Pure.
+//! Validates projected volumes: several sources in one directory. Pure.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +9,12 @@ use super::{
 };
 use berth_types::api;
 
-/// Shortest lifetime of a token, seconds.
+/// Minimum lifetime of a token, in seconds.
 const MIN_TOKEN_SECONDS: i64 = 600;
-/// Longest lifetime of a token, seconds.
+/// Maximum lifetime of a token, in seconds.
 const MAX_TOKEN_SECONDS: i64 = 1 << 32;
 
-/// Checks a projected volume; `has_account`: whether the pod names a service account.
+/// Checks a projected volume; `has_account`: whether the pod has a service account.
 pub fn check(projected: &api::ProjectedVolumeSource, has_account: bool, at: &Path, errors: &mut FieldErrors) {
     file_mode(projected.default_mode, &at.child("defaultMode"), errors);
     let mut paths = BTreeSet::new();
@@ -81,8 +81,8 @@ fn source(part: &api::VolumeProjection, has_account: bool, at: &Path, errors: &m
     }
 }
 
-/// The paths of the files of one source, each with the value that an error about it shows. Those of
-/// tokens are not compared with others, as by the API server.
+/// File paths of one source, each with the value shown in an error. Paths of tokens are not compared
+/// with others, as by the API server.
 fn file_paths(part: &api::VolumeProjection) -> Vec<(&str, &str)> {
     let mut paths = Vec::new();
     for (name, items) in [

@@ -1,4 +1,4 @@
-//! Requests, limits and claims of containers and of a pod. Pure.
+//! Validates requests, limits, and claims of containers and of a pod. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use berth_types::{
     resources::{self, Amounts, HUGEPAGES_PREFIX, Quantities},
 };
 
-/// Names without a domain that the API knows; huge pages come on top.
+/// Standard resource names without a domain; huge pages are valid too.
 const STANDARD: [&str; 20] = [
     "configmaps",
     "cpu",
@@ -35,7 +35,7 @@ const STANDARD: [&str; 20] = [
     "storage",
 ];
 
-/// Whose resources are checked: the names that they may have differ.
+/// Level of the resources: the valid names differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     Container,
@@ -48,7 +48,7 @@ pub fn container(own: &api::ResourceRequirements, pod_claims: &BTreeSet<&str>, a
     claims(own.claims.as_deref().unwrap_or_default(), pod_claims, &at.child("claims"), errors);
 }
 
-/// Checks the resources of a pod, alone and against those of its containers.
+/// Checks the pod-level resources, alone and against those of the containers.
 pub fn pod(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     let Some(own) = spec.resources.as_ref() else { return };
     let at_own = at.child("resources");
@@ -63,7 +63,7 @@ pub fn pod(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     consistency(spec, own, at, errors);
 }
 
-/// Checks what a pod costs beside its containers: limits like those of a container.
+/// Checks the overhead of a pod: like limits of a container.
 pub fn overhead(overhead: &BTreeMap<String, Quantity>, at: &Path, errors: &mut FieldErrors) {
     let as_limits = api::ResourceRequirements { limits: Some(overhead.clone()), ..Default::default() };
     requirements(&as_limits, Level::Container, at, errors);
@@ -120,7 +120,7 @@ fn resource_name(name: &str, level: Level, at: &Path, errors: &mut FieldErrors) 
     }
 }
 
-/// Whether the name is that of an extended resource, in a quota too.
+/// Whether the name is that of an extended resource, and valid in a quota too.
 fn is_extended(name: &str) -> bool {
     resources::is_extended(name) && names::qualified_name(&format!("requests.{name}")).is_empty()
 }
@@ -198,7 +198,8 @@ fn claims(claims: &[api::ResourceClaim], pod_claims: &BTreeSet<&str>, at: &Path,
     }
 }
 
-/// Checks that what the containers ask for fits into what the pod asks for; `at` is the path of the specification.
+/// Checks that the containers' resources fit into the pod-level ones; `at` is the path of the
+/// specification.
 fn consistency(spec: &api::PodSpec, own: &api::ResourceRequirements, at: &Path, errors: &mut FieldErrors) {
     let at_own = at.child("resources");
     let (requests, limits) = (own.requests.as_ref(), own.limits.as_ref());
@@ -224,7 +225,7 @@ fn consistency(spec: &api::PodSpec, own: &api::ResourceRequirements, at: &Path, 
     }
 }
 
-/// The resources that a pod and its containers both name, with both amounts.
+/// Resources that both the pod and its containers name, with both amounts.
 fn pairs<'a>(
     of_pod: Option<&Quantities>,
     of_containers: &'a Amounts,
@@ -233,7 +234,7 @@ fn pairs<'a>(
     of_containers.iter().filter_map(move |(name, amount)| Some((name.as_str(), *of_pod.get(name)?, *amount)))
 }
 
-/// The sum over the containers, or the peak of the init containers where that is higher.
+/// The sum over the containers, or the peak of the init containers if that is higher.
 fn total(spec: &api::PodSpec, list: impl Fn(&api::ResourceRequirements) -> Option<&Quantities>) -> Amounts {
     let of = |one: &api::Container| resources::amounts(one.resources.as_ref().and_then(&list));
     let (mut running, mut sidecars, mut peak) = (Amounts::new(), Amounts::new(), Amounts::new());
@@ -254,7 +255,7 @@ fn total(spec: &api::PodSpec, list: impl Fn(&api::ResourceRequirements) -> Optio
     running
 }
 
-/// Whether a quantity is below zero; what is none is not.
+/// Whether a quantity is negative; false for an invalid one.
 pub fn is_negative(quantity: &Quantity) -> bool {
     Amount::try_from(quantity).is_ok_and(Amount::is_negative)
 }

@@ -1,4 +1,4 @@
-//! Security contexts of pods and containers; profiles have a file of their own. Pure.
+//! Validates security contexts of pods and containers; profiles are in `profiles.rs`. Pure.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use berth_types::api;
 
-/// Longest name of a sysctl, bytes.
+/// Maximum length of a sysctl's name, in bytes.
 const MAX_SYSCTL: usize = 253;
 const SYSCTL_PATTERN: &str = r"^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
 
@@ -92,7 +92,7 @@ fn namespace_of(name: &str) -> Option<SysctlNamespace> {
         "kernel.shmmax",
         "kernel.shmmni",
     ];
-    // A name whose first separator is a slash has the two separators exchanged.
+    // If the first separator is a slash, dots and slashes are exchanged.
     let is_slashed = name.find(['.', '/']).and_then(|i| name.get(i..)).is_some_and(|rest| rest.starts_with('/'));
     let name = if is_slashed { name.replace('.', "\0").replace('/', ".").replace('\0', "/") } else { name.to_owned() };
     if name.starts_with("net.") {
@@ -104,7 +104,8 @@ fn namespace_of(name: &str) -> Option<SysctlNamespace> {
     }
 }
 
-/// Checks the security context of a container; `host_users`: whether the pod runs with the users of the node.
+/// Checks the security context of a container; `host_users`: whether the pod uses the user namespace of
+/// the node.
 pub fn of_container(security: &api::SecurityContext, host_users: bool, at: &Path, errors: &mut FieldErrors) {
     id(security.run_as_user, &at.child("runAsUser"), errors);
     id(security.run_as_group, &at.child("runAsGroup"), errors);

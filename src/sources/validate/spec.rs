@@ -1,4 +1,4 @@
-//! The pod's specification beside its containers and volumes. Pure.
+//! Validates the pod specification apart from containers and volumes. Pure.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +53,7 @@ fn containers_and_volumes(spec: &api::PodSpec, at: &Path, errors: &mut FieldErro
     }
 }
 
-/// Which namespaces of the node do not go together with others.
+/// Checks for combinations of host namespaces that are not allowed.
 fn host_namespaces(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     if spec.share_process_namespace == Some(true) && spec.host_pid == Some(true) {
         let at = at.child("securityContext").child("shareProcessNamespace");
@@ -91,7 +91,7 @@ fn policies(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// Names of API objects. The node's is not checked: it is this node's, whatever it looks like.
+/// Checks names of API objects. The node name is not checked: it is always that of this node.
 fn class_names(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     for (member, name) in
         [("serviceAccountName", &spec.service_account_name), ("priorityClassName", &spec.priority_class_name)]
@@ -135,7 +135,7 @@ fn scheduling(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// What a pod may have later, but not when it is created.
+/// Rejects fields that must not be set when a pod is created.
 fn on_create(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     if spec.ephemeral_containers.as_ref().is_some_and(|list| !list.is_empty()) {
         errors.forbidden(&at.child("ephemeralContainers"), "cannot be set on create");

@@ -1,4 +1,4 @@
-//! The table of what is refused, by field and text.
+//! Table tests of rejected values, by field and error text.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ mod pod_rules;
 #[cfg(test)]
 mod volume_rules;
 
-/// A valid pod as the agent makes it, with one member changed (JSON pointer).
+/// A valid pod as the agent builds it, with one member changed (JSON pointer).
 fn errors_with(pointer: &str, value: Value) -> Vec<String> {
     let mut pod = json!({
         "metadata": {"name": "web-node", "namespace": "default"},
@@ -42,7 +42,7 @@ fn refused(pointer: &str, value: Value, texts: &[&str]) {
     }
 }
 
-/// Checks a pod of one container with these members of its specification; the texts go on after `spec.`.
+/// Checks a pod of one container with these members of its specification; the texts follow `spec.`.
 fn spec_refused(changes: Value, texts: &[&str]) {
     let mut spec = json!({"containers": [{"name": "c", "image": "b"}]});
     merge(&mut spec, changes);
@@ -51,7 +51,7 @@ fn spec_refused(changes: Value, texts: &[&str]) {
     refused("/spec", spec, &texts);
 }
 
-/// Checks a container with these members, in a pod with the volume `v`; the texts go on after its path.
+/// Checks a container with these members, in a pod with the volume `v`; the texts follow its path.
 fn container_refused(changes: Value, texts: &[&str]) {
     let mut container = json!({"name": "c", "image": "b"});
     merge(&mut container, changes);
@@ -60,7 +60,7 @@ fn container_refused(changes: Value, texts: &[&str]) {
     spec_refused(json!({"containers": [container], "volumes": [{"name": "v", "emptyDir": {}}]}), &texts);
 }
 
-/// Checks a volume of that source; the texts go on after its path.
+/// Checks a volume of that source; the texts follow its path.
 fn volume_refused(source: Value, texts: &[&str]) {
     let mut volume = json!({"name": "v"});
     merge(&mut volume, source);

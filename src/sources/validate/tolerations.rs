@@ -1,9 +1,9 @@
-//! Tolerations of a pod, and the annotation that once held them. Pure.
+//! Validates tolerations of a pod, and their deprecated annotation. Pure.
 
 use super::field::{FieldErrors, Path};
 use berth_types::{api, names};
 
-/// The annotation that held tolerations before there was a field.
+/// Deprecated annotation with tolerations as JSON.
 pub const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/tolerations";
 
 /// Checks tolerations.

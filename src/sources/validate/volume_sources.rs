@@ -1,4 +1,4 @@
-//! Volume sources of networks, clouds and plugins. Pure.
+//! Validates volume sources of networks, clouds, and plugins. Pure.
 
 use super::{
     field::{FieldErrors, Path},
@@ -6,18 +6,18 @@ use super::{
 };
 use berth_types::{api, names};
 
-/// The text of a partition out of range.
+/// Error text of a partition out of range.
 const PARTITION_RANGE: &str = "must be between 1 and 255, inclusive";
-/// The text of a logical unit number out of range.
+/// Error text of a logical unit number out of range.
 const LUN_RANGE: &str = "must be between 0 and 255, inclusive";
-/// Longest volume name and portal of an iSCSI volume with an initiator name, bytes.
+/// Maximum length of volume name and portal of an iSCSI volume with an initiator name, in bytes.
 const MAX_ISCSI_SESSION: usize = 64;
-/// Longest name of a CSI driver, bytes.
+/// Maximum length of a CSI driver's name, in bytes.
 const MAX_CSI_DRIVER: usize = 63;
-/// Longest tenant of a Quobyte volume, bytes.
+/// Maximum length of a Quobyte volume's tenant, in bytes.
 const MAX_QUOBYTE_TENANT: usize = 64;
 
-/// Checks the sources of a volume that other machines serve.
+/// Checks the volume sources that other machines serve.
 pub fn check(one: &api::Volume, at: &Path, errors: &mut FieldErrors) {
     must_be_set(one, at, errors);
     if let Some(source) = one.nfs.as_ref().filter(|source| !source.path.is_empty() && !source.path.starts_with('/')) {
@@ -68,7 +68,7 @@ pub fn check(one: &api::Volume, at: &Path, errors: &mut FieldErrors) {
     }
 }
 
-/// Members that may not be empty.
+/// Checks members that must not be empty.
 fn must_be_set(one: &api::Volume, at: &Path, errors: &mut FieldErrors) {
     let text = |value: Option<&String>| value.is_some_and(|text| !text.is_empty());
     let mut members: Vec<(&str, &str, bool)> = Vec::new();
@@ -162,7 +162,8 @@ fn iscsi(source: &api::ISCSIVolumeSource, volume: &str, at_volume: &Path, errors
     }
 }
 
-/// The name of an iSCSI target or initiator: `iqn.2001-04.com.example:disk`, `eui.` or `naa.` and digits.
+/// Checks the name of an iSCSI target or initiator: `iqn.2001-04.com.example:disk`, or `eui.` or `naa.`
+/// with digits.
 fn iscsi_name(name: &str, at: &Path, errors: &mut FieldErrors) {
     let is_valid = match name.get(..3) {
         Some("iqn") => is_iqn(name),
@@ -192,7 +193,7 @@ fn is_iqn(name: &str) -> bool {
         && !target.contains(|c: char| ",;*&$|".contains(c) || c.is_ascii_whitespace())
 }
 
-/// Whether so many letters and digits follow the three letters and the one character after them.
+/// Whether exactly `count` letters and digits follow the three-letter prefix and one separator.
 fn has_digits(name: &str, count: usize) -> bool {
     let mut rest = name.chars();
     let has_separator = rest.nth(3).is_some_and(|c| c != '\n');
@@ -254,7 +255,7 @@ fn quobyte(source: &api::QuobyteVolumeSource, at: &Path, errors: &mut FieldError
     }
 }
 
-/// `host:port`, with an IPv6 address in brackets.
+/// Whether the text is `host:port`, with an IPv6 address in brackets.
 fn is_host_and_port(text: &str) -> bool {
     match text.strip_prefix('[') {
         Some(rest) => rest.split_once("]:").is_some_and(|(_, port)| !port.contains([':', '[', ']'])),
@@ -266,7 +267,7 @@ fn azure_disk(source: &api::AzureDiskVolumeSource, at: &Path, errors: &mut Field
     if let Some(mode) = source.caching_mode.as_deref() {
         errors.supported(&at.child("cachingMode"), mode, &["None", "ReadOnly", "ReadWrite"]);
     }
-    // The default of the API.
+    // Default of the API.
     let kind = source.kind.as_deref().unwrap_or("Shared");
     errors.supported(&at.child("kind"), kind, &["Dedicated", "Managed", "Shared"]);
     let (start, example) = if kind == "Managed" {

@@ -1,4 +1,4 @@
-//! Volumes of a pod, and the sources that the node serves itself. Pure.
+//! Validates volumes of a pod, and the volume sources that the node provides itself. Pure.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use super::{
 };
 use berth_types::{api, names, volume};
 
-/// Types of a host path.
+/// Valid types of a host path.
 const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 
-/// Types of volumes in the order in which the API server looks at them: of several, the first counts.
+/// Volume types in the order in which the API server checks them: of several, the first counts.
 const TYPES: [&str; 30] = [
     "emptyDir",
     "hostPath",
@@ -48,7 +48,7 @@ const TYPES: [&str; 30] = [
     "image",
 ];
 
-/// Checks all volumes of a pod; `has_account`: whether the pod names a service account.
+/// Checks all volumes of a pod; `has_account`: whether the pod has a service account.
 pub fn check(volumes: &[api::Volume], has_account: bool, at: &Path, errors: &mut FieldErrors) {
     let mut seen = BTreeSet::new();
     for (i, one) in volumes.iter().enumerate() {
@@ -105,7 +105,7 @@ fn source(one: &api::Volume, has_account: bool, at: &Path, errors: &mut FieldErr
     }
     if let Some(image) = one.image.as_ref() {
         let at = at.child("image");
-        // As kubelet v1.36: an empty reference is refused in pods of the API only.
+        // As kubelet v1.36: an empty reference is rejected only in pods of the API.
         errors.one_of(&at.child("pullPolicy"), image.pull_policy.as_deref(), &["Always", "IfNotPresent", "Never"]);
     }
 }

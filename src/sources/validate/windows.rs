@@ -1,4 +1,4 @@
-//! Windows options, and what the operating system that a pod names forbids. Pure.
+//! Validates Windows options, and fields that `spec.os.name` forbids. Pure.
 
 use super::{
     container,
@@ -6,13 +6,13 @@ use super::{
 };
 use berth_types::{api, names};
 
-/// Longest credential specification of a group-managed service account, bytes.
+/// Maximum length of a gMSA credential spec, in bytes.
 const MAX_CREDENTIAL_SPEC: usize = 64 * 1024;
-/// The domain of a user must be shorter, bytes.
+/// The domain of a user name must be shorter than this, in bytes.
 const DOMAIN_LIMIT: usize = 256;
-/// Longest name of a user without its domain, bytes.
+/// Maximum length of a user name without its domain, in bytes.
 const MAX_USER: usize = 104;
-/// Longest NetBIOS name, characters.
+/// Maximum length of a NetBIOS name, in characters.
 const MAX_NETBIOS: usize = 15;
 
 /// Checks the Windows options of a pod or container.
@@ -88,7 +88,7 @@ fn is_dns_name(domain: &str) -> bool {
     })
 }
 
-/// Checks containers that run as processes of the host: all of them or none.
+/// Checks HostProcess containers: all containers or none.
 pub fn host_processes(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     let host_process = |options: Option<&api::WindowsSecurityContextOptions>| options.and_then(|o| o.host_process);
     let of_pod = host_process(spec.security_context.as_ref().and_then(|s| s.windows_options.as_ref()));
@@ -118,7 +118,7 @@ pub fn host_processes(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) 
     }
 }
 
-/// Checks the operating system that the pod names, and the fields that the other one has.
+/// Checks `spec.os.name`, and the fields of the other operating system.
 pub fn operating_system(spec: &api::PodSpec, at: &Path, errors: &mut FieldErrors) {
     let Some(os) = spec.os.as_ref() else { return };
     match os.name.as_str() {

@@ -1,7 +1,7 @@
-//! A shim as a process of its own: the real loop, driven by the real client, starting plain processes.
+//! Tests of a shim process: the real loop, driven by the real client, starting plain processes.
 //!
-//! The test program is also the shim that it starts: with the path of a directory as argument it runs the loop there, in a
-//! process with one thread.
+//! The test program is also the shim that it starts: with a directory as argument it runs the loop there, in a
+//! single-threaded process.
 
 mod plain;
 mod pods;
@@ -12,16 +12,16 @@ use std::{path::Path, process::ExitCode};
 
 use libtest_mimic::Trial;
 
-/// Makes the table of a file's tests by their names.
+/// Creates the table of a file's tests by name.
 #[macro_export]
 macro_rules! shim_tests {
     ($($name:ident)*) => {
-        /// All tests by their names.
+        /// All tests of this file.
         pub const ALL: &[$crate::Test] = &[$((stringify!($name), || $crate::shim::rig::run($name))),*];
     };
 }
 
-/// All tests of a shim.
+/// All tests of the shim.
 pub fn trials() -> impl Iterator<Item = Trial> {
     let all = [("tests", tests::ALL), ("pods", pods::ALL)];
     let all = all.into_iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)));
@@ -33,7 +33,7 @@ pub fn trials() -> impl Iterator<Item = Trial> {
     })
 }
 
-/// Runs the loop of a shim in that directory.
+/// Runs a shim's loop in that directory.
 pub fn serve(directory: &Path) -> ExitCode {
     match berth_shim::worker::run_on_stdin(directory, &plain::Plain) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
-//! The launcher of tests: it starts plain processes of this machine, with no namespaces and no root of their own.
+//! Test launcher of plain processes of this machine, without namespaces or a root of their own.
 //!
-//! `slow` in front of a program's name holds its start back for ever, as a mount that hangs would.
+//! `slow` in front of a program's name makes the start hang forever, as a hanging mount would.
 
 use std::{
     fs,
@@ -79,7 +79,8 @@ fn start(process: &Process, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>
         return Err(Failure { kind: FailureKind::Other, text });
     };
     command.stdin(stdin).stdout(stdout).stderr(stderr);
-    // The loop blocks all signals; its children must not. One that comes meanwhile would be lost to the loop.
+    // The loop blocks all signals; its children must not inherit that. SIGCHLD stays blocked: one that arrives
+    // meanwhile would be lost to the loop.
     let mut kept = SigSet::empty();
     kept.add(Signal::SIGCHLD);
     let blocked = kept.thread_swap_mask(SigmaskHow::SIG_SETMASK).expect("a mask");
@@ -91,7 +92,7 @@ fn start(process: &Process, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>
     })?;
     let (report, held) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe");
     if is_slow {
-        std::mem::forget(held); // nothing is ever reported
+        std::mem::forget(held); // the pipe stays open: no report arrives
     }
     Ok(Box::new(Started { report, pid: child.id(), is_slow }))
 }

@@ -1,4 +1,4 @@
-//! Pods of the real shim: namespaces, a root of busybox, control groups. Needs root and `busybox-static`.
+//! Pods of the real shim: namespaces, a busybox root, cgroups. Needs root and `busybox-static`.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_berth-shim"))
 }
 
-/// Another process of a container.
+/// Plan of an exec process in a container.
 fn exec_plan(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
     ExecPlan {
         container: container.to_owned(),
@@ -40,7 +40,7 @@ fn exec_plan(container: &str, exec: &str, args: &[&str]) -> ExecPlan {
     }
 }
 
-/// A container of a bench, with a log.
+/// Plan of a container with a log.
 fn plan(rig: &Rig, bench: &Bench, id: &str, script: &str) -> LaunchPlan {
     let plan = bench.plan(&["/bin/sh", "-c", script]);
     LaunchPlan { container: id.to_owned(), log: Some(rig.log(id)), longest_record: 16_384, ..plan }
@@ -83,7 +83,8 @@ async fn a_pod_runs_logs_executes_and_ends() {
         records.sort();
         assert_eq!(records, ["stderr F err", "stdout F pod-a"]);
     }
-    // C6: a target is a container that runs, by its id, whatever its number is another's by now.
+    // C6: a PID namespace target is a running container by its id, even if its process id belongs to another process by
+    // now.
     let unknown = plan(&rig, &leaf, "c", "exec sleep 1000");
     let unknown = LaunchPlan { processes: Processes::Of("gone".to_owned()), ..unknown };
     assert_eq!(kind(rig.shim.launch(unknown).await), FailureKind::Unknown);
@@ -99,13 +100,13 @@ async fn a_pod_runs_logs_executes_and_ends() {
     rig.again().await;
     assert_eq!((rig.hello.namespaces.len(), rig.hello.init, rig.hello.containers.len()), (3, Some(init), 2));
     rig.kill("a").await;
-    // The exec's end was not acknowledged: it is told again first.
+    // The exec's exit event was not acknowledged: it is delivered again first.
     assert_eq!(rig.hello.events.len(), 1);
     assert_eq!(container(&rig.event().await), ("a", Exit { code: 137, is_signal: true, ..rig_exit(&rig, "a") }));
     let ended = plan(&rig, &leaf, "d", "exec sleep 1000");
     let ended = LaunchPlan { processes: Processes::Of("a".to_owned()), ..ended };
     assert_eq!(kind(rig.shim.launch(ended).await), FailureKind::State);
-    // With process 1 goes everything of its namespace.
+    // The kernel kills everything in the PID namespace with its process 1.
     rig.shim.signal(Target::Init, 9, Scope::Process).await.expect("signalled");
     let mut ended = [rig.event().await, rig.event().await].map(|event| container(&event).0.to_owned());
     ended.sort();
@@ -114,7 +115,7 @@ async fn a_pod_runs_logs_executes_and_ends() {
     assert_eq!(rig.events.next().await, None);
 }
 
-/// What is on record of a container that has ended.
+/// Exit record of a container.
 fn rig_exit(rig: &Rig, id: &str) -> Exit {
     let record = berth_shim::exit_record::ExitRecord::read(rig.folder.path(), id);
     record.expect("readable").expect("a record").exit
@@ -146,7 +147,7 @@ async fn a_terminal_has_a_size_and_everybody_attached() {
     let (_, master) = rig.shim.exec(exec, None).await.expect("started");
     let master = fs::File::from(master.expect("a terminal"));
     let mut text = [0; 64];
-    let count = until(|| rustix::io::read(&master, &mut text).ok()).await; // it does not block
+    let count = until(|| rustix::io::read(&master, &mut text).ok()).await; // the read does not block
     assert_eq!(String::from_utf8_lossy(&text[..count]), "/dev/pts/0\r\n");
     drop(master); // the client's connection is lost: the terminal hangs up
     let event = rig.event().await;
@@ -169,8 +170,9 @@ async fn a_kill_for_want_of_memory_is_the_reason() {
     let bench = Bench::new();
     let mut rig = Rig::of(program()).await;
     rig.shim.make_namespaces(NamespacePlan::default()).await.expect("nothing to make");
-    // The shell's child is killed, and the shell says 137. Who eats and who feeds it go first: the kernel may kill again
-    // before what the first had is free, and must not take the shell then.
+    // The shell's child is OOM-killed, and the shell exits with 137. The memory hog and its feeder have the highest
+    // oom_score_adj: the kernel may kill again before the first victim's memory is freed, and must not choose the shell
+    // then.
     let script = |end: &str| {
         let eats = "busybox head -c 200000000 /dev/zero | busybox tail > /dev/null";
         format!("(echo 1000 > /proc/self/oom_score_adj; {eats}); exit {end}")
@@ -182,7 +184,7 @@ async fn a_kill_for_want_of_memory_is_the_reason() {
     let (_, exit) = container(&event);
     assert_eq!((exit.code, exit.is_signal, exit.is_oom), (137, false, true));
     assert!(exit.oom_kills >= 1);
-    // The same kill does not explain another end.
+    // The same OOM kill does not explain another exit code.
     let coped = plan(&rig, &bench, "b", &script("0"));
     rig.shim.launch(coped).await.expect("launched");
     let exit = rig.event().await.exit;
@@ -212,11 +214,12 @@ async fn what_a_container_leaves_behind_is_killed() {
             || groups.iter().all(|group| fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|t| t.is_empty()));
         until(|| is_empty().then_some(())).await;
     }
-    // The shim waits two seconds for pipes that others hold; a busy machine may take as long now and then.
+    // The shim waits two seconds for pipes that other processes keep open; a busy machine may take as long
+    // occasionally.
     assert!(took.iter().any(|took| took.as_millis() < 1900), "it is not waited for pipes of the dead: {took:?}");
 }
 
-/// AC-09-E7, for the program that is shipped (`SHIM_TO_MEASURE` names it); one for development is only measured.
+/// AC-09-E7, for the release binary (`SHIM_TO_MEASURE` names it); a development build is only measured.
 async fn a_shim_is_small() {
     if !bench::is_root() {
         return;
@@ -240,7 +243,7 @@ async fn a_shim_is_small() {
     assert_eq!(container(&rig.event().await).1.code, 137);
 }
 
-/// From the question to the told end, for a program that does nothing.
+/// Median time from the exec request to the exit event, for a program that does nothing.
 async fn median_exec(rig: &mut Rig) -> Duration {
     let mut took = Vec::new();
     for round in 0..51 {

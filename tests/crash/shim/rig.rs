@@ -1,4 +1,4 @@
-//! A shim in a folder of its own, and a client of it. Killed with everything it started when dropped.
+//! Fixture: a shim in its own directory, and its client. Dropping it kills the shim and its children.
 
 use std::{
     fs,
@@ -22,10 +22,10 @@ use tokio::{task::JoinHandle, time::timeout};
 
 use berth_testkit::plans;
 
-/// Nothing here takes that long.
+/// Timeout of a step.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A shim, a client, and what the client was told.
+/// A shim, a client, and the last hello.
 pub struct Rig {
     pub folder: tempfile::TempDir,
     pub pid: u32,
@@ -35,7 +35,7 @@ pub struct Rig {
     driver: JoinHandle<std::io::Error>,
 }
 
-/// Runs a test with a limit.
+/// Runs a test with a timeout.
 pub fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
@@ -44,12 +44,12 @@ pub fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
 }
 
 impl Rig {
-    /// Starts a shim of plain processes and greets it.
+    /// Starts a shim of plain processes and connects to it.
     pub async fn new() -> Self {
         Self::of(&std::env::current_exe().expect("this program")).await
     }
 
-    /// Starts a shim and greets it.
+    /// Starts a shim of that program and connects to it.
     pub async fn of(program: &Path) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let pid = spawn::start(program, folder.path()).expect("started");
@@ -58,12 +58,12 @@ impl Rig {
         Self { folder, pid, shim, events, hello, driver }
     }
 
-    /// The client dies without a word.
+    /// Drops the client's connection without a message.
     pub fn cut(&mut self) {
         self.driver.abort();
     }
 
-    /// Another client takes over.
+    /// Connects another client.
     pub async fn again(&mut self) {
         self.cut();
         (self.shim, self.events, self.hello, self.driver) = greet(self.folder.path()).await;
@@ -74,17 +74,17 @@ impl Rig {
         self.shim.launch(self.plan(id, script)).await.expect("launched")
     }
 
-    /// The plan of such a container.
+    /// Launch plan of such a container.
     pub fn plan(&self, id: &str, script: &str) -> LaunchPlan {
         LaunchPlan { log: Some(self.log(id)), ..plans::plain(id, &["sh", "-c", script]) }
     }
 
-    /// Where a container's log is.
+    /// Path of a container's log.
     pub fn log(&self, id: &str) -> PathBuf {
         self.folder.path().join("logs").join(format!("{id}.log"))
     }
 
-    /// The records of a container's log: stream, tag and content.
+    /// Records of a container's log: stream, tag, and content.
     pub fn records(&self, id: &str) -> Vec<String> {
         records(&self.log(id))
     }
@@ -94,7 +94,7 @@ impl Rig {
         timeout(LIMIT, self.events.next()).await.expect("an event").expect("a connection")
     }
 
-    /// Starts another process that runs a script; returns what it writes.
+    /// Starts an exec process that runs a script; returns its output pipe.
     pub async fn exec(&self, container: &str, id: &str, script: &str) -> Result<(Started, OwnedFd), ShimError> {
         let (stdin, _) = pipe();
         let (output, stdout) = pipe();
@@ -104,7 +104,7 @@ impl Rig {
         Ok((started, output))
     }
 
-    /// A figure of the shim's memory in kB, by its name in `status`.
+    /// A value of the shim's `/proc/<pid>/status` in kB.
     pub fn memory(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).expect("a process");
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("a figure");
@@ -117,7 +117,7 @@ impl Rig {
         self.shim.signal(to, 9, Scope::Group).await.expect("signalled");
     }
 
-    /// Waits until the log holds so many records.
+    /// Waits until the log has that many records.
     pub async fn until_records(&self, id: &str, count: usize) -> Vec<String> {
         until(|| Some(self.records(id)).filter(|records| records.len() >= count)).await
     }
@@ -126,7 +126,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         self.driver.abort();
-        // Its children first: they would belong to nobody then.
+        // Children first: they would be reparented once the shim is dead.
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap_or_default();
         for pid in children.split_whitespace().chain([&*self.pid.to_string()]) {
             let pid = pid.parse().ok().and_then(Pid::from_raw);
@@ -142,20 +142,19 @@ async fn greet(folder: &Path) -> (Shim, Events, Hello, JoinHandle<std::io::Error
     (shim, events, hello, driver)
 }
 
-/// The records of a log: stream, tag and content.
+/// Records of a log: stream, tag, and content.
 pub fn records(log: &Path) -> Vec<String> {
     let text = fs::read_to_string(log).unwrap_or_default();
-    // The kernel shows a write page by page: the last line may not be all there.
+    // A reader sees a write page by page: the last line may be partial.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     whole.lines().map(|line| line.get(31..).expect("a stamp").to_owned()).collect()
 }
 
-/// A pipe.
 pub fn pipe() -> (OwnedFd, OwnedFd) {
     pipe_with(PipeFlags::CLOEXEC).expect("a pipe")
 }
 
-/// Everything that comes until the end.
+/// Reads until end of file.
 pub async fn read_all(fd: OwnedFd) -> String {
     let read = tokio::task::spawn_blocking(move || {
         let mut text = String::new();
@@ -165,7 +164,7 @@ pub async fn read_all(fd: OwnedFd) -> String {
     timeout(LIMIT, read).await.expect("an end").expect("read")
 }
 
-/// Waits until something is so. Of files nobody tells; the pause only saves the processor.
+/// Polls until a condition is met. Files have no notification here; the pause only saves CPU time.
 pub async fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let looking = async {
         loop {
@@ -178,7 +177,7 @@ pub async fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     timeout(LIMIT, looking).await.expect("it never came so")
 }
 
-/// The kind of a refusal.
+/// The failure kind of a rejected request.
 pub fn kind<T: std::fmt::Debug>(result: Result<T, ShimError>) -> FailureKind {
     result.expect_err("refused").kind().expect("refused by the shim")
 }

@@ -1,4 +1,4 @@
-//! What is seen of a shim from outside.
+//! Behavior of a shim process as seen by its client: streams, logs, exits, reconnects, and limits.
 
 use std::{
     fs,
@@ -112,7 +112,7 @@ async fn what_ended_while_nobody_listened_is_told_exactly() {
     assert_eq!((record.pid, record.start_ticks, record.exit.code), (started.pid, started.start_ticks, 7));
     rig.again().await;
     if rig.hello.events.is_empty() {
-        rig.event().await; // what it left behind still held its pipes
+        rig.event().await; // its leftover processes kept the pipes open
         rig.again().await;
     }
     let [event] = &rig.hello.events[..] else { panic!("one event: {:?}", rig.hello) };
@@ -128,7 +128,7 @@ async fn what_ended_while_nobody_listened_is_told_exactly() {
     assert!(ExitRecord::read(rig.folder.path(), "a").expect("readable").is_some(), "the daemon's to delete");
 }
 
-/// AC-09-E2, for one container: no line is lost while nobody is there.
+/// AC-09-E2, for one container: no line is lost while no client is connected.
 async fn a_killed_client_loses_nothing() {
     let mut rig = Rig::new().await;
     let started = rig.launch("a", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; read x").await;
@@ -253,7 +253,7 @@ async fn a_client_that_does_not_read_stops_nobody() {
     rig.shim.attach("a", Some(stdin.as_fd()), stdout.as_fd(), None).await.expect("attached");
     drop(stdout);
     fs::File::from(input).write_all(b"\n").expect("written");
-    // A container that waited for the client would not end at all.
+    // A container that waited for the client would never exit.
     assert_eq!(of(&rig.event().await), ("a", 0));
     let text = fs::read(rig.log("a")).expect("a log");
     assert!(text.ends_with(b"stdout F done\n"));
@@ -270,7 +270,7 @@ async fn the_first_client_to_end_its_input_closes_stdin() {
     let ((stdin, input), (out, stdout)) = (pipe(), pipe());
     rig.shim.attach("once", Some(stdin.as_fd()), stdout.as_fd(), None).await.expect("attached");
     drop((stdin, stdout));
-    // More than all the buffers in between.
+    // More than all buffers on the way.
     let text = "x".repeat(300_000);
     let written = text.clone();
     let writer = tokio::task::spawn_blocking(move || fs::File::from(input).write_all(written.as_bytes()));
@@ -333,10 +333,10 @@ async fn a_killed_shim_is_missed_at_once() {
     assert!(both.contains(&started.pid.to_string()));
     kill(rig.pid);
     assert_eq!(rig.events.next().await, None);
-    // Long before its own limit, by the limit of the test.
+    // Long before its own timeout, by the timeout of the test.
     assert!(slow.await.expect("ran").expect_err("lost").is_lost());
     both.iter().for_each(|pid| kill(pid.parse().expect("a number")));
-    // The kernel closes what it had open one after the other.
+    // The kernel closes the shim's descriptors one by one.
     until(|| socket::connect(rig.folder.path()).err()).await;
     let gone = client::connect(rig.folder.path(), Duration::from_secs(1)).await.expect_err("gone");
     assert!(gone.is_lost(), "{gone}");
@@ -355,7 +355,7 @@ async fn datagrams_that_are_none_end_the_connection_only() {
         let (end, sent) = pipe();
         assert!(socket::send(socket.as_fd(), bytes, &[sent.as_fd()]).expect("sent"));
         drop(sent);
-        // The descriptor that came along is closed with the rest.
+        // The descriptor in the datagram is closed as well.
         assert_eq!(read_all(end).await, "");
         let answer = until(|| match socket::receive(socket.as_fd()).expect("readable") {
             socket::Received::Nothing => None,
@@ -363,7 +363,7 @@ async fn datagrams_that_are_none_end_the_connection_only() {
         });
         assert!(matches!(answer.await, socket::Received::End));
     }
-    // A header of ours around nonsense is answered.
+    // A valid header with an invalid body gets a response.
     let mut bytes = vec![0x48, 0x53, 1, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0];
     bytes.push(0xff);
     let socket = socket::connect(rig.folder.path()).expect("connected");
@@ -379,7 +379,7 @@ async fn datagrams_that_are_none_end_the_connection_only() {
     assert_eq!(of(&rig.event().await), ("a", 137));
 }
 
-/// Every message that is asked, damaged in many ways: each is answered or ends its connection.
+/// Corrupts every request in many ways: each gets a response or ends its connection.
 async fn whatever_is_sent_containers_run_on() {
     let mut rig = Rig::new().await;
     let started = rig.launch("a", "exec sleep 1000").await;
@@ -406,19 +406,19 @@ async fn whatever_is_sent_containers_run_on() {
         let (_end, sent) = pipe();
         for _ in 0..8 {
             let mut bytes = seeds[dice(seeds.len())].clone();
-            // The header mostly stays, so that the body is looked at.
+            // The header mostly stays valid, so that the body is parsed.
             let at = if dice(4) == 0 { dice(bytes.len()) } else { 16 + dice(bytes.len() - 16) };
             bytes[at] = u8::try_from(dice(256)).expect("a byte");
             let fds = [sent.as_fd(), sent.as_fd(), sent.as_fd()];
             match socket::send(socket.as_fd(), &bytes, &fds[..dice(4)]) {
                 Ok(true) => {}
                 Ok(false) => break,
-                // It hung up, perhaps with something of ours unread.
+                // The shim closed the connection, perhaps with unread data of ours.
                 Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => break,
                 Err(e) => panic!("{e}"),
             }
         }
-        // Whoever connects next waits in a queue that is not endless.
+        // The listen backlog is finite.
         until(|| match socket::receive(socket.as_fd()) {
             Ok(socket::Received::Nothing) => None,
             _ => Some(()),
@@ -458,7 +458,7 @@ async fn a_start_goes_on_without_a_client() {
     assert_eq!((rig.hello.starting.len(), rig.hello.containers.len()), (0, 0));
 }
 
-/// Nothing grows and no descriptor is left with the number of processes. (AC-09a-X20, for the shim's part.)
+/// Neither memory nor descriptors grow with the number of processes. (AC-09a-X20, for the shim's part.)
 async fn nothing_grows_with_the_number_of_processes() {
     let mut rig = Rig::new().await;
     rig.launch("a", "exec sleep 1000").await;

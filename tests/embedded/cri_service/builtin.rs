@@ -1,6 +1,6 @@
-//! A pod of the images made from our own program: nothing is fetched, nothing is installed.
+//! A pod of the built-in images: nothing is pulled, nothing is installed.
 //!
-//! Needs root and the shim's program beside the test; says so where it is skipped.
+//! Needs root and the shim's program beside the test; a skipped test reports so.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use berth_testkit::{
     reservation::free_ports,
 };
 
-/// Most memory of its own that a paused container may hold, KiB: what is not shared with the others of its image.
+/// Upper limit of anonymous memory of a paused container, KiB: memory that it does not share with others of its image.
 const MOST_ANONYMOUS: u64 = 600;
 
 fn of_image(name: &str, image: &str, command: &[&str]) -> cri::ContainerConfig {
@@ -71,7 +71,7 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     assert!(out.contains("uid=0") && code == 7, "{out:?} {code}");
     let log = fs::read_to_string(daemon.status(&web).await.log_path).expect("a log");
     assert!(log.contains(&format!(" stdout F httpd: listening on [::]:{port}\n")), "{log:?}");
-    // AC-09-E7's other half: what a pod holds besides its shim.
+    // AC-09-E7's other half: memory of a pod besides its shim.
     let pause = daemon.start(&sandbox, of_image("pause", "berth.local/pause:latest", &[])).await;
     let told = daemon.calls.rpc.clone();
     let request = cri::ContainerStatusRequest { container_id: pause.clone(), verbose: true };
@@ -81,7 +81,7 @@ async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
     let held = ["RssAnon", "VmRSS"].map(|field| kilobytes(&pid, field));
     println!("pause holds {} KiB of its own, {} KiB in all", held[0], held[1]);
     assert!(held[0] <= MOST_ANONYMOUS, "{held:?}");
-    // Both end when they are told to, long before they would be killed.
+    // Both exit on the stop signal, long before the grace period ends.
     let begun = Instant::now();
     for (id, expected) in [(pause, 0), (web, 143)] {
         let request = cri::StopContainerRequest { container_id: id.clone(), timeout: 20 };

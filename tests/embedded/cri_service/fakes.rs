@@ -1,4 +1,4 @@
-//! Parts that keep the contracts of `embedded::ports` without touching the machine.
+//! Fakes that keep the contracts of `embedded::ports` without changing the machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,26 +35,26 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use berth_testkit::plans;
 
-/// What all fakes of a test know and note.
+/// State and records that all fakes of a test share.
 #[derive(Default)]
 pub struct World {
-    /// Shims by sandbox.
+    /// Shims by sandbox id.
     pub shims: Mutex<BTreeMap<String, Arc<FakeShim>>>,
-    /// Groups that exist, and what they were given last.
+    /// Existing cgroups and their last limits.
     pub groups: Mutex<BTreeMap<String, Limits>>,
-    /// Networks that exist.
+    /// Existing networks.
     pub networks: Mutex<Vec<String>>,
-    /// Why networks cannot be made.
+    /// Error of network setup, if it fails.
     pub no_network: Mutex<Option<String>>,
-    /// That some network may be gone.
+    /// Notifies that a network may be lost.
     pub disturbances: watch::Sender<u64>,
-    /// How long a network takes.
+    /// Latency of network setup.
     pub slow_network: Mutex<Duration>,
-    /// Which images are held for which containers.
+    /// Image references: image and container.
     pub held: Mutex<Vec<(String, String)>>,
 }
 
-/// A shim whose processes are entries of a map.
+/// A shim whose processes are map entries.
 pub struct FakeShim {
     pub state: Mutex<ShimState>,
     events: Mutex<Option<mpsc::Sender<Event>>>,
@@ -67,7 +67,7 @@ pub struct ShimState {
     pub signals: Vec<(Target, i32, Scope)>,
     pub plans: Vec<LaunchPlan>,
     pub reopened: Vec<String>,
-    /// Signals that processes do not mind.
+    /// Processes ignore the termination signal.
     pub ignores_term: bool,
     events: Vec<Event>,
     number: u64,
@@ -90,18 +90,18 @@ impl FakeShim {
         }
     }
 
-    /// A container ends.
+    /// A container exits.
     pub fn exit(&self, id: &str, code: i32) {
         let mut state = self.state.lock().expect("whole");
         self.tell(&mut state, Target::Container(id.to_owned()), exit(code));
     }
 
-    /// The connection is lost, the shim is not.
+    /// Drops the connection; the shim stays alive.
     pub fn disconnect(&self) {
         self.events.lock().expect("whole").take();
     }
 
-    /// A container ends while no daemon is connected.
+    /// A container exits while no daemon is connected.
     pub fn exit_unseen(&self, id: &str, code: i32) {
         self.disconnect();
         self.exit(id, code);
@@ -406,7 +406,7 @@ impl Groups for Fakes {
     }
 }
 
-/// A runtime whose parts are fakes, in this boot.
+/// A runtime of fakes, with that boot id.
 pub fn runtime(directory: &Path, world: &Arc<World>, boot_id: &str) -> Arc<Runtime> {
     let fakes = Arc::new(Fakes(world.clone()));
     let ports = Ports {

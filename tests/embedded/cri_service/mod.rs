@@ -1,6 +1,7 @@
-//! The embedded runtime through its services: a client over memory, as the agent's. Spec 09 §9, 09a §1-§5.
+//! The embedded runtime through its CRI services: an in-memory client, as in the agent.
 //!
-//! The parts below are fakes; what needs a kernel is in `real.rs`, needs root, and says so where it is skipped.
+//! Spec 09 §9, 09a §1-§5. The ports are fakes; tests that need a kernel are in `real.rs`, need root, and report so when
+//! they are skipped.
 
 mod builtin;
 mod fakes;

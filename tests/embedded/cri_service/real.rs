@@ -1,7 +1,7 @@
-//! A pod on this machine's kernel: shim, namespaces, overlay, control groups, log.
+//! Pods of the embedded runtime on this machine's kernel: shim, namespaces, overlay, cgroups, logs.
 //!
-//! Every test has a network namespace of its own, so that bridge, packet filter and settings of this machine stay as they
-//! are, and what a test that failed has left is cleaned up.
+//! Every test has its own network namespace, so that bridge, packet filter, and sysctls of this machine stay unchanged,
+//! and leftovers of a failed test are cleaned up.
 
 use std::{
     fs,
@@ -50,7 +50,7 @@ fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
         let begun = Instant::now();
         assert_eq!(daemon.exec(&id, "sleep 300 & echo hi").await, ("hi\n".to_owned(), 0));
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-        // C9: probes and hooks say how much they want, and nobody else's output is kept beyond 16 MiB.
+        // C9: probes and hooks set their output limit; other output is kept up to 16 MiB.
         let connection = daemon.connection(&Registry::new());
         let flood = ["/bin/sh", "-c", "head -c 20000000 /dev/zero | tee /dev/stderr"].map(str::to_owned);
         let output = connection.runtime.exec_sync(&id, &flood, Duration::from_secs(60), 10_240).await.expect("runs");
@@ -85,7 +85,7 @@ fn a_pod_of_busybox_runs_logs_executes_stops_and_leaves_nothing() {
 #[test]
 fn nothing_of_the_runtime_is_reached_by_other_users_of_the_host() {
     on_a_machine("nothing_of_the_runtime_is_reached_by_other_users_of_the_host", async |place| {
-        // CVE-2021-41103, CVE-2024-25621: images and containers have programs of root with setuid bits
+        // CVE-2021-41103, CVE-2024-25621: images and containers contain setuid-root programs.
         let daemon = daemon(place.path()).await;
         let sandbox = daemon.run(pod(place.path(), "a")).await;
         let script = "cp /bin/busybox /tmp/own; chmod 4755 /tmp/own; mkdir /tmp/d; while :; do sleep 1; done";
@@ -106,13 +106,13 @@ fn nothing_of_the_runtime_is_reached_by_other_users_of_the_host() {
     });
 }
 
-/// The directories that the runtime makes, with those of its images and containers.
+/// Directories that the runtime creates, with those of its images and containers.
 fn directories(place: &Path) -> Vec<PathBuf> {
     let mut all = vec![place.join("root"), place.join("state")];
     let mut next = 0;
     while let Some(path) = all.get(next).cloned() {
         next += 1;
-        // What is below is the content of an image or of a container, thousands of directories.
+        // Deeper levels are the content of an image or container, thousands of directories.
         if path.components().count() < place.components().count() + 5 {
             let entries = fs::read_dir(&path).into_iter().flatten().flatten();
             all.extend(entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
@@ -135,7 +135,7 @@ fn pods_outlive_the_daemon_and_a_killed_shim_is_noticed() {
                 let ends = daemon.start(&sandbox, container("ends", "sleep 0.5; exit 42")).await;
                 (sandbox, daemon.status(&on).await, ends)
             });
-            // As if it was killed: nothing is told to stop.
+            // As if the daemon was killed: no task is canceled gracefully.
             runtime.shutdown_timeout(Duration::from_millis(100));
             told
         });

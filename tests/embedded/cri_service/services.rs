@@ -1,4 +1,4 @@
-//! State machines, lists, joining and events, with fakes below.
+//! CRI services with fake ports: state machines, lists, idempotent requests, and events.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use berth_testkit::cri_calls::sandbox;
 
 mod stats;
 
-/// A runtime, and a client of it over memory.
+/// A runtime and its in-memory clients.
 struct Set {
     world: Arc<World>,
     runtime: Arc<Runtime>,
@@ -29,7 +29,7 @@ struct Set {
 
 impl Drop for Set {
     fn drop(&mut self) {
-        // Shared memory is a mount, where the test may mount.
+        // Shared memory is a mount if the test may mount.
         for pod in self.runtime.pods() {
             let path = self.runtime.shell.layout.shared_memory(pod.now().id());
             let _ = services::files::unmount_shared_memory(&path);
@@ -56,7 +56,7 @@ async fn start(directory: tempfile::TempDir, world: Arc<World>, boot_id: &str) -
     Set { world, runtime, rpc, images, stop, directory: Some(directory) }
 }
 
-/// A pod that shares the host's memory, so that nothing is mounted.
+/// A pod in the host's IPC namespace, so that nothing is mounted.
 fn pod(name: &str) -> cri::PodSandboxConfig {
     let options = cri::NamespaceOption { ipc: cri::NamespaceMode::Node.into(), ..Default::default() };
     cri::PodSandboxConfig { labels: [("app".to_owned(), name.to_owned())].into(), ..sandbox(name, options) }
@@ -72,17 +72,17 @@ fn container(name: &str) -> cri::ContainerConfig {
 }
 
 impl Set {
-    /// The daemon is killed, and started again.
+    /// Kills the daemon and starts it again.
     async fn restart(self, boot_id: &str) -> Self {
         self.restart_while(boot_id, || ()).await
     }
 
-    /// Likewise, and something happens meanwhile.
+    /// Like [`Set::restart`], with a change between the two daemons.
     async fn restart_while(mut self, boot_id: &str, meanwhile: impl FnOnce()) -> Self {
         let (directory, world) = (self.directory.take().expect("there"), self.world.clone());
         let runtime = self.runtime.clone();
         drop(self);
-        // Whoever holds the lock has to be gone: here they are tasks.
+        // The tasks that own the lock file have to end first; a killed process would release it.
         runtime.shell.tasks.close();
         tokio::time::timeout(Duration::from_secs(10), async {
             while Arc::strong_count(&runtime) > 1 {
@@ -559,7 +559,7 @@ async fn streams_are_prepared_only_for_what_runs() {
         let url = url.expect("prepared");
         assert!(url.starts_with(&format!("in-process:///{verb}/")), "{url}");
     }
-    // 04b §5: a thousand wait, three of them do already.
+    // 04b §5: a thousand streams may be pending; three of them are already.
     for _ in 3..1000 {
         attach(&id).await.expect("room");
     }

@@ -1,4 +1,4 @@
-//! The process that unpacks a layer: it leaves the same files as we would, and can do nothing else meanwhile.
+//! Sandboxed layer unpacking process: same result as in-process unpacking, without other access.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ fn policy(form: Form) -> Policy {
     Policy { bounds: Bounds::default(), form, keep_free: 0 }
 }
 
-/// A layer with something of everything.
+/// A layer with every kind of entry.
 fn rich() -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     let mut add = |kind: tar::EntryType, name: &str, link: &str, content: &[u8], mode: u32| {
@@ -64,14 +64,14 @@ fn rich() -> Vec<u8> {
     add(T::Directory, "opaque", "", b"", 0o755);
     add(T::Regular, "opaque/.wh..wh..opq", "", b"", 0o600);
     add(T::Regular, ".wh.gone", "", b"", 0o600);
-    // Deeper than descriptors the process may have, and replaced by a file.
+    // Deeper than the process's descriptor limit, and replaced by a file.
     let deep = (0..300).map(|_| "x").collect::<Vec<_>>().join("/");
     add(T::Directory, &deep, "", b"", 0o755);
     add(T::Regular, "x", "", b"file", 0o644);
     builder.into_inner().expect("in memory")
 }
 
-/// Everything below a directory, by path.
+/// Metadata and content of everything below a directory, by path.
 fn tree(folder: &Path) -> BTreeMap<String, String> {
     let mut out = BTreeMap::new();
     let mut left = vec![folder.to_owned()];
@@ -84,7 +84,7 @@ fn tree(folder: &Path) -> BTreeMap<String, String> {
         let kind = stat.file_type();
         let content = if kind.is_file() { fs::read(&path).expect("readable") } else { Vec::new() };
         let device = if kind.is_char_device() { stat.rdev() } else { 0 };
-        // What the archive does not name is as old as the test.
+        // Entries that the archive does not contain have the time of the test.
         let times = if stat.mtime() == 1_000_000_000 { stat.mtime() } else { 0 };
         let told = (stat.mode(), stat.uid(), stat.gid(), stat.nlink(), times, device, link, content, &opaque[..length]);
         out.insert(path.strip_prefix(folder).expect("below").display().to_string(), format!("{told:?}"));
@@ -120,14 +120,14 @@ fn a_layer_comes_out_as_if_we_had_unpacked_it() {
     assert!(own.len() >= 10 && own["opaque"].ends_with("[121])"), "{own:?}");
     assert!(!Path::new("/etc/within").exists() && own.contains_key("etc/within"), "{own:?}");
     assert_eq!(fs::read(at("own.recipe")).expect("there"), fs::read(at("other.recipe")).expect("there"));
-    // What is refused is refused in the same words.
+    // Errors have the same text.
     fs::create_dir(at("cut")).expect("makeable");
     let error = apart::apply(&bytes[..700], Path::new(BERTH), &job("cut")).expect_err("cut");
     fs::create_dir(at("again")).expect("makeable");
     assert_eq!(error, apply::apply(&bytes[..700], &at("again"), &rules).expect_err("cut"));
 }
 
-/// Ends it whatever happens.
+/// The unpacking process; killed when dropped.
 struct Unpacking(Child);
 
 impl Drop for Unpacking {
@@ -142,14 +142,14 @@ fn who_unpacks_has_nothing_but_the_layers_directory() {
     if skips("who_unpacks_has_nothing_but_the_layers_directory") {
         return;
     }
-    // Noise, so that half of what is packed is half of the layer too.
+    // Noise does not compress, so that half of the compressed bytes are half of the layer, too.
     let noise: Vec<u8> = (0..200_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let plain = layer("f", &noise);
     has_nothing_but_the_layers_directory(&plain, &["berth"]);
     has_nothing_but_the_layers_directory(&super::registry::gzip(&plain), &["berth", "decompress"]);
 }
 
-/// Looks at each thread while half of the layer was read.
+/// Inspects each thread after half of the layer is read.
 fn has_nothing_but_the_layers_directory(packed: &[u8], threads: &[&str]) {
     let place = tempfile::tempdir().expect("a directory");
     let into = place.path().join("d");

@@ -1,7 +1,7 @@
-//! Images of the embedded runtime against Debian's `docker-registry`: spec 09b §4. What a registry of bad manners does is in
-//! the tests of `embedded::images::store::pull`.
+//! Image pulls of the embedded runtime from Debian's `docker-registry`.
 //!
-//! Each test needs root and that package, and says by name where it is skipped.
+//! Behavior: spec 09b §4. Misbehaving registries are covered by the tests of `embedded::images::store::pull`. Each test
+//! needs root and that package, and reports its name where it is skipped.
 
 mod apart;
 pub mod registry;
@@ -108,7 +108,7 @@ async fn certificates_are_checked_against_the_authorities_of_the_registry() {
     let registry = Registry::start(place.path(), Door::Tls);
     let (store, url) = (store(place.path()).await, format!("https://{}", registry.host()));
     let authority = place.path().join("ca.crt");
-    // Names that nobody resolves: only their mirrors are asked.
+    // Unresolvable names: only their mirrors are used.
     for (host, settings, expected) in [
         ("unknown.test", String::new(), None),
         ("known.test", format!("ca = {authority:?}"), Some(())),
@@ -118,7 +118,7 @@ async fn certificates_are_checked_against_the_authorities_of_the_registry() {
         let pulled = store.pull(&format!("{host}/p:1"), &Credentials::default()).await;
         assert_eq!(pulled.as_ref().ok().map(|_| ()), expected, "{host}: {pulled:?}");
     }
-    // As Docker has it: a file beside.
+    // Docker's layout: a CA file in the registry's directory.
     let folder = place.path().join("certs.d").join(format!("127.0.0.1_{}_", registry.port));
     fs::create_dir_all(&folder).expect("makeable");
     fs::copy(&authority, folder.join("ca.crt")).expect("copied");
@@ -140,7 +140,7 @@ async fn certificates_are_shown_to_registries_that_want_one() {
     fs::write(place.path().join("both.pem"), read("client.cert") + &read("client.key")).expect("writable");
     let (own, both) = (place.path().join("client"), place.path().join("both.pem"));
     let (certificate, key) = (own.with_extension("cert"), own.with_extension("key"));
-    // Names that nobody resolves: only their mirrors are asked. One of another authority does not stand in the way.
+    // Unresolvable names: only their mirrors are used. A client certificate of another CA does not interfere.
     let another = rcgen::generate_simple_self_signed(vec!["x".to_owned()]).expect("made");
     let foreign = place.path().join("foreign.pem");
     fs::write(&foreign, another.cert.pem() + &another.signing_key.serialize_pem()).expect("writable");
@@ -157,7 +157,7 @@ async fn certificates_are_shown_to_registries_that_want_one() {
         let pulled = store.pull(&format!("{host}/p:1"), &Credentials::default()).await;
         assert_eq!(pulled.as_ref().ok().map(|_| ()), expected, "{host}: {pulled:?}");
     }
-    // As Docker has it: files beside.
+    // Docker's layout: CA, client certificate, and key in the registry's directory.
     let folder = place.path().join("certs.d").join(registry.host());
     fs::create_dir_all(&folder).expect("makeable");
     for name in ["ca.crt", "client.cert", "client.key"] {

@@ -1,4 +1,4 @@
-//! A private `docker-registry` (Debian's package), what is pushed to it, and a line to it that can be cut.
+//! Private `docker-registry` (Debian's package), images to push, and a proxy that cuts connections.
 
 use std::{
     fs,
@@ -23,11 +23,11 @@ use berth_testkit::reservation::free_ports;
 use flate2::{Compression, write::GzEncoder};
 use serde_json::{Value, json};
 
-/// `secret`, as htpasswd writes it.
+/// htpasswd hash of `secret`.
 const SECRET: &str = "$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// Why this machine cannot run it.
+/// Reason why this machine cannot run it; `None` if it can.
 pub fn obstacle() -> Option<&'static str> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root: layers are unpacked");
@@ -36,19 +36,19 @@ pub fn obstacle() -> Option<&'static str> {
     found.is_err().then_some("needs docker-registry")
 }
 
-/// How it is served.
+/// Transport and authentication of the registry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Door {
     Plain,
-    /// With a user `user` whose password is `secret`.
+    /// User `user` with password `secret`.
     Guarded,
-    /// With a certificate of an authority that is written to `ca.crt` beside its storage.
+    /// TLS certificate of a CA that is written to `ca.crt` beside the storage.
     Tls,
-    /// Likewise; clients must show one of that authority, as `client.cert` with `client.key` there is.
+    /// Like `Tls`; clients must present a certificate of that CA: `client.cert` with `client.key`.
     Mutual,
 }
 
-/// A running registry; ended when dropped. Its storage is below the directory and outlives it.
+/// A running registry; killed when dropped. Its storage is below the directory and outlives it.
 pub struct Registry {
     process: Child,
     pub port: u16,
@@ -140,12 +140,12 @@ impl Registry {
         Descriptor::of(kind, &bytes)
     }
 
-    /// Pushes an image of these layers for a machine.
+    /// Pushes an image of these layers for an architecture.
     pub fn push(&self, repository: &str, tag: &str, architecture: &str, layers: &[Vec<u8>]) -> Descriptor {
         self.push_with(repository, tag, json!({"Cmd": [architecture]}), (architecture, layers))
     }
 
-    /// Likewise, with what containers inherit.
+    /// Like [`Registry::push`], with the container configuration of the image.
     pub fn push_with(
         &self,
         repository: &str,
@@ -168,7 +168,7 @@ impl Registry {
         self.push_manifest(repository, tag, OCI_MANIFEST, &manifest)
     }
 
-    /// Pushes an index of an image for another machine, and one for this.
+    /// Pushes an index with an image for another architecture and one for this.
     pub fn push_for_all(&self, repository: &str, tag: &str) -> Descriptor {
         let own = platform::host().architecture;
         let other = if own == "s390x" { "amd64" } else { "s390x" };
@@ -184,7 +184,7 @@ impl Registry {
     }
 }
 
-/// An authority, a certificate of it for a client, and one for 127.0.0.1, whose files are told.
+/// Creates a CA, a client certificate, and a certificate of 127.0.0.1; returns the paths of the latter and its key.
 fn certificates(place: &Path) -> (PathBuf, PathBuf) {
     use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
     let mut authority = CertificateParams::new(Vec::new()).expect("parameters");
@@ -207,7 +207,7 @@ fn certificates(place: &Path) -> (PathBuf, PathBuf) {
     write("server", parameters(vec!["127.0.0.1".to_owned()]), ExtendedKeyUsagePurpose::ServerAuth)
 }
 
-/// A layer of one file.
+/// A layer with one file.
 pub fn layer(name: &str, content: &[u8]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
@@ -217,7 +217,7 @@ pub fn layer(name: &str, content: &[u8]) -> Vec<u8> {
     builder.into_inner().expect("in memory")
 }
 
-/// An archive as `docker save` writes it, of one image without a name.
+/// An archive in `docker save` format, with one unnamed image.
 pub fn saved(layers: &[Vec<u8>]) -> Vec<u8> {
     let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
     let config = json!({"architecture": "any", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}});
@@ -235,14 +235,15 @@ pub fn saved(layers: &[Vec<u8>]) -> Vec<u8> {
     builder.into_inner().expect("in memory")
 }
 
-/// Packed.
+/// Compresses with gzip.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(bytes).expect("in memory");
     encoder.finish().expect("in memory")
 }
 
-/// A line to a registry that breaks off once after so many bytes of answers; how many came through in all.
+/// A proxy to a registry that cuts one connection after that many response bytes; returns its port and the number of
+/// forwarded bytes.
 pub fn cut_line(port: u16, after: u64) -> (u16, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let own = listener.local_addr().expect("bound").port();

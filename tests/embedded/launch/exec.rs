@@ -1,4 +1,4 @@
-//! Further processes of a running container.
+//! Exec processes of a running container.
 
 use std::{
     io::{Read, Write},

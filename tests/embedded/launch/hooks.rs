@@ -1,4 +1,4 @@
-//! Programs of others on a container's way, with real programs: when they are executed, where, and what they are told.
+//! OCI hooks with real programs: when and in which namespaces they run, and which state they read.
 //!
 //! OCI runtime specification 1.2, "POSIX-platform Hooks"; spec 09a §8.4.
 
@@ -16,13 +16,13 @@ use serde_json::Value;
 
 use berth_testkit::bench::{self, Bench, is_root, run, said};
 
-/// A shell of the host that does that; at `startContainer` it is the container's.
+/// A hook that runs a shell script: with the host's shell, at `startContainer` with the container's.
 fn hook(moment: Moment, script: &str) -> Hook {
     let args = ["sh", "-c", script].map(str::to_owned).to_vec();
     Hook { moment, path: "/bin/sh".into(), args, env: vec!["PATH=/usr/bin:/bin".into()], limit_ms: None }
 }
 
-/// A container with these hooks and a bundle.
+/// Plan of a container with these hooks and a bundle.
 fn plan(bench: &Bench, args: &[&str], all: Vec<Hook>) -> LaunchPlan {
     let bundle = bench.at("bundle");
     fs::create_dir_all(&bundle).expect("makeable");
@@ -36,7 +36,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Waits until a file holds something.
+/// Waits until a file ends with a complete line.
 fn soon(path: &Path) -> String {
     let begun = Instant::now();
     loop {
@@ -56,7 +56,8 @@ fn hooks_are_executed_at_their_moments_and_told_the_state() {
     }
     Bench::new().shim(|bench| {
         let log = bench.at("log");
-        // What is appended to while it is seen under that name: on the host, and before the root is left.
+        // The log has this path on the host and, before pivot_root, in the container's mount namespace: hooks append to
+        // it there.
         let note = |moment: Moment| {
             let name = moment.name();
             let script = format!("{{ printf '{name} '; cat; echo; }} >> {}", log.display());
@@ -64,7 +65,7 @@ fn hooks_are_executed_at_their_moments_and_told_the_state() {
         };
         let mut all: Vec<Hook> = Moment::ALL.iter().rev().map(|moment| note(*moment)).collect();
         all.retain(|hook| hook.moment != Moment::StartContainer);
-        // The container's own shell and files.
+        // With the container's shell and files.
         all.push(hook(Moment::StartContainer, "{ id -u; cat; echo; } > /tmp/started"));
         fs::set_permissions(bench.at("layers/1/d/tmp"), std::os::unix::fs::PermissionsExt::from_mode(0o1777))
             .expect("settable");
@@ -111,7 +112,7 @@ fn hooks_are_executed_in_the_namespaces_of_their_moments() {
         let host = fs::read_link("/proc/self/ns/mnt").expect("there").display().to_string();
         let links = "readlink /proc/self/ns/mnt";
         let on_host = format!("{links} > {}", log.display());
-        // It finds the root by the bundle, as hooks of vendors do, and changes it though it is read-only in the end.
+        // It finds the root by the bundle, as vendors' hooks do, and changes it, although it is read-only later.
         let within = r#"bundle=$(sed 's/.*"bundle":"\([^"]*\)".*/\1/')
             root=$(sed 's/.*"path":"\([^"]*\)".*/\1/' $bundle/config.json)
             test "$PWD" = "$bundle" && readlink /proc/self/ns/mnt > $root/etc/by-hook"#;
@@ -148,16 +149,16 @@ fn a_hook_that_fails_fails_the_start() {
             let missing = Hook { path: "/no/such".into(), ..hook(moment, "") };
             let expected = "exit status 127: execute it: no such file or directory";
             assert_eq!(failed(missing), path("/no/such") + expected);
-            // What it leaves behind holds its output open, and is not waited for.
+            // Its leftover processes keep the output pipe open, and are not waited for.
             let slow = Hook { limit_ms: Some(200), ..hook(moment, "echo slow; exec sleep 100") };
             assert_eq!(failed(slow), path("/bin/sh") + "it took longer than 200ms: slow");
-            // Later ones are not executed.
+            // Later hooks are not executed.
             let second = hook(moment, &format!("echo second > {}", log.display()));
             let plan = plan(bench, &["true"], vec![hook(moment, "exit 1"), second]);
             run(&plan).expect_err(name);
             assert_eq!(read(&log), "", "{name}");
         }
-        // Much is written, the state is not read, and something goes on: neither hinders.
+        // Much output, an unread state, and a leftover process: none of them blocks.
         let loud =
             "i=0; while [ $i -lt 3000 ]; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; i=$((i+1)); done; sleep 2 &";
         let mut plan = plan(bench, &["echo", "ran"], vec![hook(Moment::CreateRuntime, loud)]);

@@ -1,4 +1,4 @@
-//! Resource limits, control groups, and launches that hang.
+//! Resource limits, cgroups, and hanging launches.
 
 use std::{fs, io::Read, time::Instant};
 
@@ -10,7 +10,7 @@ use berth_testkit::bench::{
 
 #[test]
 fn limits_are_set() {
-    // AC-09a-X16: raising without the right is no failure.
+    // AC-09a-X16: raising a limit without the capability is no error.
     if !is_root() {
         return;
     }
@@ -52,7 +52,7 @@ fn a_launch_that_hangs_is_killed() {
         return;
     }
     let bench = Bench::new();
-    // Whoever is born in a frozen group does nothing any more, but can be killed.
+    // A process born in a frozen cgroup does not run, but can be killed.
     let frozen = bench.plan(&[]).groups.into_iter().find(|group| group.join("cgroup.freeze").exists());
     let Some(frozen) = frozen else {
         eprintln!("skipped: needs the unified hierarchy");
@@ -96,7 +96,8 @@ fn a_container_may_see_its_group_as_the_root() {
         let mut container = start(&plan, &NOTHING).expect("it runs");
         let lines: Vec<String> = std::iter::repeat_with(|| container.line()).take_while(|line| line != "up").collect();
         assert_eq!(lines.first().map(String::as_str), Some("0::/"));
-        // Before them the members of the group; the helper of the launch, which has no number here, may still be one.
+        // Preceded by the cgroup's members; the launch helper, which has no process id in this namespace, may be among
+        // them.
         assert!(lines.ends_with(&["0".to_owned(), "read-only".to_owned()]), "not frozen, {lines:?}");
         let given = process(&["sh", "-c", "grep ^0: /proc/self/cgroup"]);
         assert_eq!(said(exec(&plan, container.pid, given).map(Running::end)), "0::/\n");

@@ -1,5 +1,6 @@
-//! Containers between `clone3` and `execve`, with real namespaces, overlays and control groups. Needs root and
-//! `busybox-static`; without root every test says so and passes.
+//! Container launch between `clone3` and `execve`, with real namespaces, overlays, and cgroups.
+//!
+//! Needs root and `busybox-static`; without root every test reports so and passes.
 
 mod exec;
 mod hooks;

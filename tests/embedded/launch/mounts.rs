@@ -1,4 +1,4 @@
-//! What a container sees of files.
+//! File systems and mounts of a container: volumes, propagation, masked paths, and image symlinks.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ fn tmpfs(path: &Path) {
     mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("mountable");
 }
 
-/// Mounts of a test are seen by nobody else and end with it.
+/// Creates a private mount namespace: the test's mounts are invisible to others and end with it.
 fn alone() {
     unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
     let flags = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
@@ -192,7 +192,7 @@ fn kernel_file_systems_are_mounted_behind_no_link_of_an_image() {
     for (name, kind) in [("proc", "proc"), ("sys", "sysfs")] {
         Bench::new().shim(|bench| {
             let at = bench.at("layers/2/d").join(name);
-            let _ = fs::remove_dir(&at); // it may not be there
+            let _ = fs::remove_dir(&at); // it may not exist
             symlink("/tmp/p", &at).expect("makeable");
             let failure = run(&bench.plan(&["true"])).expect_err("it leads elsewhere");
             let text = format!("filesystem \"{kind}\" must be mounted on ordinary directory: /{name}");

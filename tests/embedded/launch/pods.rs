@@ -22,7 +22,7 @@ fn around(made: &Made) -> Around<'_> {
     Around { namespaces: &made.namespaces, target: None, users: None }
 }
 
-/// A process by its descriptor.
+/// Opens a pidfd of a process.
 fn opened(pid: u32) -> OwnedFd {
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a number");
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("it runs")
@@ -72,7 +72,7 @@ fn processes_are_seen_as_the_plan_says() {
         let out = said(start(&pod, &around).map(Running::end));
         assert!(out.starts_with("ls: /proc/1/root/: Permission denied\nName:\tberth-shim\n"), "{out}");
         assert!(out.contains("Uid:\t65535\t65535\t65535\t65535\n") && out.contains("CapBnd:\t0000000000000000\n"));
-        // With every right over it there is still nothing to see.
+        // Even with every capability over it there is nothing to read.
         let all = (1 << 38) - 1;
         let sets = &mut pod.process.capabilities;
         (sets.bounding, sets.effective, sets.permitted) = (all, all, all);

@@ -1,4 +1,4 @@
-//! What a program is given: arguments, user, rights, how it ends.
+//! Launched process: arguments, environment, user, capabilities, seccomp, and exit status.
 
 use berth_shim::plan::{Capabilities, FailureKind, RootKind};
 
@@ -32,7 +32,7 @@ fn ends_are_told_as_they_are() {
     Bench::new().shim(|bench| {
         for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 0), ("sleep 0; exit 255", 255)] {
             let ended = run(&bench.plan(&["sh", "-c", script])).expect("it runs");
-            // Process 1 of its own namespace cannot kill itself.
+            // Process 1 of a PID namespace cannot kill itself.
             assert_eq!(ended.code, code, "{script}");
         }
         let mut running =
@@ -131,7 +131,7 @@ fn signals_are_as_if_nobody_had_touched_them() {
     });
 }
 
-/// Allows everything but making directories, which fails with EPERM.
+/// A seccomp filter that allows everything but mkdir, which fails with EPERM.
 pub fn no_mkdir() -> Vec<u8> {
     let number = if cfg!(target_arch = "x86_64") { 83_u32 } else { 34 };
     let records: [(u16, u8, u8, u32); 4] =

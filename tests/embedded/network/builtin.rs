@@ -1,4 +1,4 @@
-//! A pod comes and goes on the built-in bridge.
+//! Built-in bridge network: setup, teardown, addresses, bandwidth limits, and dialing into a pod.
 
 use std::{
     io::{Read, Write},
@@ -15,7 +15,7 @@ use super::ground::*;
 #[test]
 fn a_pod_has_a_network_and_leaves_nothing() {
     on_a_machine("a_pod_has_a_network_and_leaves_nothing", async |ground| {
-        // AC-09b-N14: nobody gave a range.
+        // AC-09b-N14: no pod CIDR is configured.
         let network = ready(ground.settings()).await;
         let (one, two) = (pod(1), pod(2));
         let first = network.setup(&one).await.expect("a network");
@@ -44,7 +44,7 @@ fn a_pod_has_a_network_and_leaves_nothing() {
 #[test]
 fn router_advertisements_of_pods_are_not_accepted() {
     on_a_machine("router_advertisements_of_pods_are_not_accepted", async |ground| {
-        // CVE-2020-10749: also where no pod has an address of IPv6
+        // CVE-2020-10749: also if no pod has an IPv6 address
         let before = links();
         let network = ready(ground.settings()).await;
         let one = pod(1);
@@ -82,7 +82,7 @@ fn both_versions_are_usable_at_once() {
             assert_eq!(ask(Some(netns(&pod)), "[fd00:9::2]:80").expect("an answer"), from);
             took.push(begun.elapsed());
         }
-        // The kernel looks for duplicates for a second; a busy machine may take as long now and then.
+        // Duplicate address detection takes a second; a busy machine may take as long occasionally.
         assert!(took.iter().any(|took| took.as_millis() < 900), "nobody looked for duplicates: {took:?}");
         serve(&ground.outside, "[::]:80", "outside");
         assert_eq!(ask(Some(netns(&one)), "[fd99::9]:80").expect("an answer"), "outside fd99::1");
@@ -92,7 +92,7 @@ fn both_versions_are_usable_at_once() {
 #[test]
 fn a_small_range_is_used_up() {
     on_a_machine("a_small_range_is_used_up", async |ground| {
-        // AC-09b-N3; that addresses rest is in the table of `ipam`.
+        // AC-09b-N3; the table of `ipam` covers the reuse delay of addresses.
         let network = ground.builtin("10.9.0.0/29").await;
         for number in 1..=5 {
             network.setup(&pod(number)).await.expect("a network");
@@ -145,12 +145,12 @@ fn sent(_: &Network, ground: &Ground, pod: &berth_runtime::network::SandboxNetwo
         net_namespace::within(ground.outside.as_fd(), || TcpListener::bind("0.0.0.0:90")).expect("listening");
     let stream = net_namespace::within(netns(pod).as_fd(), || TcpStream::connect((OUTSIDE, 90))).expect("connected");
     let writer = std::thread::spawn(move || {
-        // The reader may have had enough.
+        // The reader may close early.
         let _ = (&stream).write_all(&[0; BYTES * 4]);
     });
     let (mut from, _) = listener.accept().expect("a connection");
     let mut bytes = vec![0; BYTES / 4];
-    // The first bytes may go at once.
+    // The first bytes may pass in a burst.
     from.read_exact(&mut bytes).expect("bytes");
     let begun = Instant::now();
     let mut bytes = vec![0; BYTES];

@@ -1,4 +1,4 @@
-//! A machine of a test's own: a network namespace, a mount namespace, an uplink to an outside.
+//! Test machine: a network namespace, a mount namespace, and an uplink to an outside machine.
 
 use std::{
     collections::BTreeMap,
@@ -26,19 +26,19 @@ use nix::{
 
 /// This machine's address on its uplink.
 pub const NODE: &str = "192.0.2.1";
-/// The address of the machine outside.
+/// Address of the outside machine.
 pub const OUTSIDE: &str = "192.0.2.9";
-/// How long anything may take.
+/// Timeout of a step.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// A machine.
+/// Directory and outside machine of a test.
 pub struct Ground {
     pub dir: tempfile::TempDir,
-    /// The machine outside.
+    /// Network namespace of the outside machine.
     pub outside: Arc<OwnedFd>,
 }
 
-/// Runs a test on a machine of its own; says so where it cannot.
+/// Runs a test on a machine of its own; reports where it is skipped.
 pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Ground) -> F + Send) {
     if !nix::unistd::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "{test} needs root");
@@ -53,7 +53,7 @@ pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Ground
             let outside = namespace();
             uplink(&outside);
             let ground = Ground { dir: tempfile::tempdir().expect("a directory"), outside };
-            // Its threads begin in this one's namespaces.
+            // Its threads inherit the namespaces of this thread.
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
             runtime.expect("a runtime").block_on(body(ground));
         };
@@ -67,7 +67,7 @@ pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Ground
 }
 
 impl Ground {
-    /// Settings that stay below the test's directory.
+    /// Settings with all paths below the test's directory.
     pub fn settings(&self) -> Settings {
         let mut settings = Settings::usual(&self.dir.path().join("net"));
         settings.namespaces = self.dir.path().join("netns");
@@ -83,7 +83,7 @@ impl Ground {
         ready(settings).await
     }
 
-    /// What is left of pods: links, leases, elements of the packet filter, files.
+    /// Leftovers of pods: links, leases, packet filter elements, and files.
     pub fn left(&self) -> Vec<String> {
         let mut left: Vec<String> = links().into_iter().filter(|l| l.starts_with("veth") && l != "vethup").collect();
         let files = std::fs::read_dir(self.dir.path().join("netns")).into_iter().flatten().flatten();
@@ -98,7 +98,7 @@ impl Ground {
     }
 }
 
-/// A network that has taken over.
+/// Opens a network, recovers it without pods, and waits until it is ready.
 pub async fn ready(settings: Settings) -> Network {
     let network = Network::open(settings).await.expect("settings");
     assert!(network.recover(&[]).await.expect("recovered").is_empty());
@@ -112,13 +112,13 @@ pub fn links() -> Vec<String> {
     all.iter().filter_map(route::link).map(|l| l.name).collect()
 }
 
-/// The packet filter as people see it; empty without the program.
+/// The nftables ruleset as text; empty without `nft`.
 pub fn ruleset() -> String {
     let told = std::process::Command::new("nft").args(["list", "ruleset"]).output();
     told.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default()
 }
 
-/// A network namespace.
+/// Creates a network namespace.
 pub fn namespace() -> Arc<OwnedFd> {
     let made = thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
@@ -164,7 +164,7 @@ pub fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// A pod that wants a network.
+/// A pod with its own network.
 pub fn pod(number: usize) -> SandboxNetwork {
     SandboxNetwork {
         id: format!("{number:064x}").chars().rev().collect(),
@@ -185,20 +185,20 @@ pub fn annotated(mut pod: SandboxNetwork, key: &str, value: &str) -> SandboxNetw
     pod
 }
 
-/// Answers every connection to a port of a pod with a name and the address it came from.
+/// Responds to every connection on a port in a namespace with a name and the client's address.
 pub fn serve(at: &OwnedFd, on: &str, name: &'static str) {
     let on: SocketAddr = on.parse().expect("an address");
     let listener = net_namespace::within(at.as_fd(), || TcpListener::bind(on)).expect("listening");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let from = stream.peer_addr().map(|a| a.ip().to_string()).unwrap_or_default();
-            // A client that is gone is the test's affair.
+            // A client may have disconnected.
             let _ = (&stream).write_all(format!("{name} {from}").as_bytes());
         }
     });
 }
 
-/// Who answers at an address, and whom it sees; from a namespace, or from the machine itself.
+/// The response at an address, from a namespace or from the machine itself.
 pub fn ask(from: Option<&OwnedFd>, to: &str) -> io::Result<String> {
     ask_within(from, to, LIMIT)
 }
@@ -222,7 +222,7 @@ pub fn netns(pod: &SandboxNetwork) -> &OwnedFd {
     pod.netns.as_ref().expect("a namespace")
 }
 
-/// A program of this directory; for plugins.
+/// Writes an executable script, for CNI plugins.
 pub fn script(path: &PathBuf, text: &str) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::create_dir_all(path.parent().expect("a directory")).expect("creatable");

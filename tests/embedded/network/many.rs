@@ -1,4 +1,4 @@
-//! Pods by the hundred.
+//! Network setup and teardown of hundreds of pods, with latencies.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use berth_runtime::network::Protocol;
 
 use super::ground::*;
 
-/// Pods of the quick variant; `BERTH_MANY_PODS` says another number.
+/// Default number of pods; `BERTH_MANY_PODS` sets another.
 const QUICK: usize = 40;
 
 #[test]
@@ -16,7 +16,7 @@ fn many_pods_leave_nothing() {
         let network = ground.builtin("10.9.0.0/16,fd00:9::/64").await;
         let before = links().len();
         let (mut up, mut down): (Vec<Duration>, Vec<Duration>) = (Vec::new(), Vec::new());
-        // As many at once as a node has.
+        // As many concurrent pods as on a node.
         for batch in (0..count).collect::<Vec<_>>().chunks(100) {
             let mut pods = Vec::new();
             for number in batch {

@@ -1,5 +1,7 @@
-//! Pods' networks on the real kernel: bridge, links, packet filter, plugins. Every test has a machine of its own, a network
-//! namespace, so that this machine's stays as it is. They need root and are skipped by name without.
+//! Pod networks on a real kernel: bridge, links, packet filter, and CNI plugins.
+//!
+//! Every test has its own machine, a network namespace, so that this machine's network stays unchanged. The tests need
+//! root and report their names where they are skipped.
 
 mod builtin;
 mod ground;

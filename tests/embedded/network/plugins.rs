@@ -1,4 +1,4 @@
-//! Networks that plugins make: scripted ones, and Debian's.
+//! CNI plugin networks: scripted plugins, and Debian's.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::ground::*;
 
-/// A plugin that notes how it was called, and does as its configuration's `does` says.
+/// A plugin that records its calls, and acts as its configuration's `does` requests.
 const SCRIPT: &str = r#"#!/bin/sh
 input=$(cat)
 here=$(dirname "$0")
@@ -55,7 +55,7 @@ impl Plugins {
         network
     }
 
-    /// How plugins were called: verb and plugin.
+    /// Recorded calls: verb and plugin.
     fn calls(&self) -> Vec<String> {
         let lines = fs::read_to_string(self.directory.join("calls")).unwrap_or_default();
         lines.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect()
@@ -88,7 +88,7 @@ fn plugins_are_called_in_order_and_back() {
         assert_eq!((attached.mode, &attached.ips), (Mode::Cni, &vec![address("10.7.0.7"), address("fd00::7")]));
         assert_eq!(attached.result["cniVersion"], "1.0.0");
         pod.attached = Some(attached);
-        // AC-09b-N8: what the configuration was is known.
+        // AC-09b-N8: teardown uses the cached configuration.
         fs::remove_dir_all(&plugins.settings.cni_directory).expect("removable");
         network.teardown(&pod).await.expect("taken down");
         assert_eq!(plugins.calls(), ["ADD one", "ADD two", "DEL two", "DEL one"]);

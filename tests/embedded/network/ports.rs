@@ -1,4 +1,4 @@
-//! Ports of the machine that lead to pods.
+//! Host ports of pods: reachability, conflicts, and recovery of a flushed packet filter.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ use super::ground::*;
 #[test]
 fn a_host_port_is_reached_from_everywhere() {
     on_a_machine("a_host_port_is_reached_from_everywhere", async |ground| {
-        // AC-09b-N1, AC-09-E8: no program is called.
+        // AC-09b-N1, AC-09-E8: no external program is run.
         let network = ground.builtin("10.9.0.0/24,fd00:9::/64").await;
         let (mut one, two) = (pod(1), pod(2));
         one.ports = vec![port(Protocol::Tcp, 8080, 80), port(Protocol::Tcp, 0, 90)];
@@ -96,7 +96,7 @@ fn a_flushed_filter_is_back_within_a_second() {
 #[test]
 fn the_machines_loopback_is_not_exposed() {
     on_a_machine("the_machines_loopback_is_not_exposed", async |ground| {
-        // AC-09b-N10: what CVE-2020-8558 did.
+        // AC-09b-N10: CVE-2020-8558.
         let network = ground.builtin("10.9.0.0/24").await;
         let evil = pod(1);
         network.setup(&evil).await.expect("a network");
@@ -111,7 +111,7 @@ fn the_machines_loopback_is_not_exposed() {
             std::fs::write("/proc/sys/net/ipv4/conf/eth0/route_localnet", "1")?;
             let ip = |args: &str| Command::new("ip").args(args.split(' ')).status();
             let down = ip("link set lo down")?.success();
-            // Where loopback addresses have no link of their own they are sent by the other.
+            // Without local routes, loopback addresses are routed over the other link.
             let _ = ip("route del local 127.0.0.1 table local");
             let _ = ip("route del local 127.0.0.0/8 table local");
             Ok(down && ip("route add 127.0.0.1/32 via 10.9.0.1 dev eth0")?.success())

@@ -1,4 +1,4 @@
-//! The daemon ends anywhere and starts again.
+//! Network recovery after the daemon was killed at any point.
 
 use berth_runtime::network::{Network, Protocol};
 
@@ -7,7 +7,7 @@ use super::ground::*;
 #[test]
 fn what_belongs_to_nobody_goes() {
     on_a_machine("what_belongs_to_nobody_goes", async |ground| {
-        // AC-09b-N5: killed between link and meta; AC-09b-N4: a boot without pods.
+        // AC-09b-N5: killed between link and metadata; AC-09b-N4: a boot without pods.
         let mut settings = ground.settings();
         settings.builtin.nets = vec!["10.9.0.0/24".parse().expect("a net")];
         let before = ready(settings.clone()).await;

@@ -1,5 +1,6 @@
-//! What CRI asks, planned and started for real: requests to processes. Needs root and `busybox-static`; without root
-//! every test says so and passes.
+//! CRI requests planned and launched for real, up to the running process.
+//!
+//! Needs root and `busybox-static`; without root every test reports so and passes.
 
 use std::{
     fs::{self, Permissions},
@@ -19,7 +20,7 @@ use berth_testkit::bench::{self, Bench, MAP, NOTHING, Running, exec, is_root, sa
 const PASSWD: &[u8] = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n";
 const GROUP: &[u8] = b"user:x:1000:\nimage:x:50000:user\n";
 
-/// The files a sandbox has, and a pod that makes all its own.
+/// Host files of a sandbox, and a pod with all its own namespaces.
 struct Pod {
     config: cri::PodSandboxConfig,
     host: Host,

@@ -1,4 +1,4 @@
-//! The built-in profile in a real kernel: a process that runs under it, as any user.
+//! The built-in seccomp profile on a real kernel: a process that runs under it, as any user.
 #![allow(unsafe_code, reason = "filters are set between fork and exec")]
 
 use std::{env, io, os::unix::process::CommandExt, process::Command, thread};
@@ -6,7 +6,7 @@ use std::{env, io, os::unix::process::CommandExt, process::Command, thread};
 use berth_runtime::seccomp::{Conditions, DEFAULT_PROFILE, Filter, Machine, Profile, compile};
 use nix::libc;
 
-/// Tells the test's own program that it is the child.
+/// Environment variable that marks the test program's child.
 const CHILD: &str = "BERTH_TEST_FILTERED";
 
 fn built_in() -> Filter {
@@ -20,11 +20,12 @@ fn built_in() -> Filter {
     compile(&profile, &conditions).expect("a program")
 }
 
-/// Gives up privileges for ever and sets the filter.
+/// Sets no_new_privs irrevocably, then the filter.
 fn set(records: &[u8], flags: u32) -> io::Result<()> {
     let length = u16::try_from(records.len() / 8).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len: length, filter: records.as_ptr().cast_mut().cast() };
-    // SAFETY: prctl takes numbers; seccomp reads `length` records of 8 bytes, which live on, and writes nothing.
+    // SAFETY: prctl takes numbers; seccomp reads `length` records of 8 bytes, which outlive the call, and writes
+    // nothing.
     let result = unsafe {
         match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
             0 => libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program),
@@ -34,7 +35,7 @@ fn set(records: &[u8], flags: u32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What the kernel answers to a call, as an error number; 0 where it is carried out.
+/// The errno of a system call; 0 if it succeeds.
 fn answer(number: libc::c_long, first: libc::c_long) -> i32 {
     // SAFETY: all calls below take numbers, or null where they would take a pointer.
     let result = unsafe { libc::syscall(number, first, 0, 0, 0, 0, 0) };
@@ -74,7 +75,7 @@ fn inside() {
     ] {
         assert_eq!(answer(number, first), expected, "{name}");
     }
-    // The C library falls back to an older way of making threads and processes.
+    // The C library falls back to an older system call for threads and processes.
     assert_eq!(thread::spawn(|| 7).join().ok(), Some(7));
     let output = Command::new("/bin/sh").args(["-c", "echo $((6 * 7)) | cat"]).output().expect("a shell");
     assert_eq!((output.status.success(), output.stdout.as_slice()), (true, &b"42\n"[..]));

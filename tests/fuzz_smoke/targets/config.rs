@@ -1,4 +1,4 @@
-//! Configuration, flags and durations.
+//! Fuzz targets: kubelet configuration, drop-ins, command line flags, and durations.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 
@@ -6,7 +6,7 @@ use berth_config::{FeatureGates, GoDuration, HostFacts, KubeletConfiguration, Pe
 
 use super::text;
 
-/// The main file of the agent's configuration.
+/// The main kubelet configuration file.
 pub fn kubelet_config(data: &[u8]) {
     let gates = FeatureGates::new();
     let Ok((config, _)) = berth_config::decode::main_file(&text(data), "/etc/k", &gates) else { return };
@@ -30,7 +30,7 @@ fn judge(config: &KubeletConfiguration) {
     drop(berth_config::configz::masked(config));
 }
 
-/// Drop-ins, separated by lines of `%%`.
+/// Drop-in configuration files, separated by lines of `%%`.
 pub fn kubelet_dropin(data: &[u8]) {
     let (base, gates) = (berth_config::defaults::defaults(), FeatureGates::new());
     let all = text(data);
@@ -47,14 +47,14 @@ pub fn kubelet_dropin(data: &[u8]) {
     }
 }
 
-/// A duration.
+/// A Go duration.
 pub fn go_duration(data: &[u8]) {
     let Ok(duration) = text(data).parse::<GoDuration>() else { return };
     assert_eq!(duration.to_string().parse(), Ok(duration), "{duration}");
     assert_eq!(duration.std().as_nanos(), u128::try_from(duration.nanos()).unwrap_or(0));
 }
 
-/// The words of a command line, each on a line.
+/// Arguments of a command line, one per line.
 pub fn command_line(data: &[u8]) {
     let args: Vec<OsString> = data.split(|b| *b == b'\n').map(|word| OsString::from_vec(word.to_vec())).collect();
     let mut settings = flags::Settings { config: berth_config::defaults::defaults(), ..Default::default() };

@@ -1,4 +1,4 @@
-//! What the embedded runtime reads: layers, profiles, accounts, messages of its shims and what containers print.
+//! Fuzz targets of the embedded runtime: layers, seccomp profiles, users, shim messages, and output.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use berth_shim::{
 
 use super::first_line;
 
-/// A layer of an image: unpacked, walked, its names taken apart.
+/// An image layer: decompresses it, and parses its entries and their paths.
 pub fn layer_entries(data: &[u8]) {
     let Ok(unpacked) = Unpacked::new(data) else { return };
     let mut reader = Reader::new(io::Read::take(unpacked, 1 << 20));
@@ -34,7 +34,7 @@ pub fn layer_entries(data: &[u8]) {
     }
 }
 
-/// A profile of system calls: what it becomes is a program the kernel takes.
+/// A seccomp profile: the compiled filter must be a program that the kernel accepts.
 pub fn filter_profile(data: &[u8]) {
     let Ok(profile) = Profile::parse(data) else { return };
     for machine in [Machine::X86_64, Machine::Aarch64, Machine::Riscv64] {
@@ -44,7 +44,7 @@ pub fn filter_profile(data: &[u8]) {
         assert!((1..=4096).contains(&program.len()) && filter.bytes().len() == program.len() * 8);
         for (at, i) in program.iter().enumerate() {
             let farthest = match i.code {
-                0x06 => continue, // returns
+                0x06 => continue, // BPF_RET
                 0x05 => i.k as usize,
                 _ => usize::from(i.jump_true.max(i.jump_false)),
             };
@@ -53,7 +53,7 @@ pub fn filter_profile(data: &[u8]) {
     }
 }
 
-/// A line with an image's user, and its accounts; the same text serves as both files.
+/// A line with an image's user, then the account files; the same text serves as passwd and group.
 pub fn image_users(data: &[u8]) {
     let (user, rest) = first_line(data);
     let image =
@@ -64,18 +64,18 @@ pub fn image_users(data: &[u8]) {
     assert!(who.groups.windows(2).all(|pair| pair[0] < pair[1]));
 }
 
-/// How a container ended, from a file that another version may have written.
+/// Exit record of a container, perhaps written by another version.
 pub fn shim_exit_record(data: &[u8]) {
     if let Some(record) = ExitRecord::parse(data) {
         assert_eq!(ExitRecord::parse(record.text().as_bytes()), Some(record));
     }
 }
 
-/// A datagram between a daemon and a shim of another version: what is understood is written as it was meant.
+/// A datagram between a daemon and a shim of another version: a decoded message must survive a round trip.
 pub fn shim_message(data: &[u8]) {
     fn body<T: serde::Serialize + serde::de::DeserializeOwned + PartialEq>(read: &Datagram<'_>) {
         let Ok(value) = read.body::<T>() else { return };
-        // What was short may be long when written in full; it is refused then.
+        // A compact encoding may exceed the size limit once it is written in full; the encoder rejects it.
         let Ok(bytes) = wire::write(read.kind, read.sequence, &value) else { return };
         let again = Datagram::read(&bytes).expect("ours");
         assert!((again.kind, again.sequence) == (read.kind, read.sequence));
@@ -89,7 +89,8 @@ pub fn shim_message(data: &[u8]) {
     }
 }
 
-/// What a container writes: records do not depend on how it was read, and nothing is lost. First byte: the longest.
+/// Container output: log records do not depend on the chunks of the read, and nothing is lost. The first byte is the
+/// longest record.
 pub fn shim_output(data: &[u8]) {
     let Some((longest, data)) = data.split_first() else { return };
     let longest = usize::from(*longest).max(1);

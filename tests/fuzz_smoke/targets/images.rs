@@ -1,4 +1,4 @@
-//! Names of images, credentials and records of pulls.
+//! Fuzz targets: image references, registry credentials, and image pull records.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use berth::images::{
 
 use super::{first_line, text};
 
-/// The name of an image.
+/// An image reference.
 pub fn image_reference(data: &[u8]) {
     let text = text(data);
     let Ok((tagged, parsed)) = reference::with_default_tag(&text) else { return };
@@ -20,7 +20,7 @@ pub fn image_reference(data: &[u8]) {
     assert_eq!(reference::Reference::parse(&tagged).map(|r| r.canonical()), Ok(canonical));
 }
 
-/// Docker's configuration, in both forms.
+/// Docker's configuration, as `config.json` and `.dockercfg`.
 pub fn docker_config(data: &[u8]) {
     for logins in [docker::parse_config_json(data), docker::parse_dockercfg(data)].into_iter().flatten() {
         let mut ring = docker::Keyring::default();
@@ -38,7 +38,7 @@ pub fn docker_config(data: &[u8]) {
     }
 }
 
-/// A pattern of registries, and on the second line an image.
+/// A registry pattern, and on the second line an image.
 pub fn image_pattern(data: &[u8]) {
     let (pattern, image) = first_line(data);
     let image = text(image);
@@ -48,7 +48,7 @@ pub fn image_pattern(data: &[u8]) {
     }
 }
 
-/// The configuration of credential plugins; files are separated by lines of `%%`.
+/// Credential provider configuration; files are separated by lines of `%%`.
 pub fn plugins(data: &[u8]) {
     let files: Vec<String> = text(data).split("\n%%\n").map(str::to_owned).collect();
     let Ok(providers) = plugin_config::load(&files) else { return };
@@ -59,7 +59,7 @@ pub fn plugins(data: &[u8]) {
     }
 }
 
-/// What a credential plugin prints.
+/// Output of a credential provider plugin.
 pub fn plugin_response(data: &[u8]) {
     let version = "credentialprovider.kubelet.k8s.io/v1";
     match plugin_answer::parse(version, data) {
@@ -68,7 +68,7 @@ pub fn plugin_response(data: &[u8]) {
     }
 }
 
-/// A file of the image manager's records.
+/// A pull record file of the image manager.
 pub fn pull_record(data: &[u8]) {
     if let Ok(intent) = record::decode_intent(data) {
         let again = record::decode_intent(&record::encode_intent(&intent.value)).expect("what we write, we read");

@@ -1,4 +1,4 @@
-//! What the kernel says of this machine.
+//! Fuzz targets: kernel files of cgroups, mounts, kmsg, and CPU sets.
 
 use berth::node::{
     CpuSet,
@@ -9,7 +9,7 @@ use berth_sys::mount_table;
 
 use super::text;
 
-/// The kernel's files behind statistics: control groups, network interfaces, disks, mounts.
+/// Kernel files of statistics: cgroups, network interfaces, disks, and mounts.
 pub fn cgroup_files(data: &[u8]) {
     let _ = (control::number(data), control::signed(data), control::cpu_max(data), control::oom_kills(data));
     let _ = (control::cpu_stat(data), control::cpu_stat_v1(data), control::cpuacct_stat(data));
@@ -33,7 +33,7 @@ pub fn mounts(data: &[u8]) {
     assert!(found.len() <= data.split(|b| *b == b'\n').count());
 }
 
-/// Records of `/dev/kmsg`, one a line.
+/// Records of `/dev/kmsg`, one per line.
 pub fn kernel_log(data: &[u8]) {
     let mut hearing = Hearing::default();
     for record in data.split(|byte| *byte == b'\n').filter_map(Record::parse) {
@@ -45,7 +45,7 @@ pub fn kernel_log(data: &[u8]) {
     }
 }
 
-/// A set of CPUs.
+/// A CPU set in list format.
 pub fn cpu_set(data: &[u8]) {
     let text = text(data);
     drop(berth_config::validate::cpus::parse(&text));

@@ -1,8 +1,8 @@
-//! Logs of containers.
+//! Fuzz targets: container log lines and log options.
 
 use berth::logs::{self, Filter, Head, LogOptions, LogStreams, Stamp, Stream};
 
-/// The head of a CRI log line.
+/// The prefix of a CRI log line: timestamp, stream, and tags.
 pub fn log_cri(data: &[u8]) {
     let Head::Parsed(whole) = logs::head(data) else { return };
     assert!(whole.content <= data.len());
@@ -21,7 +21,7 @@ fn check_stamp(stamp: Stamp<'_>) {
     assert!(written.len() <= 40);
 }
 
-/// A line of docker's `json-file` driver.
+/// A line of Docker's `json-file` driver.
 pub fn log_docker(data: &[u8]) {
     let Ok(line) = logs::docker(data) else { return };
     let (stamp, _) = line.origin().expect("a line that was read has an origin");
@@ -29,7 +29,7 @@ pub fn log_docker(data: &[u8]) {
     assert!(line.log.len() <= data.len() * 3);
 }
 
-/// A whole log file; the first bytes say what is wanted of it.
+/// A whole log file; the first two bytes select the log options.
 pub fn log_filter(data: &[u8]) {
     let Some(([wishes, cut], log)) = data.split_first_chunk::<2>() else { return };
     let options = LogOptions {

@@ -1,9 +1,8 @@
-//! One target per parser of foreign bytes: what must hold whatever the bytes are.
+//! Fuzz targets: one per parser of foreign bytes, with the invariants that any input must keep.
 //!
-//! The only copy of each target: `fuzz/` runs it under a coverage-guided fuzzer, `main.rs` beside
-//! this folder on a small corpus and seeded mutations. A target panics where something is wrong:
-//! the parser panicked, what it read is not what it writes, or an answer has no bound. Time and
-//! size are watched by who runs it.
+//! The only copy of each target: `fuzz/` runs it under a coverage-guided fuzzer, `main.rs` beside this folder on a
+//! small corpus and seeded mutations. A target panics on a violation: the parser panicked, a round trip changed a
+//! value, or an output is unbounded. The caller limits time and size.
 #![allow(dead_code, reason = "each fuzz program uses one target")]
 
 mod config;
@@ -32,10 +31,10 @@ pub use runtimes::{containerd_event, cri_endpoint, cri_status, resolv_conf};
 pub use server::{log_query, spdy_frames, websocket_tunnel};
 pub use sources::{manifest_file, manifest_http};
 
-/// A target: bytes in, a panic where something is wrong.
+/// A target: takes bytes, panics on a violation.
 pub type Target = fn(&[u8]);
 
-/// All targets; names are those of the programs in `fuzz/` and of the corpus folders.
+/// All targets; names equal those of the programs in `fuzz/` and of the corpus directories.
 pub const TARGETS: &[(&str, Target)] = &[
     ("cgroup_files", cgroup_files),
     ("command_line", command_line),
@@ -78,19 +77,19 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("websocket_tunnel", websocket_tunnel),
 ];
 
-/// Foreign bytes as text.
+/// Foreign bytes as text, invalid UTF-8 replaced.
 fn text(data: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(data)
 }
 
-/// The first line, and the rest.
+/// Splits off the first line.
 fn first_line(data: &[u8]) -> (Cow<'_, str>, &[u8]) {
     let end = data.iter().position(|b| *b == b'\n').unwrap_or(data.len());
     let (line, rest) = data.split_at(end);
     (text(line), rest.get(1..).unwrap_or_default())
 }
 
-/// A pod to ask of.
+/// A pod for targets that need one.
 static POD: LazyLock<Pod> = LazyLock::new(|| {
     let pod = serde_json::json!({
         "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "labels": {"app": "web", "x": "a\"b"},

@@ -1,4 +1,4 @@
-//! What pods are made of: variables, quantities, paths to fields, names, files of resources.
+//! Fuzz targets of pod parts: resource state files, env files, quantities, field paths, and host names.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use berth_types::{
 
 use super::{POD, first_line, text};
 
-/// `allocated_pods_state` and `actuated_pods_state`, as a whole file and as the content of a
-/// sound one, and `cpu_manager_state`.
+/// `allocated_pods_state` and `actuated_pods_state`, as a whole file and as the content of a file with a valid
+/// checksum, and `cpu_manager_state`.
 pub fn resources_on_disk(data: &[u8]) {
     let refused = cpu_state::check(data).is_err();
     assert!(refused || text(data).contains("none"), "only what names the policy passes");
@@ -34,19 +34,19 @@ pub fn resources_on_disk(data: &[u8]) {
     }
 }
 
-/// An env file; its first line is the key that is looked up.
+/// An env file; its first line is the key to look up.
 pub fn env_file(data: &[u8]) {
     let (key, file) = first_line(data);
     let Ok(Some(value)) = env_file::lookup(&text(file), &key) else { return };
     assert!(!value.contains('\''));
-    // A carriage return before the end of a line belongs to the end, so of two one is read.
+    // A carriage return before a newline is part of the line end, so two of them are read as one.
     if value.contains("\r\n") {
         return;
     }
     assert_eq!(env_file::lookup(&format!("{key}='{value}'\n"), &key), Ok(Some(value)), "written and read");
 }
 
-/// A text with `$(NAME)`, after lines of `NAME=text` that refer to those before them.
+/// A text with `$(NAME)` references, after lines of `NAME=text` that may refer to earlier lines.
 pub fn expansion(data: &[u8]) {
     let all = text(data);
     let entry = |line: &str| {
@@ -76,7 +76,7 @@ pub fn expansion(data: &[u8]) {
     drop(all.lines().next().map(|line| variables.expand_sub_path(line)));
 }
 
-/// A quantity.
+/// A resource quantity.
 pub fn quantity(data: &[u8]) {
     let Ok(amount) = Amount::parse(&text(data)) else { return };
     let canonical = amount.canonical();

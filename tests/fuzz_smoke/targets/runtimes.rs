@@ -1,4 +1,4 @@
-//! What runtimes say, and what is told them of names.
+//! Fuzz targets: container runtime responses and events, CRI endpoints, and pod DNS.
 
 use berth::{
     pleg::{containerd_events, convert},
@@ -18,7 +18,7 @@ pub fn resolv_conf(data: &[u8]) {
     bounded_dns(&POD, Some(&host));
 }
 
-/// Names are bounded whatever the node's file says.
+/// Pod DNS settings stay within their limits, whatever the node's file contains.
 pub fn bounded_dns(pod: &Pod, host: Option<&dns::HostDns>) {
     let settings = dns::DnsSettings {
         cluster_dns: vec!["10.0.0.10".to_owned()],
@@ -31,7 +31,7 @@ pub fn bounded_dns(pod: &Pod, host: Option<&dns::HostDns>) {
     }
 }
 
-/// An event of containerd: as a whole, and as the body of an event that counts.
+/// A containerd event: as an envelope, and as the body of each relevant event type.
 pub fn containerd_event(data: &[u8]) {
     if let Ok(envelope) = Envelope::decode(data) {
         drop(containerd_events::hint(&envelope));
@@ -50,7 +50,7 @@ pub fn containerd_event(data: &[u8]) {
     }
 }
 
-/// Answers of the runtime about one object.
+/// Runtime responses about one object.
 pub fn cri_status(data: &[u8]) {
     let listed = cri::Container::decode(data).unwrap_or_default();
     drop((convert::listed_container(&listed), convert::pod_of_container(&listed)));
@@ -66,7 +66,7 @@ pub fn cri_status(data: &[u8]) {
     }
 }
 
-/// An endpoint of the runtime.
+/// A CRI endpoint.
 pub fn cri_endpoint(data: &[u8]) {
     if let Ok(path) = socket_path(&text(data)) {
         assert!(!path.as_os_str().is_empty());

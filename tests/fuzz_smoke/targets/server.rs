@@ -1,4 +1,4 @@
-//! What clients of the server say.
+//! Fuzz targets of the kubelet server: log queries, SPDY frames, and WebSocket messages.
 
 use std::{collections::BTreeMap, io};
 
@@ -18,7 +18,7 @@ use berth_server::{
 use bytes::{Bytes, BytesMut};
 use tokio_tungstenite::tungstenite::{WebSocket, protocol::Role};
 
-/// The query of `/logs/`: what is let through is safe as arguments of `journalctl`.
+/// The query of `/logs/`: an accepted query is safe as arguments of `journalctl`.
 pub fn log_query(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let query = match NodeLogQuery::parse(text) {
@@ -40,7 +40,7 @@ pub fn log_query(data: &[u8]) {
     assert!(arguments.iter().all(is_known), "{arguments:?}");
 }
 
-/// SPDY frames from a peer: what is read does not depend on how the bytes were cut.
+/// SPDY frames of a peer: the result does not depend on the chunks of the read.
 pub fn spdy_frames(data: &[u8]) {
     let read = |piece: usize| {
         let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
@@ -72,7 +72,7 @@ pub fn spdy_frames(data: &[u8]) {
     assert_eq!(read(data.len()), read(7));
 }
 
-/// What a client may put on a WebSocket that ends here: channel messages, or SPDY in pieces.
+/// Client messages on a WebSocket: channel messages, or SPDY in pieces.
 pub fn websocket_tunnel(data: &[u8]) {
     struct Client<'a>(&'a [u8]);
     impl io::Read for Client<'_> {
@@ -92,7 +92,7 @@ pub fn websocket_tunnel(data: &[u8]) {
     let (mut decoder, mut tunnelled, mut is_spdy) = (Decoder::default(), BytesMut::new(), true);
     while let Ok(message) = socket.read() {
         if message.is_close() {
-            break; // its reason may be the codec's own
+            break; // the codec chose the close reason
         }
         let bytes = message.into_data();
         assert!(bytes.len() <= data.len(), "nobody sent that much");

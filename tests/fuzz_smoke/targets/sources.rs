@@ -1,4 +1,4 @@
-//! Manifests of pods.
+//! Fuzz targets: static pod manifests of files and HTTP.
 
 use berth::{
     runtime::request::{container, ports},
@@ -19,7 +19,7 @@ use berth_types::{
 
 use super::{runtimes::bounded_dns, text};
 
-/// A manifest in a directory.
+/// A static pod manifest file.
 pub fn manifest_file(data: &[u8]) {
     let origin = Origin {
         source: PodSource::File,
@@ -34,7 +34,7 @@ pub fn manifest_file(data: &[u8]) {
     }
 }
 
-/// The answer of a manifest server: one pod or a list.
+/// The response of a manifest URL: a pod or a list.
 pub fn manifest_http(data: &[u8]) {
     let origin = Origin {
         source: PodSource::Http,
@@ -49,8 +49,8 @@ pub fn manifest_http(data: &[u8]) {
     }
 }
 
-/// What a manifest decodes to is written and read again unchanged, defaults are filled in once,
-/// and what is accepted is a pod that every later stage can work with.
+/// A decoded manifest survives a round trip, defaulting is idempotent, and every later stage can process an accepted
+/// pod.
 fn become_static(pod: api::Pod, origin: Origin<'_>) {
     let mut defaulted = pod.clone();
     defaults::apply(&mut defaulted);
@@ -70,7 +70,7 @@ fn become_static(pod: api::Pod, origin: Origin<'_>) {
     serve(&Pod::new(made).expect("an accepted pod has identity and specification"));
 }
 
-/// The pure stages behind admission.
+/// Runs the pure stages behind admission.
 fn serve(pod: &Pod) {
     drop((Qos::of(pod), ports::of_pod(pod), container::pod_labels(pod)));
     drop((

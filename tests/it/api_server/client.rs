@@ -1,4 +1,4 @@
-//! A small client of the server's own tests: it shares no code with the agent's.
+//! Minimal HTTP client for tests of the API server; it shares no code with the agent's.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 use berth_testkit::api_server::ApiServer;
 
-/// Everything here is quick, or broken.
+/// Timeout of a request.
 const QUICK: Duration = Duration::from_secs(60);
 
 enum Sender {
@@ -30,13 +30,13 @@ pub struct Client {
     token: Option<String>,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,
     pub headers: HeaderMap,
     pub text: String,
-    /// Null where the text is no JSON.
+    /// Body as JSON; null if the text is not JSON.
     pub body: Value,
 }
 
@@ -61,18 +61,18 @@ fn config(server: &ApiServer, user: Option<(&str, &[&str])>, alpn: &[u8]) -> Cli
 }
 
 impl Client {
-    /// As administrator, HTTP/2.
+    /// Connects as administrator, over HTTP/2.
     pub async fn admin(server: &ApiServer) -> Self {
         Self::connect(server, Some(("admin", &["system:masters"])), "h2").await.expect("connected")
     }
 
-    /// As that node, HTTP/2.
+    /// Connects as that node, over HTTP/2.
     pub async fn node(server: &ApiServer, node: &str) -> Self {
         let name = format!("system:node:{node}");
         Self::connect(server, Some((&name, &["system:nodes"])), "h2").await.expect("connected")
     }
 
-    /// As somebody or nobody, by that protocol.
+    /// Connects as a user, or without a certificate, over that ALPN protocol.
     pub async fn connect(server: &ApiServer, user: Option<(&str, &[&str])>, alpn: &str) -> Option<Self> {
         let tls = tokio_rustls::TlsConnector::from(Arc::new(config(server, user, alpn.as_bytes())));
         let stream = TcpStream::connect(server.address()).await.ok()?;
@@ -97,7 +97,7 @@ impl Client {
         self
     }
 
-    /// The answer's head; None: the connection broke.
+    /// Sends a request and returns the response head; `None` if the connection broke.
     pub async fn send(&mut self, method: &str, path: &str, body: Option<&Value>) -> Option<Response<Incoming>> {
         let content_type =
             if method == "PATCH" { "application/strategic-merge-patch+json" } else { "application/json" };
@@ -123,7 +123,7 @@ impl Client {
         }
     }
 
-    /// The whole answer; None: the connection broke.
+    /// Sends a request and returns the whole response; `None` if the connection broke.
     pub async fn try_ask(&mut self, method: &str, path: &str, body: Option<&Value>) -> Option<Answer> {
         let asked = async {
             let (head, body) = self.send(method, path, body).await?.into_parts();
@@ -135,7 +135,7 @@ impl Client {
         tokio::time::timeout(QUICK, asked).await.expect("an answer in time")
     }
 
-    /// The whole answer.
+    /// Sends a request and returns the whole response.
     pub async fn ask(&mut self, method: &str, path: &str, body: Option<&Value>) -> Answer {
         self.try_ask(method, path, body).await.expect("an answer")
     }
@@ -144,7 +144,7 @@ impl Client {
         self.ask("GET", path, None).await
     }
 
-    /// A watch, as lines.
+    /// Opens a watch, read line by line.
     pub async fn watch(&mut self, path: &str) -> Lines {
         let answer = self.send("GET", path, None).await.expect("an answer");
         assert_eq!(answer.status(), 200, "{path}");
@@ -152,20 +152,20 @@ impl Client {
     }
 }
 
-/// Lines of a watch.
+/// Lines of a watch response.
 pub struct Lines {
     body: Incoming,
     rest: BytesMut,
 }
 
-/// What comes of a watch.
+/// Result of reading a watch.
 #[derive(Debug, PartialEq)]
 pub enum Next {
-    /// Type and object.
+    /// Event type and object.
     Event(String, Value),
-    /// It ended as it should, within a line or not.
+    /// Regular end of the response, with the text of an incomplete line.
     End(String),
-    /// It broke off, with that much of a line.
+    /// The connection broke, with the text of an incomplete line.
     Broken(String),
 }
 
@@ -186,7 +186,7 @@ impl Lines {
         }
     }
 
-    /// Type, name and resource version of the next event.
+    /// Type, name, and resource version of the next event.
     pub async fn event(&mut self) -> (String, String, u64) {
         match self.next().await {
             Next::Event(kind, object) => {
@@ -198,7 +198,7 @@ impl Lines {
     }
 }
 
-/// An object's resource version; 0 where there is none.
+/// Resource version of an object; 0 if it has none.
 pub fn rv(object: &Value) -> u64 {
     object["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What the server says about how nodes behaved. Spec 10a §10.
+//! The API server's checks of node conduct. Spec 10a §10.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What goes wrong on demand. Spec 10a §9.
+//! Fault injection of the test API server. Spec 10a §9.
 
 use std::time::{Duration, Instant};
 

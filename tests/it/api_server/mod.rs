@@ -1,4 +1,6 @@
-//! The test API server itself: it has to be true before anybody trusts what it says about an agent. Spec 10a §I, §23.
+//! Tests of the test API server itself: its behavior must be right before agent tests rely on it.
+//!
+//! Spec 10a §I, §23.
 
 mod client;
 mod conduct;

@@ -1,8 +1,7 @@
-//! The exact rules, each as a short script of requests with the codes, bodies and events that a real server gives.
-//! Spec 10a §11.
+//! API server parity: scripts of requests with the codes, bodies, and events of a real server.
 //!
-//! Always run against the simulator; with `BERTH_TEST_APISERVER=<kubeconfig of an administrator>` against that server
-//! instead, which must give the same (AC-10a-29). A rule is changed only together with its script.
+//! Spec 10a §11. Always run against the simulator; with `BERTH_TEST_APISERVER=<kubeconfig of an administrator>` against
+//! that server instead, which must give the same results (AC-10a-29). A rule is changed only together with its script.
 
 use base64::{
     Engine,
@@ -29,7 +28,7 @@ async fn nothing_changed_is_no_change() {
     assert_eq!(same.at("/metadata/resourceVersion"), pod.at("/metadata/resourceVersion"));
     let status = world.admin.patch(&format!("{path}/status"), &json!({"status": {"phase": "Pending"}})).await.is(200);
     assert_eq!(status.at("/metadata/resourceVersion"), pod.at("/metadata/resourceVersion"));
-    // AC-10-19: times that are not set come back as null, and are no change.
+    // AC-10-19: unset times are returned as null, and are no change.
     let condition = json!({"status": {"conditions": [{"type": "example.com/a", "status": "True"}]}});
     let written = world.node.patch(&format!("{path}/status"), &condition).await.is(200);
     assert_eq!(
@@ -485,7 +484,7 @@ async fn requests_for_certificates_are_approved_within_limits() {
         ["Approved", "AutoApproved"].map(Value::from)
     );
     for suffix in ["names", "serving"] {
-        // The approver saw them before the one it approved.
+        // The approver processed these requests before the one that it approved.
         assert!(world.node.get(&path(suffix)).await.is(200).at("/status/conditions").is_null(), "{suffix}");
         world.admin.delete(&path(suffix), &json!({})).await.is(200);
     }

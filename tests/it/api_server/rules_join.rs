@@ -1,5 +1,6 @@
-//! How a node joins, as far as the server has to be true for it: token, request, approval, certificate, and the end
-//! of each. Spec 10a §6, §7, §12.
+//! Node bootstrap rules of the test API server: token, CSR, approval, certificate, and their expiry.
+//!
+//! Spec 10a §6, §7, §12.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::SignedDuration;
@@ -24,7 +25,7 @@ fn request(signer: &str, names: &[&str], usages: &[&str]) -> Value {
         "spec": {"request": STANDARD.encode(pem), "signerName": signer, "usages": usages}})
 }
 
-/// Its conditions and whether there is a certificate, once there is one of them.
+/// Conditions of a CSR and whether it has a certificate, once it has either.
 async fn outcome(server: &ApiServer, name: &str) -> (Vec<String>, bool) {
     for _ in 0..1000 {
         let csr = server.get(CSRS, "", name).expect("stored");
@@ -90,7 +91,7 @@ async fn a_certificate_ends_on_an_open_connection() {
 
 #[tokio::test]
 async fn permissions_are_a_little_late() {
-    // AC-10-29 needs it: 403 until the graph has seen the pod.
+    // AC-10-29 depends on this: 403 until the authorizer's graph contains the pod.
     let server = ApiServer::start().await;
     server.rules(|rules| rules.graph_lag = std::time::Duration::from_secs(60));
     server.create(json!({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "s"}}));

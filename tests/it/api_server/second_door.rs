@@ -1,4 +1,4 @@
-//! The door by which a server that stands alone is driven. Spec 10a §1, §9, §10.
+//! Control endpoint of a standalone test API server. Spec 10a §1, §9, §10.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -14,7 +14,7 @@ use berth_testkit::api_server::{ApiServer, sim};
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
 
-/// Status and answer.
+/// Sends a request to the control endpoint; returns status and response.
 async fn ask(door: SocketAddr, method: &str, path: &str, body: &Value) -> (u16, Value) {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let request = format!(

@@ -1,4 +1,4 @@
-//! Storage rules and verbs that hold for every resource. Spec 10a §2, §3.
+//! Storage rules and verbs of all resources. Spec 10a §2, §3.
 
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,7 @@ async fn what_a_put_says_of_its_version() {
     foreign["metadata"]["uid"] = json!("other");
     let foreign = client.ask("PUT", &path, Some(&foreign)).await;
     assert!(foreign.code == 409 && foreign.text.contains("UID in precondition: other"), "{foreign:?}");
-    // Others are not made by a PUT.
+    // A PUT does not create other resources.
     assert_eq!(client.ask("PUT", &format!("{MAPS}/m"), Some(&map("m"))).await.code, 404);
 }
 
@@ -93,7 +93,7 @@ async fn what_makes_a_name() {
     assert_eq!(client.ask("PUT", &format!("{MAPS}/n"), Some(&map("m"))).await.code, 400);
     let missing = client.get(&format!("{MAPS}/nope")).await;
     assert_eq!((missing.code, missing.body["message"].as_str()), (404, Some("configmaps \"nope\" not found")));
-    // The same seed gives the same names.
+    // The same seed generates the same names.
     let again = ApiServer::start().await;
     assert_eq!(again.create(map("m"))["metadata"]["uid"].as_str().map(str::len), Some(36));
 }
@@ -190,7 +190,7 @@ async fn lists_by_selector_and_version() {
     // AC-10a-16
     let wrong = client.get("/api/v1/pods?fieldSelector=spec.foo%3Dbar").await;
     assert_eq!((wrong.code, wrong.body["message"].as_str()), (400, Some("field label not supported: spec.foo")));
-    // Pages show one world.
+    // All pages of a list are of one resource version.
     let first = client.get(&format!("{MAPS}?limit=2&labelSelector=l")).await.body;
     assert_eq!((names(&first), &first["metadata"]["remainingItemCount"]), (vec!["a".into(), "b".into()], &Value::Null));
     client.ask("DELETE", &format!("{MAPS}/c"), None).await;

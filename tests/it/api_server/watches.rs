@@ -1,4 +1,4 @@
-//! Watches, row by row of spec 10a §5.
+//! Watch semantics, row by row of spec 10a §5.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn a_streaming_list_ends_with_its_marker() {
     assert_eq!(stream.event().await.0, "BOOKMARK");
     let c = rv(&server.create(map("c", "x")));
     assert_eq!(stream.event().await, told("ADDED", "c", c));
-    // The older way: no marker.
+    // A watch without a resource version: no initial-events-end bookmark.
     let mut old = client.watch(&format!("{MAPS}?watch=1&labelSelector=l")).await;
     for name in ["a", "b", "c"] {
         assert_eq!(old.event().await.1, name);
@@ -87,13 +87,13 @@ async fn a_watch_goes_on_where_it_was_as_long_as_the_ring_reaches() {
     assert_eq!((kind.as_str(), &status["code"], &status["reason"]), ("ERROR", &json!(410), &json!("Expired")));
     assert_eq!(status["message"], format!("too old resource version: {start} ({b})"));
     assert_eq!(late.next().await, Next::End(String::new()));
-    // The ring holds a thousand events.
+    // The ring buffer contains a thousand events.
     for n in 0..1001 {
         server.patch("configmaps", "default", "a", json!({"data": {"n": n.to_string()}}));
     }
     let mut old = client.watch(&format!("{MAPS}?watch=true&resourceVersion={b}")).await;
     assert_eq!(old.event().await.0, "ERROR");
-    // Nothing is said of the future before it comes.
+    // A watch from a future version starts only after that version.
     let far = server.rv() + 1;
     let mut future = client.watch(&format!("{MAPS}?watch=true&resourceVersion={far}")).await;
     server.create(map("skipped", "x"));
@@ -125,7 +125,7 @@ async fn who_does_not_read_is_cut_off() {
     let mut client = Client::admin(&server).await;
     let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={}", server.rv())).await;
     server.create(map("a", "x"));
-    // More than sockets and windows hold.
+    // More than socket buffers and flow control windows can store.
     let filler = "x".repeat(200_000);
     for n in 0..160 {
         server.patch("configmaps", "default", "a", json!({"data": {"n": format!("{n}{filler}")}}));

@@ -1,4 +1,4 @@
-//! Protocols, headers, discovery, the recorder. Spec 10a §1, §3, §10.
+//! HTTP protocols, headers, discovery, and the request recorder. Spec 10a §1, §3, §10.
 
 use std::time::Duration;
 
@@ -155,7 +155,7 @@ async fn what_was_dumped_is_there_again() {
 #[tokio::test]
 async fn logs_are_asked_of_the_kubelet_of_the_node() {
     let server = ApiServer::start().await;
-    // Any server of the same authority will do for a kubelet: its recorder tells what it was asked.
+    // A kubelet connects to any server of the same CA: the second server's recorder shows the requests.
     let authority = Some(server.authority.own().clone());
     let kubelet = ApiServer::start_with(Options { authority, ..Options::default() }).await;
     let mut client = Client::admin(&server).await;

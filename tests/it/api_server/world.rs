@@ -1,4 +1,4 @@
-//! A server to try the rules on, the simulator or a real one, and a client of it that shares no code with the agent.
+//! Fixture for API parity: the simulator or a real server, and a client without agent code.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -22,24 +22,24 @@ use berth_testkit::api_server::ApiServer;
 const PATIENCE: Duration = Duration::from_secs(60);
 const SMP: &str = "application/strategic-merge-patch+json";
 
-/// A server, and a namespace and a node of the script's own.
+/// A server, with a namespace and a node of the script.
 pub struct World {
-    /// Who may do everything.
+    /// Client with administrator rights.
     pub admin: Door,
-    /// The node.
+    /// Client with the node's identity.
     pub node: Door,
-    /// Path of the namespace.
+    /// API path of the namespace.
     pub space: String,
-    /// Of the namespace and of the node.
+    /// Name of both the namespace and the node.
     pub name: String,
     _simulator: Option<ApiServer>,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,
-    /// Header `Warning`.
+    /// `Warning` header.
     pub warning: String,
     pub body: Value,
 }
@@ -66,7 +66,7 @@ impl Answer {
     }
 }
 
-/// What a kubeconfig says of a server and of who asks.
+/// Server address and client credentials of a kubeconfig.
 #[derive(Clone)]
 pub struct Door {
     address: String,
@@ -77,7 +77,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// Of a kubeconfig's current context.
+    /// Reads a kubeconfig's current context.
     fn of(kubeconfig: &Path) -> Self {
         let text = std::fs::read_to_string(kubeconfig).expect("a kubeconfig");
         let read: Value = serde_saphyr::from_str(&text).expect("YAML");
@@ -114,7 +114,7 @@ impl Door {
         }
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on its own connection.
     async fn ask(&self, method: &str, path: &str, content_type: &str, body: Option<&Value>) -> Response<Incoming> {
         let stream = TcpStream::connect(&self.address).await.expect("connected");
         let stream = self.tls.connect(self.name.clone(), stream).await.expect("TLS");
@@ -165,13 +165,13 @@ impl Door {
         self.send("DELETE", path, "application/json", Some(options)).await
     }
 
-    /// Events of a watch from now on.
+    /// Opens a watch from the current resource version.
     pub async fn watch(&self, path: &str) -> Events {
         let rv = self.get(path).await.is(200).text("/metadata/resourceVersion");
         self.watch_from(path, &format!("resourceVersion={rv}")).await
     }
 
-    /// Events of a watch that begins as the parameters say.
+    /// Opens a watch with those parameters.
     pub async fn watch_from(&self, path: &str, how: &str) -> Events {
         let joint = if path.contains('?') { '&' } else { '?' };
         let answer = self.ask("GET", &format!("{path}{joint}watch=true&{how}"), "application/json", None).await;
@@ -180,14 +180,14 @@ impl Door {
     }
 }
 
-/// A watch.
+/// Events of a watch.
 pub struct Events {
     body: Incoming,
     rest: BytesMut,
 }
 
 impl Events {
-    /// Type and object of the next event; none at the end.
+    /// Type and object of the next event; `None` at the end.
     async fn read(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some(at) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -205,7 +205,7 @@ impl Events {
         self.read().await.expect("an event")
     }
 
-    /// What comes until its end.
+    /// All events until the end.
     pub async fn rest(mut self) -> Vec<(String, Value)> {
         let mut all = Vec::new();
         while let Some(event) = self.read().await {
@@ -214,7 +214,7 @@ impl Events {
         all
     }
 
-    /// Nothing came yet.
+    /// Asserts that no event is pending.
     #[track_caller]
     pub fn none_yet(&mut self) {
         let next = self.read().now_or_never();
@@ -222,14 +222,14 @@ impl Events {
     }
 }
 
-/// What a kubeconfig has in itself, or in a file.
+/// PEM bytes of a kubeconfig field, inline or in a file.
 fn pem(of: &Value, key: &str) -> Option<Vec<u8>> {
     let inline = of[format!("{key}-data")].as_str().map(|text| STANDARD.decode(text).expect("base64"));
     inline.or_else(|| of[key].as_str().map(|file| std::fs::read(file).expect("readable")))
 }
 
 impl World {
-    /// A server with a namespace and a node for that rule.
+    /// Creates a namespace and a node for a rule.
     pub async fn new(rule: &str) -> Self {
         let name = format!("parity-{rule}-{}", std::process::id());
         let (admin, node, simulator) = match std::env::var_os("BERTH_TEST_APISERVER") {
@@ -269,13 +269,13 @@ impl World {
         tokio::time::timeout(PATIENCE, found).await.expect("in time")
     }
 
-    /// A pod that no scheduler takes.
+    /// A pod with a scheduler name that nobody serves.
     pub fn pod(&self, name: &str, node: &str) -> Value {
         json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": name},
             "spec": {"nodeName": node, "schedulerName": "nobody", "containers": [{"name": "c", "image": "i:1"}]}})
     }
 
-    /// Makes one, bound to the script's node; its path and itself.
+    /// Creates a pod bound to the script's node; returns its path and itself.
     pub async fn bound(&self, name: &str) -> (String, Answer) {
         let pod = self.admin.post(&format!("{}/pods", self.space), &self.pod(name, &self.name)).await.is(201);
         (format!("{}/pods/{name}", self.space), pod)

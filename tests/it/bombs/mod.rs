@@ -1,5 +1,6 @@
-//! Documents made to be slow: 10 MiB that are deep, wide, repetitive or wrong in a hundred thousand
-//! places are read or refused quickly, and what is said about them stays short.
+//! Parser bombs: 10 MiB documents are accepted or rejected quickly, with bounded error messages.
+//!
+//! The documents are deep, wide, repetitive, or wrong in a hundred thousand places.
 
 use std::time::Duration;
 
@@ -12,17 +13,17 @@ use berth_config::FeatureGates;
 use berth_types::PodSource;
 use nix::time::{ClockId, clock_gettime};
 
-/// The largest manifest that is read at all.
+/// Maximum size of a manifest, in bytes.
 const SIZE: usize = 10 << 20;
-/// The most values that a document may hold.
+/// Maximum number of values in a document.
 const VALUES: usize = 200_000;
-/// Of processor time, unoptimised, on a slow and busy machine; what ships is twenty times as fast. What grows with the
-/// square of the size takes many minutes.
+/// CPU time limit, for an unoptimized build on a slow and busy machine; a release build is twenty times as fast.
+/// Quadratic algorithms take many minutes.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The longest complaint, in bytes.
+/// Maximum length of an error message, in bytes.
 const WORDS: usize = 200_000;
 
-/// What all documents of a kind begin with, as JSON members and as YAML.
+/// Start of all documents of a kind, as JSON members and as YAML.
 struct Head {
     json: &'static str,
     yaml: &'static str,
@@ -37,7 +38,7 @@ const CONFIGURATION: Head = Head {
     yaml: "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration",
 };
 
-/// `head`, then items until all is [`SIZE`] long, then `tail`; `%` in an item is its number.
+/// `head`, then items up to the length [`SIZE`], then `tail`; `%` in an item is replaced by its number.
 fn filled(head: &str, item: &str, tail: &str) -> String {
     let room = SIZE - head.len() - tail.len();
     let mut text = head.to_owned();
@@ -57,7 +58,7 @@ fn filled(head: &str, item: &str, tail: &str) -> String {
     text + tail
 }
 
-/// Documents in JSON or a flow of YAML, whose field `field` is the trouble.
+/// Documents in JSON or YAML flow style, with the bomb in the field `field`.
 fn flows(head: &Head, field: &str) -> Vec<(String, String)> {
     let long = "k".repeat(SIZE / 4);
     let mut all = Vec::new();
@@ -82,7 +83,7 @@ fn flows(head: &Head, field: &str) -> Vec<(String, String)> {
     all
 }
 
-/// Documents in a block of YAML, whose field `field` is the trouble.
+/// Documents in YAML block style, with the bomb in the field `field`.
 fn blocks(head: &Head, field: &str) -> Vec<(String, String)> {
     let shapes = [
         ("list", "", "  - a\n"),
@@ -101,7 +102,7 @@ fn blocks(head: &Head, field: &str) -> Vec<(String, String)> {
     shapes.map(|(name, first, item)| (format!("yaml: {name}"), text(first, item))).into()
 }
 
-/// Lists as long as may be in a pod that is otherwise in order.
+/// Lists of the maximum length, in an otherwise valid pod.
 fn long_pods() -> Vec<(String, String)> {
     let one = r#"{"name":"c","image":"i"}"#;
     let shapes = [
@@ -188,13 +189,13 @@ fn manifest(text: &str) -> Result<(), String> {
     }
 }
 
-/// What it has to say of a document that is good counts as well.
+/// The notices of a valid document count as well.
 fn configuration(text: &str) -> Result<(), String> {
     let (_, notices) = berth_config::decode::main_file(text, "/etc", &FeatureGates::new())?;
     Err(format!("read; {notices:?}"))
 }
 
-/// How much processor time this thread has had.
+/// CPU time of this thread.
 fn used() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("the clock is there").into()
 }

@@ -1,4 +1,4 @@
-//! Floods of events: what the API server is asked for them is little, and what waits is bounded (spec 05 §13.1).
+//! Event floods: few requests to the API server, and a bounded queue (spec 05 §13.1).
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,9 +15,9 @@ use berth_testkit::{
 };
 
 const FLOOD: usize = 10_000;
-/// Events that may wait.
+/// Capacity of the event queue.
 const WAITING: usize = 1000;
-/// Longer than anything here takes.
+/// Timeout of a step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Silent;
@@ -26,7 +26,7 @@ impl EventSink for Silent {
     fn record(&self, _event: Event) {}
 }
 
-/// The agent's own recorder, before a server.
+/// The agent's event recorder and a test API server.
 struct Bench {
     server: ApiServer,
     recorder: EventRecorder,
@@ -48,14 +48,14 @@ impl Bench {
         Self { server, recorder, registry, _stop: stop.drop_guard() }
     }
 
-    /// The sum of a family's series.
+    /// Sum of a metric family's series.
     fn metric(&self, family: &str) -> f64 {
         let families = self.registry.gather();
         let series = families.iter().filter(|f| f.name() == family).flat_map(|f| f.get_metric());
         series.map(|metric| metric.get_counter().get_value() + metric.get_gauge().get_value()).sum()
     }
 
-    /// Waits until so many events, at least, are given up.
+    /// Waits until at least that many events are dropped.
     async fn until_lost(&self, count: usize) {
         let lost = async {
             while self.metric("berth_events_dropped_total") < count as f64 {
@@ -65,7 +65,7 @@ impl Bench {
         tokio::time::timeout(PATIENCE, lost).await.expect("too many are given up");
     }
 
-    /// Waits until the server's events count so many; returns what it was asked for that.
+    /// Waits until the server's event counts add up to a number; returns the requests for that.
     async fn until_counted(&self, count: u64) -> Requests {
         let counted = |events: Vec<Arc<Value>>| events.iter().filter_map(|event| event["count"].as_u64()).sum::<u64>();
         self.server.wait_until("all is told", PATIENCE, |seen| counted(seen.all("events")) >= count).await;
@@ -77,7 +77,7 @@ fn pod(name: &str) -> PodRef {
     PodRef { uid: format!("uid-{name}").into(), name: name.into(), namespace: "default".into() }
 }
 
-/// The events there are: message and count.
+/// Message and count of the server's events, sorted.
 fn told(server: &ApiServer) -> Vec<(String, u64)> {
     let one = |event: &Arc<Value>| {
         (event["message"].as_str().expect("a message").to_owned(), event["count"].as_u64().expect("a count"))
@@ -133,7 +133,7 @@ async fn ten_thousand_that_nobody_takes_do_not_pile_up() {
         bench.recorder.record(Event::warning(&pod(&format!("p{number}")), "Failed", "no"));
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "who records never waits: {:?}", begun.elapsed());
-    // 16 writes are under way.
+    // 16 writes are in flight.
     bench.until_lost(FLOOD - WAITING - 16).await;
     assert!(bench.metric("berth_events_queued") <= WAITING as f64);
 }

@@ -1,4 +1,4 @@
-//! What a node reads for its pods, and shows them.
+//! ConfigMaps, Secrets, and tokens that a node reads for its pods' volumes.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ impl EventSink for NoEvents {
     }
 }
 
-/// The parts of node `n` that objects are for.
+/// The object-related parts of node `n`.
 struct Node {
     objects: Arc<ApiObjects>,
     changed: ChangedPods,
@@ -43,7 +43,7 @@ impl Node {
         server.create(json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n"}}));
         let (stop, registry) = (CancellationToken::new(), Registry::new());
         let api = connect(&server.node_kubeconfig("n")).await;
-        // Nobody has claims here: drivers need not be followed.
+        // No pod has a claim here: attached volumes need not be watched.
         let attached = watch::channel(None).1;
         let metrics = ReflectorMetrics::new(&registry);
         let (storage, _) = ApiStorage::new(api.clone(), attached, metrics.clone(), stop.clone());
@@ -135,18 +135,18 @@ async fn a_pod_of_a_cluster_is_shown_what_it_mounts() {
     node.volumes.mount(&pod).await.expect("again");
     let log = server.log().by("system:node:n");
     let tokens = log.of("serviceaccounts").sub("token").codes();
-    // The authorizer may not have known the pod at first.
+    // The node authorizer may not have known the pod at first.
     assert_eq!(tokens.iter().filter(|code| **code != 403).count(), 1, "issued once: {tokens:?}");
     let odd = log.filter(|request| request.code.is_some_and(|code| code >= 400 && code != 403));
     assert!(odd.is_empty(), "{}", odd.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
-    // 10a §19: step 4 and 5.
+    // 10a §19: steps 4 and 5.
     node.volumes.unmount(pod.uid()).await.expect("unmounted");
     node.objects.unregister(pod.uid());
 }
 
 #[tokio::test]
 async fn a_secret_comes_with_the_pod_that_refers_to_it() {
-    // AC-10-29: nobody is told anything, and the pod starts within a second of the permission.
+    // AC-10-29: no event is recorded, and the pod starts within a second of the permission.
     let server = ApiServer::start().await;
     server.rules(|rules| rules.graph_lag = Duration::from_secs(120));
     let node = Node::of(&server).await;

@@ -1,4 +1,4 @@
-//! A store is what the server has, whatever happens in between.
+//! Reflector consistency: the store equals the server's objects, whatever happens to the watch.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use berth_testkit::{
     api_server::{ApiServer, Effect, Fault, Ring},
 };
 
-/// Longer than two pauses of a reflector.
+/// Longer than two back-off pauses of a reflector.
 const SOON: Duration = Duration::from_secs(60);
 
 fn map(name: &str, value: &str) -> Value {
@@ -36,7 +36,7 @@ async fn follow(server: &ApiServer) -> Store<ConfigMap> {
     store
 }
 
-/// Names and versions that the server has.
+/// Names and resource versions on the server.
 fn there(server: &ApiServer) -> BTreeMap<String, String> {
     let text = |object: &Value, key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
     server.all("configmaps").iter().map(|object| (text(object, "name"), text(object, "resourceVersion"))).collect()
@@ -66,15 +66,15 @@ async fn same(store: &mut Store<ConfigMap>, server: &ApiServer, after: &str) {
     }
 }
 
-/// What happens to a watch that goes well.
+/// Faults of a healthy watch.
 enum Trouble {
-    /// Its connection is cut, and the watches that come then have these, one each.
+    /// The connection is cut; the following watches get these effects, one each.
     Then(Vec<Effect>),
     /// The server restarts.
     Restart(Ring),
 }
 
-/// The store follows what changes while the trouble lasts, and afterwards; it is never empty.
+/// The store follows changes during and after the fault; it is never empty.
 async fn survives(name: &str, trouble: Trouble) {
     let server = ApiServer::start().await;
     for name in ["a", "b", "c"] {

@@ -1,20 +1,21 @@
-//! What kubeadm v1.36 starts the agent with is taken as it is: our drop-in's command line, the flags it
-//! leaves in `kubeadm-flags.env`, and the configuration file it writes.
+//! Compatibility with kubeadm v1.36: drop-in command line, `kubeadm-flags.env`, and configuration file.
+//!
+//! The agent accepts them unchanged.
 
 use std::collections::BTreeMap;
 
 use super::{Files, binary, kubelet};
 
-/// As kubeadm writes it: every field that has no default of kubeadm's own is there with its zero.
+/// As kubeadm writes it: every field without a default of kubeadm's own is present with its zero value.
 const CONFIG: &str = include_str!("kubeadm.yaml");
 const DROP_IN: &str = include_str!("../../../packaging/10-kubeadm.conf");
 const UNIT: &str = include_str!("../../../packaging/kubelet.service");
 
-/// The arguments of the drop-in's last `ExecStart=`, its variables put in as systemd does.
+/// Arguments of the drop-in's last `ExecStart=`, with variables expanded as by systemd.
 fn command_line(flags_env: &str) -> Vec<String> {
     let environment = DROP_IN.lines().filter_map(|line| line.strip_prefix("Environment="));
     let settings = environment.chain(flags_env.lines()).filter_map(|line| {
-        // Either all of it is quoted, or only the value.
+        // Either the whole assignment is quoted, or only the value.
         let (name, value) = line.trim_matches('"').split_once('=')?;
         Some((name, value.trim_matches('"')))
     });
@@ -44,7 +45,7 @@ fn what_kubeadm_starts_is_started() {
         let mut args: Vec<String> = command_line(flags).into_iter().map(here).collect();
         assert!(args.contains(&format!("--config={root}/config.yaml")), "{args:?}");
         assert!(args.contains(&format!("--bootstrap-kubeconfig={root}/bootstrap-kubelet.conf")), "{args:?}");
-        // An error that comes late: the flags and the file have been taken then.
+        // A late error: flags and file are accepted before it.
         args.extend([format!("--root-dir={root}"), "--exit-on-lock-contention".to_owned()]);
         let ran = kubelet(&args.iter().map(String::as_str).collect::<Vec<_>>());
         let failed = ran.err.lines().find(|line| line.contains("\"command failed\"")).unwrap_or(&ran.err);

@@ -1,4 +1,5 @@
-//! The binary as operators meet it before anything runs: flags, files, errors, the first log lines.
+//! Start-up validation of the binary: flags, configuration files, error texts, and first log lines.
+//!
 //! Spec 01 §1-8, §22. No root needed.
 
 mod kubeadm;
@@ -14,7 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-/// What a standalone node must say; a runtime that is not there ends the start wherever it got to.
+/// Required settings of a standalone node; the missing runtime ends every start at the latest.
 const STANDALONE: &str = "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n\
     containerRuntimeEndpoint: unix:///nonexistent/runtime.sock\nruntimeRequestTimeout: 1s\n";
 
@@ -37,13 +38,13 @@ fn binary(name: &str, args: &[&str]) -> Ran {
 }
 
 fn kubelet(args: &[&str]) -> Ran {
-    // The texts must not depend on the machine the tests run on.
+    // The texts must not depend on the cgroup version of the test machine.
     let mut all = vec!["--fail-cgroupv1=false"];
     all.extend(args);
     binary("/usr/bin/kubelet", &all)
 }
 
-/// Ends before anything is started, with the one line that says why.
+/// Asserts that the start fails before anything is started, with one line that contains the cause.
 #[track_caller]
 fn refused(args: &[&str], cause: &str) {
     let ran = kubelet(args);
@@ -73,7 +74,7 @@ impl Files {
     }
 }
 
-/// A good main file with `body`, run with an error that comes late, so that the start ends before the machine.
+/// Runs a valid main file with `body`, and with a late error, so that the start ends before it touches the machine.
 #[track_caller]
 fn starts(body: &str, args: &[&str]) -> Ran {
     let files = Files::new();
@@ -139,7 +140,7 @@ fn flags_that_cannot_be_are_refused_with_their_texts() {
         &["--node-ip=1.2.3.4,5.6.7.8"],
         "failed to run Kubelet: bad --node-ip \\\"1.2.3.4,5.6.7.8\\\": must contain either a single IP or a dual-stack pair",
     );
-    // AC-01-42: zero has its own meaning in a flag, and the client wants a burst.
+    // AC-01-42: zero has its own meaning in a flag, and the client requires a burst.
     refused(
         &["--kube-api-burst=0", "--kubeconfig=/nonexistent"],
         "failed to initialize kubelet client: burst is required to be greater than 0 when RateLimiter is not set and QPS \
@@ -229,10 +230,10 @@ fn deprecated_flags_are_told_on_standard_error() {
 #[test]
 fn strict_errors_start_and_warn() {
     let ran = starts("foo: 1\n", &[]);
-    // AC-01-6: it is told, and what ends this start is something else.
+    // AC-01-6: a warning only; another error ends this start.
     assert!(ran.err.contains("\"Using lenient decoding as strict decoding failed\" err=\"strict decoding error: unknown field \\\"foo\\\"\""), "{}", ran.err);
     assert!(ran.err.contains("cannot exit on lock file contention"), "{}", ran.err);
-    // AC-01-21: what a release no longer has stops the start, wherever it is set.
+    // AC-01-21: a feature gate that a release removed fails the start, wherever it is set.
     for (body, args) in [("featureGates: {Bogus: true}\n", &[][..]), ("", &["--feature-gates=Bogus=true"][..])] {
         let ran = starts(body, args);
         assert!(ran.code == Some(1) && ran.err.contains("unrecognized feature gate: Bogus"), "{args:?} {}", ran.err);
@@ -253,7 +254,7 @@ fn the_log_of_a_start_is_json_if_asked_for() {
     let file = files.write("c.yaml", &format!("{HEAD}{STANDALONE}"));
     let root = format!("--root-dir={}", files.path().join("root").display());
     let args = [&format!("--config={file}"), root.as_str(), "-v=1", "--logging-format=json", "--fail-cgroupv1=false"];
-    // A kubelet that starts runs until it is stopped: give it what it needs to fail, and a limit.
+    // A kubelet that starts runs until it is stopped: it gets a cause of failure, and a timeout.
     let output =
         Command::new("timeout").args(["-s", "TERM", "20", env!("CARGO_BIN_EXE_berth"), "run"]).args(args).output();
     let ran = Ran::from(output.expect("the binary starts"));

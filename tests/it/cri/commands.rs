@@ -1,4 +1,4 @@
-//! Commands in containers have a connection of their own, which is not tonic's: that it does what tonic's does.
+//! ExecSync on its own gRPC connection, which is not tonic's: same behavior as tonic.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn commands_at_the_same_time_share_a_connection_and_wait_for_room_on_it() 
     let (connection, _) = client(running.socket());
     for _ in 0..2 {
         let answers = join_all((0..200).map(|_| run(&connection.runtime, "x"))).await;
-        // Five of the frame, three of the id, three of the argument, two of the timeout.
+        // Five bytes of the frame, three of the id, three of the argument, two of the timeout.
         let expected = Ok(ExecOutput { stdout: b"13".to_vec(), stderr: Vec::new() });
         assert!(answers.iter().all(|answer| *answer == expected), "{answers:?}");
     }

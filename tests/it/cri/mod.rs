@@ -1,5 +1,6 @@
-//! The CRI client against a gRPC server on a unix socket: the wire, deadlines, error mapping,
-//! validation, and the start-up probes (spec 03a §2.1-2.2).
+//! CRI client against a gRPC server on a Unix socket: wire format, deadlines, errors, and probes.
+//!
+//! Also covers validation and the start-up probes (spec 03a §2.1-2.2).
 
 mod commands;
 mod real;
@@ -39,7 +40,7 @@ fn version() -> cri::VersionResponse {
     }
 }
 
-/// A runtime that passes every probe.
+/// A runtime that passes every start-up probe.
 fn healthy() -> Server {
     Server::new()
         .on("RuntimeService/Version", Answer::ok(&version()))
@@ -199,7 +200,7 @@ async fn a_runtime_that_goes_and_comes_back_is_found_again() {
     let error = connection.runtime.version("").await.expect_err("gone");
     assert!(error.is_unavailable(), "{error}");
     let _running = healthy().start_at(dir).await;
-    // the back-off after one failure is 120 ms at most; attempts within it fail fast
+    // The back-off after one failure is 120 ms at most; attempts within it fail fast.
     let found = tokio::time::timeout(Duration::from_secs(10), async {
         while connection.runtime.version("").await.is_err() {
             tokio::task::yield_now().await;

@@ -1,5 +1,6 @@
-//! The client against real runtimes: a containerd of its own, and the embedded runtime. Needs root; says so where it cannot
-//! run.
+//! CRI client against real runtimes: a private containerd, and the embedded runtime.
+//!
+//! Needs root; reports where it is skipped.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ async fn the_client_drives_a_real_runtime(on: On) {
     assert!(text.starts_with("failed to pull and unpack image"), "{text}");
     assert!(!images.image_fs_info().await.expect("answers").image_filesystems.is_empty());
 
-    // containerd 1.6 has no such call; then there is nothing to follow below
+    // containerd 1.6 does not have this call; then there are no events to check below.
     let events = match runtime.container_events().await {
         Ok(events) => Some(events),
         Err(error) => {

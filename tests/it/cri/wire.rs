@@ -1,5 +1,6 @@
-//! A gRPC server on a unix socket that gives fixed answers, method by method; anything else is
-//! `Unimplemented`, as a server without the service says.
+//! Scripted gRPC server on a Unix socket with a fixed response per method.
+//!
+//! Any other method gets `Unimplemented`, as from a server without the service.
 
 use std::{
     collections::HashMap,
@@ -26,9 +27,9 @@ pub enum Answer {
     Reply(Bytes),
     Refused(u32, String),
     Hang,
-    /// So many bytes were asked with, as what a command has written.
+    /// Returns the size of the request in bytes, as the output of an exec.
     Size,
-    /// The beginning of an answer, and then an end without reason.
+    /// The beginning of a response, then an end without a status.
     Torn,
 }
 
@@ -58,7 +59,7 @@ pub struct Running {
     calls: Arc<Mutex<HashMap<String, usize>>>,
     connections: Arc<AtomicUsize>,
     given_up: Arc<AtomicUsize>,
-    // its own, so that stopping ends connections too
+    // Its own runtime, so that stopping it also ends connections.
     runtime: Option<Runtime>,
 }
 
@@ -67,7 +68,7 @@ impl Server {
         Self { answers: HashMap::new(), streams: None }
     }
 
-    /// Takes no more calls than that at a time on one connection.
+    /// Limits the concurrent calls per connection.
     pub fn streams(mut self, streams: u32) -> Self {
         self.streams = Some(streams);
         self
@@ -124,17 +125,17 @@ impl Running {
         self.calls.lock().expect("lock").get(&format!("/runtime.v1.{method}")).copied().unwrap_or(0)
     }
 
-    /// How often somebody has connected.
+    /// Number of connections accepted so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// How many calls without an answer nobody waits for any more.
+    /// Number of calls that the client canceled before a response.
     pub fn given_up(&self) -> usize {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// Ends the server with all its connections and removes its socket.
+    /// Stops the server with all its connections and removes its socket.
     pub fn stop(mut self) -> TempDir {
         let runtime = self.runtime.take().expect("running");
         std::thread::spawn(move || drop(runtime)).join().expect("ends");
@@ -151,7 +152,7 @@ impl Drop for Running {
     }
 }
 
-/// Counts when it is dropped.
+/// Increments a counter when it is dropped.
 struct Left(Arc<AtomicUsize>);
 
 impl Drop for Left {

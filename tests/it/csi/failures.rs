@@ -1,4 +1,6 @@
-//! Drivers that refuse, hang, die and lie, and agents that end in the middle. Spec 07 §2.4, §6, §17.
+//! CSI drivers that fail, hang, crash, and lie, and agents that stop in the middle of a call.
+//!
+//! Spec 07 §2.4, §6, §17.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -51,7 +53,7 @@ async fn a_stage_that_was_refused_leaves_nothing() {
     assert_eq!(world.left(), Vec::<std::path::PathBuf>::new());
     world.csi.unstage(&staged(&usage)).await.expect("nothing to do");
     assert_eq!(driver.acts(), ["NodeStageVolume"], "not asked to undo what it refused");
-    // What was there before this agent stays, whatever the driver says.
+    // Volumes reconstructed after an agent restart stay, whatever the driver returns.
     let rebuilt = Usage { was_rebuilt: true, ..usage.clone() };
     world.csi.stage(&rebuilt).await.expect_err("refused");
     assert_eq!(world.left().len(), 2, "{:?}", world.left());
@@ -104,7 +106,7 @@ async fn a_driver_that_dies_in_a_call_may_have_done_it() {
         assert_eq!(told.class, Class::Uncertain, "{method}: {told}");
         driver.die().await;
         driver.serve().await;
-        // The same registration serves: the channel finds the new process by itself.
+        // The registration stays valid: the channel reconnects to the new process.
         let retry = async || match calls {
             1 => world.csi.stage(&usage).await.map(drop),
             2 => world.csi.publish(&usage).await.map(drop),
@@ -122,7 +124,7 @@ async fn a_driver_that_dies_in_a_call_may_have_done_it() {
     drop(plugin);
 }
 
-/// Answers each call with these two messages, and nothing but these.
+/// Sends these two response messages for each call, and nothing else.
 async fn answer_twice(listener: UnixListener, answers: fn(&str) -> [Bytes; 2]) {
     loop {
         let (stream, _) = listener.accept().await.expect("accepted");
@@ -157,7 +159,7 @@ async fn a_driver_that_answers_twice_is_heard_once() {
     world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
     world.watch();
     let endpoint = world.root.join("twice.sock");
-    // The second answer says something else: another node, no capabilities.
+    // The second response differs: another node id, no capabilities.
     let serving = tokio::spawn(answer_twice(UnixListener::bind(&endpoint).expect("a socket"), |path| {
         let none = Bytes::new();
         match path.rsplit('/').next() {
@@ -173,7 +175,7 @@ async fn a_driver_that_answers_twice_is_heard_once() {
                 let capabilities = vec![csi::NodeServiceCapability { r#type }];
                 [csi::NodeGetCapabilitiesResponse { capabilities }.encode_to_vec().into(), none]
             }
-            // A field that nobody knows.
+            // An unknown field.
             _ => [none, Bytes::from_static(b"\x78\x01")],
         }
     }));
@@ -181,7 +183,7 @@ async fn a_driver_that_answers_twice_is_heard_once() {
     plugin.registered().await;
     let on_node = world.objects.on_node(DRIVER).expect("told");
     assert_eq!(on_node.node_id, "first");
-    // All on one connection, which a surplus answer must not spoil.
+    // All on one connection, which must survive a surplus response.
     let usage = world.usage("p", json!({}));
     for _ in 0..3 {
         mount(&world.csi, &usage).await;
@@ -258,7 +260,7 @@ async fn records_that_were_lost_strand_nothing() {
         unmount(&world.csi, &usage).await;
         assert_eq!((world.mounts(), world.left()), (vec![], vec![]), "{damage:?}");
     }
-    // Nobody knows whose it is: where something is mounted it stays, where nothing is it goes.
+    // The volume's owner is unknown: a mounted path stays, an unmounted one is removed.
     mount(&world.csi, &usage).await;
     fs::remove_file(usage.target.join("vol_data.json")).expect("removed");
     let found = Found { pod: uid("p"), name: "pv".to_owned(), mode: Mode::Filesystem, path: usage.target.clone() };

@@ -1,5 +1,7 @@
-//! The plugin watcher and the CSI plugin with a driver that speaks the real contract over real sockets and makes real
-//! mounts; the objects of the API server are played. Needs root for the mounts, otherwise each test is skipped by name.
+//! Plugin watcher and CSI plugin against a driver with real sockets and mounts.
+//!
+//! The driver implements the real contract; the API server's objects are fakes. Needs root for the mounts, otherwise
+//! each test reports that it is skipped.
 
 mod failures;
 mod registration;
@@ -31,12 +33,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// The driver of most tests.
+/// Name of the default driver.
 pub const DRIVER: &str = "disk.example.com";
-/// What a volume holds.
+/// Content of a volume.
 pub const DATA: &str = "precious";
 
-/// What the node is told of drivers, and what objects there are.
+/// Fake API objects, and the node's recorded drivers.
 #[derive(Default)]
 pub struct Objects {
     drivers: Mutex<BTreeMap<String, CSIDriver>>,
@@ -52,7 +54,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Objects {
-    /// A driver's object, with what a server adds.
+    /// Adds a CSIDriver, with the fields that a server defaults.
     pub fn driver(&self, name: &str, spec: Value) {
         let mut object = json!({"metadata": {"name": name}, "spec": {"volumeLifecycleModes": ["Persistent"]}});
         merge(&mut object["spec"], spec);
@@ -60,25 +62,25 @@ impl Objects {
         self.moved.send_modify(|times| *times += 1);
     }
 
-    /// An attachment.
+    /// Adds a VolumeAttachment.
     pub fn attachment(&self, name: &str, status: Value) {
         let object = json!({"metadata": {"name": name}, "status": status,
             "spec": {"attacher": DRIVER, "nodeName": "n", "source": {}}});
         lock(&self.attachments).insert(name.to_owned(), serde_json::from_value(object).expect("an attachment"));
     }
 
-    /// A secret with one key.
+    /// Adds a secret with one key.
     pub fn secret(&self, name: &str, key: &str, value: &str) {
         let data = BTreeMap::from([(key.to_owned(), value.as_bytes().to_vec())]);
         lock(&self.secrets).insert(name.to_owned(), data);
     }
 
-    /// What the node is told of a driver.
+    /// The driver entry recorded for the node.
     pub fn on_node(&self, name: &str) -> Option<NodeDriver> {
         lock(&self.on_node).get(name).cloned()
     }
 
-    /// The node's objects cannot be written, or can again.
+    /// Makes writes to the node's objects fail, or succeed again.
     pub fn refuse(&self, why: Option<&str>) {
         *lock(&self.refusal) = why.map(str::to_owned);
     }
@@ -174,19 +176,19 @@ impl ObjectSource for Objects {
     }
 }
 
-/// Everything but the agent.
+/// A node without its agent: root directory, fake objects, registry, and CSI plugin.
 pub struct World {
     /// The agent's root directory.
     pub root: PathBuf,
-    /// Where the driver keeps its volumes.
+    /// Directory of the driver's volumes.
     pub data: PathBuf,
-    /// The API server.
+    /// Fake API objects.
     pub objects: Arc<Objects>,
-    /// The registry.
+    /// Registry of CSI drivers.
     pub drivers: Arc<Drivers>,
-    /// The plugin.
+    /// The CSI volume plugin.
     pub csi: Csi,
-    /// What is counted.
+    /// Metrics registry.
     pub registry: Registry,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -205,7 +207,7 @@ impl Drop for World {
     fn drop(&mut self) {
         self.stop.cancel();
         self.tasks.close();
-        // Who watches a directory makes it anew when it goes, and would leave it behind.
+        // A watcher recreates its directory when it is removed, and would leave it behind.
         let until = std::time::Instant::now() + Duration::from_secs(60);
         while !self.tasks.is_empty() && std::time::Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
@@ -214,7 +216,7 @@ impl Drop for World {
 }
 
 impl World {
-    /// Without any driver.
+    /// Creates a world without any driver.
     pub fn open() -> Self {
         let folder = tempfile::Builder::new().prefix("berth-csi-").tempdir().expect("a folder");
         let (root, data) = (folder.path().join("root"), folder.path().join("data"));
@@ -232,7 +234,7 @@ impl World {
         Self { root, data, objects, drivers, csi, registry, tasks, stop, _folder: Folder(folder) }
     }
 
-    /// Watches for plugins from now on.
+    /// Starts the plugin watcher.
     pub fn watch(&self) {
         let handler: Arc<dyn PluginHandler> = Arc::new(DriverRegistration(self.drivers.clone()));
         let handlers: Handlers = Arc::new(BTreeMap::from([("CSIPlugin", handler)]));
@@ -245,17 +247,17 @@ impl World {
         self.tasks.spawn(watcher.run(self.stop.clone()));
     }
 
-    /// Where plugins register.
+    /// Directory in which plugins register.
     pub fn plugins(&self) -> PathBuf {
         self.root.join("plugins_registry")
     }
 
-    /// A socket there.
+    /// Path of a registration socket.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.plugins().join(format!("{name}-reg.sock"))
     }
 
-    /// A driver that is registered, and attaches nothing.
+    /// Creates a world with a registered driver that needs no attachment.
     pub async fn with_driver() -> (Self, CsiDriver, Plugin) {
         let world = Self::open();
         world.objects.driver(DRIVER, json!({"attachRequired": false, "fsGroupPolicy": "File"}));
@@ -273,7 +275,7 @@ impl World {
         (driver, plugin)
     }
 
-    /// What a pod wants of a volume behind a claim.
+    /// A pod's use of a persistent volume.
     pub fn usage(&self, pod: &str, volume: Value) -> Usage {
         let mut object = json!({"metadata": {"name": "pv"}, "spec": {"accessModes": ["ReadWriteOnce"],
             "csi": {"driver": DRIVER, "volumeHandle": "h"}}});
@@ -283,7 +285,7 @@ impl World {
         self.usage_of(pod, spec)
     }
 
-    /// What a pod wants of a volume that it describes itself.
+    /// A pod's use of an inline CSI volume.
     pub fn inline(&self, pod: &str, csi: Value) -> Usage {
         let volume = serde_json::from_value(json!({"name": "v", "csi": csi})).expect("a volume");
         self.usage_of(pod, VolumeSpec::inline(&volume))
@@ -313,12 +315,12 @@ impl World {
         }
     }
 
-    /// What is mounted below the agent's root.
+    /// Mounts below the agent's root.
     pub fn mounts(&self) -> Vec<PathBuf> {
         berth_testkit::csi::mounts_below(&self.root)
     }
 
-    /// Files and directories of CSI volumes, shared and of pods.
+    /// Files and directories of CSI volumes, global and per pod.
     pub fn left(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         for directory in [self.root.join("plugins/kubernetes.io/csi"), self.root.join("pods")] {
@@ -333,7 +335,7 @@ impl World {
     }
 }
 
-/// The plugin as a new agent has it.
+/// The CSI plugin as created by a new agent.
 pub fn csi(root: &Path, drivers: &Arc<Drivers>, objects: &Arc<Objects>) -> Csi {
     let deps = CsiDeps {
         drivers: drivers.clone(),
@@ -366,7 +368,7 @@ fn merge(object: &mut Value, changes: Value) {
     }
 }
 
-/// What undoing a usage needs.
+/// Removal that matches a usage.
 pub fn removal(usage: &Usage) -> Removal {
     Removal {
         spec: usage.spec.clone(),
@@ -378,7 +380,7 @@ pub fn removal(usage: &Usage) -> Removal {
     }
 }
 
-/// What undoing a stage needs.
+/// Removal that matches a staged volume.
 pub fn staged(usage: &Usage) -> Removal {
     Removal { pod: None, ..removal(usage) }
 }
@@ -395,12 +397,12 @@ pub async fn unmount(csi: &Csi, usage: &Usage) {
     csi.unstage(&staged(usage)).await.expect("unstaged");
 }
 
-/// The UID of a pod here.
+/// UID of a pod in these tests.
 pub fn uid(pod: &str) -> PodUid {
     format!("uid-{pod}").as_str().into()
 }
 
-/// A while in which nothing may happen.
+/// Pause in which nothing may happen.
 pub async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(300)).await;
 }

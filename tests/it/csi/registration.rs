@@ -1,4 +1,6 @@
-//! Plugins that register: well-mannered ones, hostile ones, and what becomes of their sockets. Spec 06c §2, 07 §12.1.
+//! Plugin registration: well-behaved and hostile plugins, and removal of their sockets.
+//!
+//! Spec 06c §2, 07 §12.1.
 
 use std::{fs, path::Path};
 
@@ -55,7 +57,7 @@ async fn a_socket_that_is_made_anew_is_another_plugin() {
         drop(Plugin::csi(&world.socket("stray"), "stray", Path::new("/nowhere"), &["1.0.0"]));
     }
     let before = driver.of("NodeGetInfo").len();
-    // Renamed over: there is a socket at any moment.
+    // Renamed over the old one: the path is a socket at any time.
     let next = world.root.join("next.sock");
     let again = Plugin::csi(&next, DRIVER, &driver.endpoint, &["1.9.0"]);
     fs::rename(&next, world.socket(DRIVER)).expect("renamed");

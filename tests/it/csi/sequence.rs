@@ -1,4 +1,6 @@
-//! What a driver is asked for a volume, from stage to unstage. Spec 07 §12.3-12.8.
+//! CSI call sequence of a volume, from NodeStageVolume to NodeUnstageVolume.
+//!
+//! Behavior: spec 07 §12.3-12.8.
 
 use std::{fs, os::unix::fs::MetadataExt, time::Duration};
 
@@ -121,7 +123,7 @@ async fn a_pods_own_volume_needs_a_driver_that_takes_it() {
     assert_eq!(tokens["vault"]["token"], "token of p for vault");
     assert_eq!(tokens[""]["token"], "token of p for ");
 
-    // Published again, with the tokens where the driver wants them now.
+    // Published again, with the tokens in the secrets as the driver requires now.
     let mut spec = spec;
     spec["serviceAccountTokenInSecrets"] = json!(true);
     world.objects.driver(DRIVER, spec);
@@ -184,7 +186,7 @@ async fn the_group_is_set_by_who_should() {
     assert_eq!(gid(&world), 2345);
     unmount(&world.csi, &usage).await;
 
-    // A driver that does it itself is told the group.
+    // A driver with VOLUME_MOUNT_GROUP gets the group in the call.
     drop(plugin);
     driver.nature(|nature| nature.can.push(Capability::VolumeMountGroup));
     drop(driver);
@@ -275,7 +277,7 @@ async fn a_label_of_selinux_comes_with_the_mount() {
     for method in ["NodeStageVolume", "NodePublishVolume"] {
         assert_eq!(driver.of(method)[0].rest["capability"]["flags"], flags, "{method}");
     }
-    // Another agent knows what it is mounted with.
+    // A new agent reconstructs the SELinux label of the mount.
     let found = Found {
         pod: usage.pod.uid().clone(),
         name: "pv".to_owned(),
@@ -357,7 +359,7 @@ async fn a_device_is_staged_and_published() {
         return;
     }
     let (world, driver, _plugin) = World::with_driver().await;
-    // A device that is on every machine serves: it is bound and nobody reads it.
+    // A device that exists on every machine: it is bind-mounted, and nobody reads it.
     fs::write(driver.volume("h").join("device"), "/dev/null").expect("written");
     let usage = world.usage("p", json!({"volumeMode": "Block"}));
     assert_eq!(usage.mode, Mode::Block);
@@ -369,7 +371,7 @@ async fn a_device_is_staged_and_published() {
     let text = fs::read_to_string(root.join("pv/data/vol_data.json")).expect("a record");
     let record: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((record["specVolID"].as_str(), record.as_object().map(serde_json::Map::len)), (Some("pv"), Some(5)));
-    // Another agent knows it by its record.
+    // A new agent reconstructs it from its record.
     let link = world.root.join("pods/uid-p/volumeDevices/kubernetes.io~csi/pv");
     let found = Found { pod: PodUid::from("uid-p"), name: "pv".to_owned(), mode: Mode::Block, path: link };
     let rebuilt = world.csi.rebuild(&found).expect("known");

@@ -1,4 +1,6 @@
-//! The dashboard's form, and the alerts by promtool. Skipped by name where there is no `promtool`.
+//! Form of the Grafana dashboard, and alert rules checked by promtool.
+//!
+//! A test without `promtool` reports its name and is skipped.
 
 use std::{collections::HashSet, path::Path, process::Command};
 

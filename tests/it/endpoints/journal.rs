@@ -1,4 +1,6 @@
-//! The node log query on a real journal, as `journalctl` reads it. Skipped by name where systemd's programs are missing.
+//! Node log query on a real journal, read by `journalctl`.
+//!
+//! Tests report their names and are skipped without systemd's programs.
 
 use std::{
     io::Write,
@@ -13,7 +15,7 @@ use berth_server::{ports::NodeLogs, routes::node_logs};
 
 use crate::endpoints::{get, told};
 
-/// Makes a journal of what it is told.
+/// Writes a journal from export-format entries.
 const WRITER: &str = "/lib/systemd/systemd-journal-remote";
 /// 2026-03-04T05:06:07Z, in seconds since the epoch.
 const FIRST: u64 = 1_772_600_767;
@@ -28,7 +30,7 @@ fn entry((second, boot, unit, message): (u64, char, &str, &str)) -> String {
     )
 }
 
-/// A directory with a journal, and a `journalctl` that reads only that one; `None` where there are no such programs.
+/// A directory with a journal, and a `journalctl` restricted to it; `None` if the programs are missing.
 fn journal(folder: &Path) -> Option<Arc<dyn NodeLogs>> {
     let is_there = Command::new("journalctl").arg("--version").output().is_ok();
     if !is_there || !Path::new(WRITER).exists() {

@@ -1,4 +1,4 @@
-//! Endpoints behind the router, on the real machine: its log directory, its journal, this process.
+//! Server endpoints behind the router, on the real machine: log directory, journal, and pprof.
 
 mod dashboards;
 mod journal;
@@ -13,7 +13,7 @@ use axum::{
 };
 use http_body_util::BodyExt;
 
-/// A GET with headers.
+/// A GET request with headers.
 fn get(uri: &str, headers: &[(&str, &str)]) -> Request<Body> {
     let mut request = Request::get(uri);
     for (name, value) in headers {
@@ -22,7 +22,7 @@ fn get(uri: &str, headers: &[(&str, &str)]) -> Request<Body> {
     request.body(Body::empty()).expect("a request")
 }
 
-/// Status and body.
+/// Status and body of a response.
 async fn told(response: Response) -> (u16, Vec<u8>) {
     let status: StatusCode = response.status();
     (status.as_u16(), response.into_body().collect().await.expect("a whole body").to_bytes().to_vec())

@@ -1,4 +1,4 @@
-//! `/logs/` and the node log query.
+//! `/logs/` file serving and the node log query.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use berth_server::{ports::NodeLogs, routes::node_logs};
 
 use crate::endpoints::{get, told};
 
-/// A log directory, and a `journalctl` that knows `kubelet.service` and says what it was told.
+/// A log directory, and a fake `journalctl` that knows `kubelet.service` and prints its arguments.
 struct Ground {
     dir: tempfile::TempDir,
     logs: Arc<dyn NodeLogs>,
@@ -216,7 +216,7 @@ async fn queries_that_cannot_be_answered_say_why() {
     for file in ["query=/x", "query=/../../../etc/passwd", "query=/fifo"] {
         assert_eq!(ground.ask("", file).await.0, 406, "{file}");
     }
-    // Without the mode, a query is nothing.
+    // With the feature off, the query string is ignored.
     let response = node_logs::read(&ground.logs, false, &get("/logs/?query=kubelet", &[]), "").await;
     assert!(told(response).await.1.starts_with(b"<!doctype html>"));
 }

@@ -1,4 +1,4 @@
-//! `api/openapi.yaml` and the routing table name the same paths and methods.
+//! Consistency of `api/openapi.yaml` and the routing table: same paths and methods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ const ALL: Switches = Switches {
 const CHECKS: &[&str] = &["log", "syncloop"];
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "DELETE", "PATCH"];
 
-/// Path templates and the methods described.
+/// Path templates of the document with their methods.
 fn described() -> BTreeMap<String, BTreeSet<String>> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/api/openapi.yaml")).expect("readable");
     let document: Value = serde_saphyr::from_str(&text).expect("YAML");
@@ -30,7 +30,7 @@ fn described() -> BTreeMap<String, BTreeSet<String>> {
     paths.iter().map(|(path, operations)| (path.clone(), methods(operations))).collect()
 }
 
-/// A path of a template.
+/// An example path of a template.
 fn example(template: &str) -> String {
     let values = [("{check}", "ping"), ("{path}", "a/b"), ("{name}", "profile")];
     let mut path = values.iter().fold(template.to_owned(), |path, (name, value)| path.replace(name, value));
@@ -41,7 +41,7 @@ fn example(template: &str) -> String {
     path
 }
 
-/// The template of what the router found. A new endpoint does not compile before it is here.
+/// The template of a routed endpoint. The match is exhaustive: a new endpoint does not compile without an arm.
 fn template(endpoint: &Endpoint) -> String {
     let container = |path: &routing::ContainerPath, root: &str| match path.pod.uid {
         Some(_) => format!("/{root}/{{namespace}}/{{pod}}/{{uid}}/{{container}}"),
@@ -66,7 +66,7 @@ fn template(endpoint: &Endpoint) -> String {
     }
 }
 
-/// The template of a plain handler and the methods it is meant for.
+/// The template and the intended methods of a plain handler.
 fn plain(plain: &Plain) -> (&'static str, &'static [&'static str]) {
     match plain {
         Plain::Healthz => ("/healthz", &["GET"]),
@@ -84,7 +84,7 @@ fn plain(plain: &Plain) -> (&'static str, &'static [&'static str]) {
     }
 }
 
-/// Every path the routing table has, found by asking it.
+/// Example paths for every route of the routing table.
 const PROBES: &[&str] = &[
     "/healthz",
     "/healthz/ping",
@@ -117,7 +117,7 @@ const PROBES: &[&str] = &[
     "/statusz",
 ];
 
-/// What the table says of a path: its template and methods; `None` where it does not know it.
+/// The template and methods that the routing table yields for a path; `None` if it is unknown.
 fn routed(path: &str) -> Option<(String, BTreeSet<String>)> {
     let named = |methods: &[&str]| methods.iter().map(|method| (*method).to_owned()).collect();
     match routing::outer(path, None, &ALL, CHECKS) {

@@ -1,4 +1,4 @@
-//! `/debug/pprof/` on this very process.
+//! `/debug/pprof/` on the test process itself.
 
 use std::{
     io::Read,
@@ -41,7 +41,7 @@ async fn a_profile_names_who_was_busy() {
     keep("cpu", body);
 }
 
-/// What a file of `pprof` says, and the file.
+/// The decoded pprof profile, and its bytes.
 async fn read(response: Response) -> (Profile, Vec<u8>) {
     let (status, body) = told(response).await;
     assert_eq!(status, 200);
@@ -51,13 +51,13 @@ async fn read(response: Response) -> (Profile, Vec<u8>) {
 }
 
 fn keep(name: &str, body: Vec<u8>) {
-    // `go tool pprof` and its relatives are not on every machine; where one is, it may have a look.
+    // `go tool pprof` and similar tools are not on every machine; `KEEP_PROFILE` saves the files for them.
     if let Ok(path) = std::env::var("KEEP_PROFILE") {
         std::fs::write(format!("{path}.{name}"), body).expect("writable");
     }
 }
 
-/// The four values of samples whose stack names a function, added up.
+/// Sums of the four values of samples whose stack contains a function.
 fn sums(profile: &Profile, function: &str) -> [i64; 4] {
     let name = |at: i64| profile.string_table[usize::try_from(at).expect("a place")].as_str();
     let named = |id: &u64| {
@@ -92,7 +92,7 @@ async fn a_profile_names_who_holds_memory_and_who_asked_for_it() {
     let (first, _) = take("heap", "").await;
     let comment = first.string_table[usize::try_from(first.comment[0]).expect("a place")].clone();
     assert!(comment.ends_with("ask again"), "{comment}");
-    // 64 MB held and 64 MB freed again: 128 samples each, give or take.
+    // 64 MB allocated and 64 MB freed again: about 128 samples each.
     let held = hoard(1_000);
     squander(1_000);
     let (profile, body) = take("heap", "").await;
@@ -109,7 +109,7 @@ async fn a_profile_names_who_holds_memory_and_who_asked_for_it() {
         let name = &profile.string_table[usize::try_from(function.name).expect("a place")];
         assert!(!["sys::allocations", "__rust", "trace_unsynchronized"].iter().any(|own| name.contains(own)), "{name}");
     }
-    // What is let go within a time shows as less.
+    // Memory freed during the interval appears as a negative delta.
     let letting_go = async { drop(held) };
     let ((delta, _), ()) = tokio::join!(take("heap", "?seconds=1"), letting_go);
     let [objects, space, blocks, bytes] = sums(&delta, "hoard");

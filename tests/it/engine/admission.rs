@@ -1,4 +1,4 @@
-//! Pods that are refused, or let in once others are gone: nothing of them runs before.
+//! Pod admission in the engine: rejection, preemption, and scheduling gates.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use berth_testkit::{
 
 const SOON: Duration = Duration::from_secs(2);
 
-/// An API pod that asks for CPUs; the node has four.
+/// An API pod with a CPU request; the node has four CPUs.
 fn asking(name: &str, cpu: &str, priority: i64, label: &str, status: Value) -> Arc<Pod> {
     let metadata = json!({"annotations": null, "labels": {"l": label}});
     let containers = json!([{"name": "main", "resources": {"requests": {"cpu": cpu}}}]);
@@ -73,7 +73,7 @@ async fn a_pod_for_which_others_go_starts_when_they_are_gone_and_not_by_an_updat
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_does_not_die_keeps_no_critical_pod_out() {
-    // spec 02a §6.3: a kill that failed is told once and skipped.
+    // spec 02a §6.3: a failed kill is reported once and skipped.
     let machine = Machine::new();
     let agent = machine.start().await;
     machine.cri.fault("stop_container", "stuck", Fault::Hang, None);
@@ -84,7 +84,7 @@ async fn a_pod_that_does_not_die_keeps_no_critical_pod_out() {
     let first = asking("first", "3", 2_000_000_000, "1", gate("True"));
     agent.api([&stuck, &first]).await;
     machine.cri.until("the other is to stop", SOON, |cri| cri.count("stop_container") == 1).await;
-    // One that is worth more still comes while the first one waits: nothing of that one could be killed.
+    // A pod of higher priority arrives while the first one waits: nothing of that one could be killed.
     let second = asking("second", "3", 2_000_001_000, "1", gate("True"));
     agent.api([&stuck, &first, &second]).await;
     let is_in = |cri: &ScriptedCri| cri.running("first", "main").len() + cri.running("second", "main").len() == 1;
@@ -111,7 +111,7 @@ async fn the_room_that_is_made_for_a_pod_is_not_taken_by_a_lesser_one() {
     let critical = asking("critical", "4", 2_000_000_000, "1", gate("True"));
     agent.api([&large, &critical]).await;
     machine.cri.until("the large one is to stop", SOON, |cri| cri.count("stop_container") == 1).await;
-    // It would fit beside the large one, and what waits would have to preempt it, too.
+    // It would fit beside the large pod, but then the waiting pod would have to preempt it, too.
     let plain = asking("plain", "1", 0, "1", gate("True"));
     agent.api([&large, &critical, &plain]).await;
     agent.until(plain.uid(), "refused", SOON, |s| s.reason.as_deref() == Some("OutOfcpu")).await;

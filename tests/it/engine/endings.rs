@@ -1,4 +1,4 @@
-//! Pods that stop: by deletion, replacement, or because nobody knows them.
+//! Pod termination: deletion, replacement, orphans, and active deadlines.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,12 +20,12 @@ fn nothing_left(cri: &ScriptedCri) -> bool {
     cri.sandboxes().is_empty() && cri.containers().is_empty()
 }
 
-/// Grace periods told to the runtime, in seconds.
+/// Grace periods of StopContainer calls, in seconds.
 fn graces(cri: &ScriptedCri) -> Vec<String> {
     cri.calls().into_iter().filter(|c| c.op == "stop_container").map(|c| c.detail).collect()
 }
 
-/// An API pod, perhaps with its deletion requested.
+/// An API pod, optionally with a requested deletion.
 fn api_pod(name: &str, deleted_with_grace: Option<i64>) -> Arc<Pod> {
     let mut metadata = json!({"annotations": null});
     if let Some(grace) = deleted_with_grace {
@@ -90,7 +90,7 @@ async fn a_manifest_that_comes_back_starts_after_its_first_life() {
     agent.until_ready(web.uid(), SOON).await;
     let first = machine.cri.running("web", "main");
     agent.files([]).await;
-    agent.files([&web]).await; // before its worker has had a chance to say that it stops
+    agent.files([&web]).await; // before its worker has reported the termination
     machine.cri.until("the first life ends", Duration::from_secs(6), |c| c.running("web", "main") != first).await;
     machine.cri.until("a second begins", SOON, |c| c.running("web", "main").len() == 1).await;
     agent.until_ready(web.uid(), SOON).await;
@@ -160,7 +160,7 @@ async fn a_removed_pod_leaves_nothing_and_at_once() {
     assert_eq!(machine.cri.containers().len(), 2, "a pod that is done keeps what it left");
     agent.files([]).await;
     machine.cri.until("nothing is left", SOON, nothing_left).await;
-    tokio::time::sleep(Duration::from_secs(4)).await; // two ticks: the one that buried the job swept too early
+    tokio::time::sleep(Duration::from_secs(4)).await; // two ticks: the one that terminated the orphan swept too early
     assert!(machine.disk.pods().is_empty() && machine.disk.cgroups().is_empty());
     agent.stop(SOON).await;
 }
@@ -213,7 +213,7 @@ async fn no_turn_that_fails_is_started_by_what_it_did_itself() {
                 agent.kill();
                 agent = machine.start().await;
             }
-            // Not for ever: whoever tries again without a pause would never let the clock move.
+            // Not forever: a retry without a pause would keep the paused clock from advancing.
             machine.cri.fault(op, "", refusal(code), Some(1000));
             agent.only_static([]).await;
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -321,7 +321,7 @@ async fn who_has_ended_is_not_past_its_deadline() {
         agent.until(job.uid(), "done", SOON, done).await;
         tokio::time::sleep(Duration::from_secs(200)).await;
         assert!(agent.status.status(job.uid()).is_some_and(|s| done(&s) && s.reason.is_none()));
-        // Another agent, which the API server tells how it ended long ago.
+        // Another agent reads from the API server that the pod completed long ago.
         agent.kill();
         let agent = machine.start().await;
         let told = json!({"phase": phase, "reason": reason, "startTime": "2020-01-01T00:00:00Z"});
@@ -378,7 +378,7 @@ async fn a_deadline_is_known_from_the_first_turn_on() {
     agent.only_static([&job]).await;
     agent.until_ready(job.uid(), SOON).await;
     agent.kill();
-    // All is as it should be: there is no second turn for a minute.
+    // The pod is in its desired state: there is no second sync for a minute.
     let agent = machine.start().await;
     agent.only_static([&job]).await;
     agent.until(job.uid(), "past its deadline", Duration::from_secs(6), is_past_deadline).await;
@@ -410,7 +410,7 @@ async fn a_deadline_passes_while_a_turn_takes_its_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_static_pod_is_mirrored_until_it_is_gone() {
-    // AC-10a-33: what the engine says; who writes mirrors has tests of its own
+    // AC-10a-33: the engine's part; the mirror pod writer has its own tests
     let machine = Machine::new();
     let agent = machine.start().await;
     machine.cri.behave("main", [Behaviour::stubborn()]);

@@ -1,4 +1,4 @@
-//! The engine as a whole, over the scripted runtime: one scenario each.
+//! End-to-end scenarios of the engine over the scripted runtime.
 
 mod admission;
 mod endings;

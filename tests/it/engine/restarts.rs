@@ -1,4 +1,4 @@
-//! The agent goes away and comes back; pods do not notice.
+//! Agent restarts: running pods are not affected.
 
 use std::{sync::Arc, time::Duration};
 
@@ -82,7 +82,7 @@ async fn a_static_pod_goes_on_where_its_mirror_says_it_was() {
     agent.hand_in(PodSource::Api, [Arc::new(object.clone())]).await;
     let after = agent.until(web.uid(), "as the mirror tells", SOON, is_ready).await;
     assert_eq!(after, before);
-    // What the mirror tells is what was told: nothing more comes of it.
+    // The mirror pod's status equals the published status: it causes no further update.
     let mut changes = agent.status.changes();
     changes.mark_unchanged();
     object.metadata.resource_version = Some("2".to_owned());

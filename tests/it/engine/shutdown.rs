@@ -1,4 +1,4 @@
-//! What the end of the node leaves, and what an agent does that starts meanwhile (spec 05 §7).
+//! Graceful node shutdown in the engine, and agents that start during it (spec 05 §7).
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use berth_testkit::{
 
 const SOON: Duration = Duration::from_secs(2);
 
-/// Ends a pod, as whoever drains or evicts does.
+/// Terminates a pod, as the drain and eviction managers do.
 async fn end(agent: &Agent, pod: &Arc<Pod>, cause: StopCause, reason: &str) {
     let status = StatusOverride {
         reason: reason.to_owned(),
@@ -44,12 +44,12 @@ async fn who_goes_with_the_node_leaves_logs_and_dead_containers_and_who_is_evict
         let status = agent.status.status(pod.uid()).expect("it is kept");
         assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some(reason)));
     }
-    tokio::time::sleep(Duration::from_secs(200)).await; // collectors have had their turns
+    tokio::time::sleep(Duration::from_secs(200)).await; // garbage collectors have run
     let uid = |container: berth_proto::cri::Container| container.labels["io.kubernetes.pod.uid"].clone();
     assert_eq!(machine.cri.listed().into_iter().map(uid).collect::<Vec<_>>(), ["uid-web"]);
     assert!(machine.cri.running("web", "main").is_empty() && machine.cri.sandboxes().len() == 1);
     assert_eq!(machine.disk.pods().into_iter().collect::<Vec<_>>(), [web.uid().clone()]);
-    // The node comes up again.
+    // The node boots again.
     agent.kill();
     let agent = machine.start().await;
     agent.only_static([&web]).await;
@@ -75,7 +75,7 @@ async fn what_runs_when_an_agent_starts_while_its_node_goes_down_can_go_in_its_t
     let (web, late) = (simple("web"), simple("late"));
     agent.only_static([&web]).await;
     agent.until_ready(web.uid(), SOON).await;
-    tokio::time::sleep(SOON).await; // what it holds is written down
+    tokio::time::sleep(SOON).await; // its state is written to disk
     agent.kill();
     machine.setup.node.shutting_down = true;
     let agent = machine.start().await;

@@ -1,4 +1,4 @@
-//! Pods that start, crash, and lose what they had.
+//! Pod starts, crash loops, and loss of sandboxes, containers, and network.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use berth_testkit::{
 
 const SOON: Duration = Duration::from_secs(2);
 
-/// Calls that change something, without ids.
+/// Mutating CRI calls, without ids.
 fn changes(cri: &ScriptedCri) -> Vec<String> {
     let changing = ["run_podsandbox", "stop_podsandbox", "create_container", "start_container", "remove_container"];
     let calls = cri.calls().into_iter().filter(|call| changing.contains(&call.op));
@@ -104,7 +104,7 @@ async fn a_crashing_container_waits_for_its_back_off() {
     assert_eq!(status.phase.as_deref(), Some("Running"));
     assert_eq!(condition(&status, "ContainersReady"), "False");
     assert_eq!(main_status(&status).restart_count, 1, "the second start comes at once");
-    // It starts again exactly when the back-off is over, not at the next tick after it.
+    // It restarts exactly when the back-off ends, not at the next tick.
     machine.cri.clear_calls();
     let began = tokio::time::Instant::now();
     machine.cri.until("the third start", Duration::from_secs(11), |c| c.count("start_container") == 1).await;

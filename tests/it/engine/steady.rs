@@ -1,4 +1,4 @@
-//! Many pods at once: none holds up another, none leaves anything behind.
+//! Many concurrent pods: none delays another, none leaks tasks or records.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use berth_testkit::{
 
 const SOON: Duration = Duration::from_secs(2);
 
-/// Everything the runtime is asked about one pod of that name.
+/// CRI operations about one pod.
 const OPERATIONS: [&str; 9] = [
     "run_podsandbox",
     "podsandbox_status",

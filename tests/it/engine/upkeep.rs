@@ -1,4 +1,4 @@
-//! Pods that run, and whose surroundings change under them.
+//! Running pods while their environment changes: cgroups, resizes, readiness gates, and the clock.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use berth_testkit::{
 };
 
 const SOON: Duration = Duration::from_secs(2);
-/// The longest a settled pod goes without a turn: half as much again as `syncFrequency`.
+/// Maximum time between two syncs of a settled pod: 1.5 times `syncFrequency`.
 const NEXT_TURN: Duration = Duration::from_secs(92);
 
 #[tokio::test(start_paused = true)]
@@ -62,7 +62,7 @@ async fn a_pod_that_dies_with_its_cgroup_comes_back_in_a_new_one() {
     agent.stop(SOON).await;
 }
 
-/// A pod of the API with a cpu request, and what its status says that it has.
+/// An API pod with a CPU request, and the allocation in its status.
 fn sized(name: &str, cpu: &str, seen: &str) -> Arc<Pod> {
     let resources = json!({"requests": {"cpu": cpu}});
     let metadata = json!({"annotations": null, "generation": if cpu == seen { 1 } else { 2 }});
@@ -145,7 +145,7 @@ async fn a_resize_that_was_cut_short_is_in_progress_after_a_restart() {
     let wanted = sized("web", "2", "1");
     agent.api([&wanted]).await;
     machine.cri.until("being applied", SOON, |c| c.count("update_container") == 1).await;
-    tokio::time::sleep(SOON).await; // what was granted reaches the disk
+    tokio::time::sleep(SOON).await; // the allocation is written to disk
     agent.kill();
     let agent = machine.start().await;
     agent.files([]).await;
@@ -163,7 +163,7 @@ async fn room_that_a_shrunk_pod_leaves_goes_to_who_waits() {
     let machine = Machine::new();
     let (large, small) = (sized("large", "2", "2"), sized("small", "1", "1"));
     let agent = with_pods(&machine, &[&large, &small]).await;
-    // The large one asks for less, but still has what it had; so the small one cannot grow.
+    // The large pod requests less, but still has its old allocation; so the small one cannot grow.
     let (shrinking, growing) = (sized("large", "1", "2"), sized("small", "3", "1"));
     agent.api([&shrinking, &growing]).await;
     let deferred = |s: &api::PodStatus| condition(s, "PodResizePending").as_deref() == Some("True Deferred");
@@ -174,7 +174,7 @@ async fn room_that_a_shrunk_pod_leaves_goes_to_who_waits() {
     agent.stop(SOON).await;
 }
 
-/// A pod of the API with a readiness gate, and the status that the API holds.
+/// An API pod with a readiness gate, and that condition in its API status.
 fn gated(gate: &str) -> Arc<Pod> {
     let spec = json!({"containers": [{"name": "main"}], "readinessGates": [{"conditionType": "lb"}]});
     let mut object = pod_with("web", json!({"annotations": null}), spec).to_object();
@@ -235,7 +235,7 @@ async fn a_clock_that_is_set_moves_no_pod() {
         machine.cri.until("it backs off", SOON, |c| c.history().starts("uid-crasher", "crasher") == 2).await;
         tokio::time::sleep(Duration::from_secs(2)).await;
         machine.clock.set(by);
-        // The back-off of 10 seconds is neither forgotten nor prolonged.
+        // The back-off of 10 seconds is neither reset nor extended.
         let third = |c: &berth_testkit::scripted::ScriptedCri| c.history().starts("uid-crasher", "crasher") == 3;
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(!third(&machine.cri), "{by}: too early");

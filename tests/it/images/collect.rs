@@ -1,4 +1,4 @@
-//! Garbage collection, and the list for the node status.
+//! Image garbage collection, and the image list of the node status.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ fn set_available(room: &ImagesRoom, available: u64) {
     *room.space.lock().expect("lock") = Room { capacity: 1000, available };
 }
 
-/// Collection as it would be with hand-made sizes: `busybox:1` is pinned out of the way.
+/// A fixture with the given sizes only: `busybox:1` is pinned out of the way.
 async fn room(gc: GcPolicy) -> ImagesRoom {
     let room = ImagesRoom::with(Choice { gc, ..Choice::default() }).await;
     put(&room, "docker.io/library/busybox:1", 1, true);
@@ -93,14 +93,14 @@ async fn a_disk_that_fills_up_is_not_left_until_the_next_round() {
     set_available(&room, 149);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(room.cri.targets("remove_image"), [old]);
-    // Still over: that is seen to, and not by a round every second.
+    // Still over the threshold: this triggers a collection, but not one every second.
     let looks = room.cri.count("list_containers");
     sleep(Duration::from_secs(28)).await;
     assert_eq!(room.cri.count("list_containers"), looks);
     sleep(2 * MINUTE).await;
     let rounds = room.cri.count("list_containers") - looks;
     assert!((3..=5).contains(&rounds), "{rounds}");
-    // Below and above again: that is news, but not twice within a while.
+    // Below and above the threshold again: this triggers a collection, but not twice within the interval.
     set_available(&room, 500);
     sleep(MINUTE).await;
     let looks = room.cri.count("list_containers");
@@ -237,7 +237,7 @@ async fn records_go_with_their_images_only() {
     start(&room);
     sleep(6 * MINUTE).await;
     assert_eq!(room.files("pulled"), 2, "unused, but still here");
-    // handed out six minutes ago and never used by a container
+    // Used six minutes ago and never by a container.
     room.manager.delete_unused().await.expect("freed");
     assert_eq!(room.files("pulled"), 0);
 }
@@ -272,7 +272,7 @@ async fn a_clock_that_is_set_back_keeps_no_image() {
     sleep(6 * MINUTE).await;
     room.ensure(simple("r.io/used:1")).await.expect("present");
     clock.set(-24 * 3_600_000);
-    // Ages begin anew: nothing is older than the clock.
+    // Ages restart: no image is older than the clock.
     assert_eq!(room.manager.delete_unused().await, Ok(0));
     sleep(3 * MINUTE).await;
     assert_eq!(room.manager.delete_unused().await, Ok(80), "what was handed out is still held");

@@ -1,4 +1,4 @@
-//! The images room against the scripted CRI under paused time (spec 03b §1-4).
+//! The image manager against the scripted CRI with a paused clock (spec 03b §1-4).
 
 mod collect;
 mod plugins;

@@ -1,4 +1,4 @@
-//! Credential plugins as processes, in real time: a paused clock would pass their limit at once.
+//! Credential provider plugins as processes, in real time: a paused clock would exceed their timeout.
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::images::room::{Choice, ImagesRoom, request, simple};
 use berth_testkit::{clock::TokioClock, pods::pod_with, scripted::ScriptedCri};
 
-/// Service accounts: all but `plain` have a role.
+/// Service accounts: all but `plain` have the role annotation.
 struct Accounts;
 
 #[async_trait]
@@ -47,12 +47,12 @@ fn of_account(account: &str, image: &str) -> EnsureImage {
     request(&pod_with(&format!("of-{account}"), json!({}), spec), image)
 }
 
-/// A room with one plugin for `*.io`: the shell, running `script`.
+/// A fixture with one plugin for `*.io`: the shell, running `script`.
 async fn room(script: &str) -> ImagesRoom {
     room_with(script, "", None).await
 }
 
-/// With a plugin that wants to know of service accounts.
+/// A fixture whose plugin requires service account tokens.
 async fn room_of_accounts(script: &str, cache_type: &str) -> ImagesRoom {
     let wish = format!(
         "  tokenAttributes: {{serviceAccountTokenAudience: registry, cacheType: {cache_type}, requireServiceAccount: true, \

@@ -1,4 +1,4 @@
-//! Requests, pulls, back-off, turns.
+//! Image pulls: policies, credentials, back-off, parallelism, and deduplication.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -168,7 +168,7 @@ async fn wrong_credentials_are_not_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_secret_the_pull_is_anonymous() {
-    // AC-03b-10: the engine tells of the missing secret, the pull goes on without
+    // AC-03b-10: the engine reports the missing secret, the pull continues without it
     let room = ImagesRoom::new().await;
     room.ensure(simple("r.io/x")).await.expect("public");
     assert_eq!(room.pulled_as(), [""]);
@@ -277,7 +277,7 @@ async fn a_pull_ends_with_its_last_waiter() {
     assert!(tokio::time::timeout(secs(5), room.ensure(simple("r.io/next"))).await.is_err(), "still its turn");
     second.abort();
     room.ensure(simple("r.io/next")).await.expect("its turn has come");
-    // the intent is taken back on the blocking pool
+    // The pull intent is deleted on the blocking pool.
     for _ in 0..100 {
         if room.files("pulling") == 0 {
             return;

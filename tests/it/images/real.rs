@@ -1,4 +1,6 @@
-//! The images room on real runtimes: containerd, and the embedded one. Needs root; says so where it cannot run.
+//! The image manager on real runtimes: containerd and the embedded runtime.
+//!
+//! Needs root; reports where it is skipped.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 

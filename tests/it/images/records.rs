@@ -1,4 +1,4 @@
-//! May this pod use an image that is already here?
+//! Image pull records: whether a pod may use an image that is already present.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn with(pod: &Arc<Pod>, secrets: &[PullSecret]) -> EnsureImage {
     EnsureImage { secrets: Arc::from(secrets), ..request(pod, "r.io/x") }
 }
 
-/// A room in which pod `web` has pulled `r.io/x` with the secret `a`.
+/// A fixture in which pod `web` has pulled `r.io/x` with the secret `a`.
 async fn pulled_with_a_secret() -> ImagesRoom {
     let room = ImagesRoom::new().await;
     room.ensure(with(&pods::simple("web"), &[secret("a", "r.io", "ada")])).await.expect("pulled");
@@ -55,7 +55,7 @@ async fn the_same_login_counts_wherever_it_stands() {
         ["Normal Pulled: Container image \"r.io/x\" already present on machine and can be accessed by the pod"]
     );
     assert_eq!(room.counter(CHECKS, &[("result", "credentialRecordFound")]), 1.0);
-    // its coordinates were remembered: a rotated login of the same secret is enough now
+    // The secret's coordinates are recorded: rotated credentials in the same secret are sufficient now.
     room.ensure(with(&db, &[secret("b", "r.io", "rotated")])).await.expect("allowed");
     assert_eq!(room.cri.count("pull_image"), 1);
     room.ensure(with(&db, &[secret("c", "r.io", "eve")])).await.expect("the scripted registry is open");

@@ -1,4 +1,4 @@
-//! A images room with everything around it scripted.
+//! Fixture: an image manager with scripted dependencies.
 
 use std::{
     io,
@@ -47,7 +47,7 @@ pub struct ImagesRoom {
     pub dir: Arc<TempDir>,
 }
 
-/// What a test may choose.
+/// Options of the fixture.
 #[derive(Clone)]
 pub struct Choice {
     pub parallelism: Parallelism,
@@ -121,7 +121,7 @@ impl ImagesRoom {
         self.manager.ensure(request).await
     }
 
-    /// Events so far as `Normal Pulling …` or `Warning Failed …`; forgets them.
+    /// Takes the events so far, as `Normal Pulling …` or `Warning Failed …`.
     pub fn events(&self) -> Vec<String> {
         let events = std::mem::take(&mut *self.events.0.lock().expect("lock"));
         events
@@ -182,7 +182,7 @@ pub fn simple(image: &str) -> EnsureImage {
     request(&pods::simple("web"), image)
 }
 
-/// A pull secret of that name with one login.
+/// A pull secret of that name with the credentials of one registry.
 pub fn secret(name: &str, registry: &str, user: &str) -> PullSecret {
     let auth = base64::engine::general_purpose::STANDARD.encode(format!("{user}:password of {user}"));
     PullSecret {

@@ -1,4 +1,4 @@
-//! Logs as real files: reading, following across rotation, rotating, linking, removing.
+//! Container logs as real files: reading, following, rotation, links, and removal.
 
 mod reading;
 mod rotation;
@@ -20,12 +20,12 @@ struct House {
     root: tempfile::TempDir,
 }
 
-/// Who the pod is.
+/// Identity of the pod.
 fn who() -> PodRef {
     PodRef { uid: "uid-web".into(), name: "web".into(), namespace: "default".into() }
 }
 
-/// A line as the runtime writes it.
+/// A log line in CRI format.
 fn line(text: &str) -> String {
     format!("2026-01-01T00:00:00.5Z stdout F {text}\n")
 }

@@ -1,4 +1,4 @@
-//! Reading and following.
+//! Reading and following container logs, also across rotation.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use tonic::Code;
 use crate::logs::{House, line};
 use berth_testkit::scripted::Fault;
 
-/// Collects what is written; a test waits for it.
+/// Collects written bytes, with waits for their content.
 #[derive(Clone, Default)]
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -209,8 +209,8 @@ async fn who_is_told_that_a_container_ended_need_not_ask() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_or_doubled_across_rotation() {
-    // AC-03b-35: the writer goes on with the old file for a while after the rename, as a runtime
-    // does until it has reopened the log.
+    // AC-03b-35: the writer keeps using the old file for a while after the rename, as a runtime does until it has
+    // reopened the log.
     let house = House::new(LogsConfig::default()).await;
     let out = Collected::new();
     let task = spawn(&house, follow(), &out);

@@ -1,4 +1,4 @@
-//! Rotation, links and removal.
+//! Container log rotation, log links, and their removal.
 
 use std::{collections::HashSet, fs, io::Read, os::unix::fs::PermissionsExt, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ fn small(max_files: usize) -> LogsConfig {
 }
 
 impl House {
-    /// Names beside the log, in order.
+    /// Names in the log's directory, sorted.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.log.parent().expect("a parent")).expect("read");
         let mut names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
@@ -36,7 +36,7 @@ impl House {
         text
     }
 
-    /// Starts rotation of the log, as long as the container runs.
+    /// Starts rotation of the log for as long as the container runs.
     fn rotation(&self) -> Option<JoinHandle<()>> {
         let cri = self.cri.clone();
         let log = RunningLog { container: self.id.clone(), path: self.log.clone() };
@@ -50,7 +50,7 @@ impl House {
     }
 }
 
-/// One round of rotation takes place in this time.
+/// Longer than one round of rotation.
 async fn round() {
     sleep(Duration::from_secs(10)).await;
     sleep(Duration::from_millis(100)).await;
@@ -97,7 +97,7 @@ async fn what_is_rotated_is_named_later_than_all_there_is() {
     assert_eq!(house.read_file("0.log.21000101-000000"), written, "{:?}", house.names());
 }
 
-/// Longer than anything but a round.
+/// Waits for a number of files, in real time; the timeout is far below the round interval.
 async fn until_names(house: &House, count: usize) {
     let wait = async {
         while house.names().len() != count {
@@ -107,7 +107,7 @@ async fn until_names(house: &House, count: usize) {
     tokio::time::timeout(Duration::from_secs(60), wait).await.expect("in time");
 }
 
-/// In real time: nobody waits for the next round, which is an hour away.
+/// In real time: the next round is an hour away.
 #[tokio::test]
 async fn a_log_that_is_written_to_is_not_left_until_the_next_round() {
     let house = House::new(LogsConfig { monitor_interval: Duration::from_secs(3600), ..small(4) }).await;
@@ -118,7 +118,7 @@ async fn a_log_that_is_written_to_is_not_left_until_the_next_round() {
         until_names(&house, count).await;
         house.write(&line("the next file"));
     }
-    // Older files are compressed behind it.
+    // Rotated files are compressed afterwards.
     let packed = async {
         while house.names().iter().filter(|name| name.ends_with(".gz")).count() != 2 {
             sleep(Duration::from_millis(5)).await;
@@ -151,7 +151,7 @@ async fn a_failed_reopen_restores_the_name() {
     let _task = house.rotation().expect("on");
     house.cri.fault("reopen_container_log", "", Fault::Error(Code::Internal, "no".into()), Some(1));
     house.write(&line(&".".repeat(200)));
-    // It is full, so it is tried at once; and again in the next round, not before.
+    // The log is full, so rotation is tried at once; and again in the next round, not before.
     sleep(Duration::from_secs(5)).await;
     assert_eq!(house.cri.count("reopen_container_log"), 1);
     assert_eq!((house.names(), house.read_file("0.log").len() > 200), (vec!["0.log".to_owned()], true));
@@ -216,7 +216,7 @@ async fn dead_links_and_directories_of_gone_pods_are_removed() {
     house.manager.remove_directory(pod("own")).await.expect("removed");
     assert!(!pods.join("default_own_uid-own").exists());
     house.manager.remove_directory(pod("own")).await.expect("idempotent");
-    // Names of pods that only the runtime knows are foreign.
+    // Names of pods that only the runtime knows are untrusted.
     house.manager.remove_directory(pod("/../../pods")).await.expect_err("leads elsewhere");
     assert!(pods.exists());
     fs::create_dir_all(pods.join("default_old_uid-old/main")).expect("created");
@@ -226,7 +226,7 @@ async fn dead_links_and_directories_of_gone_pods_are_removed() {
     assert!(pods.join("default_web_uid-web").exists() && pods.join("lost+found").exists());
 }
 
-/// Rotated files of the log that are not compressed.
+/// Number of uncompressed rotated files of the log.
 fn rotated(house: &House) -> usize {
     house.names().iter().filter(|name| name.starts_with("0.log.") && !name.ends_with(".gz")).count()
 }
@@ -250,7 +250,7 @@ async fn where_nothing_is_reopened_nothing_is_deleted() {
 #[tokio::test]
 async fn runtime_calls_that_hang_stop_no_other_log() {
     let interval = Duration::from_millis(200);
-    // The one worker that there is by default.
+    // With the single worker of the default.
     let house = House::new(LogsConfig { monitor_interval: interval, ..small(5) }).await;
     let other = house.log.with_file_name("other.log");
     let mut logs = vec![RunningLog { container: house.id.clone(), path: other.clone() }];

@@ -1,4 +1,4 @@
-//! A PLEG over the scripted CRI, and short words for what tests do with it.
+//! Fixture: a PLEG over the scripted CRI, and helpers of its tests.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
 
-/// Shows the runtime's own message.
+/// Returns the runtime's own termination message.
 pub struct NoMessages;
 
 #[async_trait]
@@ -31,7 +31,7 @@ impl TerminationMessages for NoMessages {
     }
 }
 
-/// A source that says what the test says.
+/// An event source that the test feeds.
 pub struct Told(Mutex<Option<mpsc::UnboundedReceiver<Result<Hint, HintError>>>>);
 
 #[async_trait]
@@ -46,13 +46,13 @@ impl EventHints for Told {
     }
 }
 
-/// A source of hints, and the end to feed it by.
+/// An event source, and the sender that feeds it.
 pub fn told() -> (Arc<dyn EventHints>, mpsc::UnboundedSender<Result<Hint, HintError>>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     (Arc::new(Told(Mutex::new(Some(receiver)))), sender)
 }
 
-/// PLEG and the runtime below it.
+/// A PLEG and the runtime below it.
 pub struct House {
     pub cri: Arc<ScriptedCri>,
     pub pleg: Arc<Pleg>,
@@ -62,12 +62,12 @@ pub struct House {
     pub stop: DropGuard,
 }
 
-/// Who a test pod is.
+/// Identity of a test pod.
 pub fn who(name: &str) -> PodRef {
     PodRef { uid: format!("uid-{name}").into(), name: name.into(), namespace: "default".into() }
 }
 
-/// The labels of all that belongs to a pod.
+/// Labels of a pod's sandboxes and containers.
 pub fn labels(name: &str) -> HashMap<String, String> {
     [("uid", format!("uid-{name}")), ("name", name.to_owned()), ("namespace", "default".to_owned())]
         .map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value))
@@ -81,14 +81,14 @@ fn sandbox_config(name: &str, attempt: u32) -> cri::PodSandboxConfig {
 }
 
 impl House {
-    /// Follows the CRI's events.
+    /// A PLEG that follows the CRI's events.
     pub fn new() -> Self {
         let cri = Self::runtime();
         let hints: Arc<dyn EventHints> = Arc::new(CriEvents::new(cri.clone()));
         Self::over(cri, vec![hints], PlegConfig::default())
     }
 
-    /// Lists once a second.
+    /// A PLEG without events: it lists once a second.
     pub fn without_events() -> Self {
         Self::over(Self::runtime(), Vec::new(), PlegConfig::default())
     }
@@ -123,8 +123,8 @@ impl House {
         container(&self.cri, sandbox, pod, name, attempt).await
     }
 
-    /// A pod with one running container `main`, as a worker would make it: the id, and a look
-    /// that began after it.
+    /// A pod with one running container `main`, made as a pod worker would: its id, and a view whose observation
+    /// includes it.
     pub async fn running(&self, pod: &str) -> (String, PodView) {
         let mut view = self.pleg.view(&who(pod));
         let sandbox = self.sandbox(pod, 0).await;
@@ -134,7 +134,7 @@ impl House {
         (id, view)
     }
 
-    /// The value of a series such as `kubelet_running_containers{exited}`.
+    /// Value of a series such as `kubelet_running_containers{exited}`.
     pub fn metric(&self, name: &str, label: &str) -> f64 {
         let families = self.registry.gather();
         let family = families.iter().find(|f| f.name() == name).expect("a family");
@@ -163,7 +163,7 @@ pub async fn container(cri: &ScriptedCri, sandbox: &str, pod: &str, name: &str, 
     id
 }
 
-/// Waits until an observation passes; panics after `limit` of tokio's time.
+/// Waits until an observation satisfies a condition; panics after `limit` of tokio's time.
 pub async fn until(
     view: &mut PodView,
     what: &str,
@@ -184,12 +184,12 @@ pub async fn until(
     }
 }
 
-/// Whether a look shows no running container.
+/// Whether an observation shows no running container.
 pub fn ended(seen: &Observation) -> bool {
     seen.error.is_none() && seen.pod.running().count() == 0
 }
 
-/// Lets everything that is ready run, for a little of tokio's time.
+/// Yields to all ready tasks, for 5 ms of tokio's time.
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }

@@ -1,4 +1,4 @@
-//! PLEG over the scripted CRI: looks, lists, events and what becomes of them when things go wrong.
+//! PLEG over the scripted CRI: pod refreshes, lists, events, and recovery from faults.
 
 mod house;
 mod races;
@@ -228,7 +228,8 @@ async fn without_events_a_list_follows_each_second() {
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_stream_is_followed_by_a_list_and_opened_again() {
-    // AC-03b-28 differs on purpose (spec 03b §15 item 2): no permanent fall-back, ends are counted and mended.
+    // AC-03b-28 differs on purpose (spec 03b §15 item 2): no permanent fallback, ends of streams are counted and
+    // recovered from.
     let house = House::new();
     let (id, mut view) = house.running("web").await;
     sleep(SECOND * 10).await;

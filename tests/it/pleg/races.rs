@@ -1,5 +1,7 @@
-//! Any order of actions, exits, latencies and event faults: an observation of a generation shows
-//! every action that ended before, and in the end every view shows what really runs.
+//! Property test of PLEG generations under any order of actions, exits, latencies, and event faults.
+//!
+//! An observation of a generation shows every action that completed before it, and all views converge to the runtime's
+//! state.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -14,15 +16,15 @@ use berth_testkit::scripted::EventFaults;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Start another container of a pod and say so.
+    /// Start another container of a pod and report the action.
     Start(usize),
-    /// A running container ends by itself.
+    /// A running container exits by itself.
     Exit(usize),
-    /// Remove an exited container without a word.
+    /// Remove an exited container without a report.
     Remove(usize),
     /// Time passes, in ms.
     Wait(u64),
-    /// All streams end.
+    /// All event streams end.
     Break,
 }
 
@@ -41,7 +43,7 @@ struct World {
     house: House,
     views: Vec<PodView>,
     sandboxes: Vec<String>,
-    /// Per pod: what was started, and the generation from which looks must know of it.
+    /// Per pod: started containers, and the generation from which observations must include them.
     started: Vec<Vec<(String, Generation)>>,
     removed: Vec<String>,
 }
@@ -93,7 +95,7 @@ impl World {
         self.check();
     }
 
-    /// Rule 4: an observation knows of every action that ended before it began.
+    /// Rule 4: an observation includes every action that completed before it began.
     fn check(&mut self) {
         for (pod, view) in self.views.iter_mut().enumerate() {
             let Some(seen) = view.latest() else { continue };
@@ -105,7 +107,7 @@ impl World {
         }
     }
 
-    /// In the end the views show what the runtime holds.
+    /// In the end the views show the runtime's containers.
     async fn converge(&mut self) {
         sleep(Duration::from_secs(61)).await;
         let truth: HashMap<String, i32> = self.house.cri.containers().into_iter().map(|c| (c.id, c.state)).collect();

@@ -1,5 +1,6 @@
-//! PLEG over real runtimes and their events: containerd's own, since 1.6 has none on the CRI, and the embedded runtime's on
-//! the CRI. Needs root.
+//! PLEG over real runtimes and their event streams: containerd and the embedded runtime.
+//!
+//! containerd's own events, since 1.6 has none on the CRI, and the embedded runtime's on the CRI. Needs root.
 
 use std::{
     sync::Arc,
@@ -40,7 +41,7 @@ async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
         metrics: PlegMetrics::new(&registry),
         died: None,
     };
-    // Lists are switched off as far as can be: what is seen comes from events.
+    // Lists are practically disabled: observations come from events.
     let config = PlegConfig {
         relist_period: Duration::from_secs(600),
         open_patience: Duration::from_millis(200),
@@ -65,7 +66,7 @@ async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
         tokio::time::sleep(Duration::from_millis(700)).await;
 
         let kill = ["/bin/kill", "-TERM", "1"].map(str::to_owned);
-        let _ = cri.exec_sync(&id, &kill, Duration::from_secs(10), usize::MAX).await; // it ends with the container it ends
+        let _ = cri.exec_sync(&id, &kill, Duration::from_secs(10), usize::MAX).await; // it kills its own container
         let asked = Instant::now();
         let seen = until(&mut view, "the exit", Duration::from_secs(30), ended).await;
         assert_eq!(seen.pod.newest("main").map(|c| c.exit_code), Some(3));
@@ -74,7 +75,7 @@ async fn an_exit_is_observed_by_the_runtimes_events(on: On) {
     }
     println!("exit to observation, ms (by the runtime's time, by ours): {latencies:?}");
     latencies.sort_unstable();
-    // containerd itself takes most of it: it clears up before its CRI part says "exited".
+    // containerd itself takes most of it: it cleans up before its CRI part reports the exit.
     assert!(latencies[0].0 <= 500, "even the shortest of {latencies:?} is too long");
     let streams = if matches!(on, On::Embedded(_)) { 1.0 } else { 0.0 };
     let told = registry.gather().into_iter().find(|f| f.name() == "kubelet_evented_pleg_connection_success_count");

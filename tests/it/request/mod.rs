@@ -1,4 +1,4 @@
-//! What the preparer reads and writes around the pure requests (spec 03a §5-6).
+//! I/O of the preparer around the pure CRI requests: files, objects, and devices (spec 03a §5-6).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -34,7 +34,7 @@ impl EventSink for Events {
     }
 }
 
-/// One ConfigMap `settings` with `A=1`; services not read yet.
+/// One ConfigMap `settings` with `A=1`; services are not synced yet.
 struct Objects;
 
 #[async_trait]
@@ -63,7 +63,7 @@ impl ObjectSource for Objects {
     }
 }
 
-/// Gives each container a device with its mount, variable and annotation.
+/// Allocates a device with a mount, a variable, and an annotation to each container.
 struct Devices;
 
 #[async_trait]
@@ -280,7 +280,7 @@ async fn a_container_gets_its_files_and_mounts_in_order() {
     assert!(hosts.ends_with("10.0.0.5\tp\nfd00::5\tp\n"), "the node's family comes first: {hosts}");
 }
 
-/// How much this process has read so far.
+/// Bytes that this process has read so far.
 fn bytes_read() -> u64 {
     let text = fs::read_to_string("/proc/self/io").expect("readable");
     text.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse().ok()).expect("a number")
@@ -299,7 +299,7 @@ async fn the_hosts_file_is_replaced_only_when_it_differs() {
     fs::write(bench.path("root/pods/uid-p/etc-hosts"), "changed by a container").expect("writable");
     bench.container(&pod, "").await.expect("a configuration");
     assert!(fs::read_to_string(bench.path("root/pods/uid-p/etc-hosts")).expect("written").starts_with("# Kube"));
-    // A container makes its own hosts file as long as it likes; no more is read than was written
+    // A container may extend its own hosts file without limit; the comparison reads no more than was written
     let file = fs::OpenOptions::new().write(true).open(bench.path("root/pods/uid-p/etc-hosts")).expect("writable");
     file.set_len(4 << 30).expect("a hole");
     let before = bytes_read();

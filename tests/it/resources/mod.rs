@@ -1,6 +1,6 @@
-//! The resources room on this machine's own control groups, below a root of its own.
+//! The resource manager on this machine's cgroups, below a root of its own.
 //!
-//! Needs root and writable control groups; each test says so and passes where it has none.
+//! Needs root and writable cgroups; without them each test reports so and passes.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 struct Events(Mutex<Vec<Event>>, Notify);
 
 impl Events {
-    /// Waits until there are that many.
+    /// Waits for that many events.
     async fn reach(&self, count: usize) {
         while self.reasons().len() < count {
             self.1.notified().await;
@@ -48,7 +48,7 @@ impl EventSink for Events {
     }
 }
 
-/// A cgroup root of its own, removed when the test ends.
+/// A dedicated cgroup root, removed when the test ends.
 struct Bench {
     hierarchy: Hierarchy,
     root: GroupPath,
@@ -57,7 +57,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// `None` where this machine does not let us.
+    /// Creates the root cgroup; `None` if this machine does not permit it.
     fn new() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("/berth-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -125,14 +125,14 @@ impl Bench {
         self.hierarchy.version() == 2
     }
 
-    /// The directory of a group, in the hierarchy of a controller where there are several.
+    /// Directory of a cgroup, in the hierarchy of a controller on cgroup v1.
     fn directory(&self, below: &str, controller: &str) -> PathBuf {
         let base = Path::new("/sys/fs/cgroup");
         let base = if self.is_v2() { base.to_owned() } else { base.join(controller) };
         base.join(format!("{}{below}", self.root).trim_start_matches('/'))
     }
 
-    /// A process that sleeps in a group.
+    /// Starts a sleeping process in a cgroup.
     fn sleeper(&self, below: &str) -> Child {
         let child = Command::new("sleep").arg("1000").spawn().expect("spawnable");
         let procs = self.directory(below, "memory").join("cgroup.procs");
@@ -206,7 +206,7 @@ async fn the_weight_of_burstable_pods_follows_their_requests() {
     manager.ensure(&pod("g", "1", "1")).await.expect("made");
     // AC-06a-11
     assert_eq!(bench.shares("/kubepods/burstable"), weight("358", "14"));
-    // Who comes back takes stock of what is there.
+    // A restarted manager computes the sums from existing cgroups.
     let again = bench.started().await;
     assert_eq!(bench.shares("/kubepods/burstable"), weight("358", "14"));
     // AC-06a-12
@@ -230,7 +230,7 @@ async fn leftovers_are_killed_and_removed() {
     assert!(!bench.directory("/kubepods/besteffort/poduid-left", "memory").exists());
 }
 
-/// Hybrid machines mount a unified hierarchy without controllers: enough for groups and killing.
+/// Hybrid machines mount a cgroup v2 hierarchy without controllers: sufficient for groups and killing.
 #[test]
 fn the_unified_hierarchy_kills_a_whole_tree_at_once() {
     let mounts = berth_sys::mount_table::read().expect("readable");
@@ -388,7 +388,7 @@ async fn without_groups_per_pod_nothing_is_touched() {
     assert_eq!((made.parent.as_str(), made.created), ("", false));
     assert!(manager.exists(&pod).await && manager.pods().await.is_empty());
     manager.remove(pod.id()).await.expect("nothing to do");
-    // As in the reference: a pod without a group has no values, and needs none to be resized.
+    // As in the reference: a pod without a cgroup has no values, and needs none for a resize.
     assert_eq!(manager.current_pod_values(&pod).await.expect("none"), Default::default());
 }
 

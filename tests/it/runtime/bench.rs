@@ -1,4 +1,4 @@
-//! A runtime manager on the scripted CRI, with the least that its other players have to do.
+//! Fixture: a runtime manager on the scripted CRI, with minimal fakes of its other dependencies.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use berth_testkit::{clock::TokioClock, scripted::ScriptedCri};
 
-/// Everything a test touches.
+/// Runtime manager, CRI, clock, fakes, and metrics.
 pub struct Bench {
     pub cri: Arc<ScriptedCri>,
     pub runtime: Arc<RuntimeManager>,
@@ -42,7 +42,7 @@ pub struct Bench {
     pub stopping: CancellationToken,
 }
 
-/// What the other players know and have seen.
+/// State and records of the fakes.
 #[derive(Default)]
 pub struct World {
     pub events: Mutex<Vec<Event>>,
@@ -81,7 +81,7 @@ impl Bench {
         Self { cri, runtime, clock, world, registry, stopping: CancellationToken::new() }
     }
 
-    /// What the runtime shows of a pod now.
+    /// The pod as the runtime has it now.
     pub fn observe(&self, pod: &Pod) -> Arc<ObservedPod> {
         let mut seen = ObservedPod::empty(pod.id().clone(), Generation(1), self.clock.now());
         for sandbox in
@@ -118,12 +118,12 @@ impl Bench {
         }
     }
 
-    /// One pass with a fresh look.
+    /// One sync with a fresh observation.
     pub async fn turn(&self, pod: &Arc<Pod>) -> SyncOutcome {
         self.runtime.sync_pod(self.request(pod)).await
     }
 
-    /// One pass that has to go well.
+    /// One sync that must succeed.
     pub async fn good_turn(&self, pod: &Arc<Pod>) -> SyncOutcome {
         let outcome = self.turn(pod).await;
         assert_eq!(outcome.error_text(), None);
@@ -145,19 +145,19 @@ impl Bench {
         self.runtime.kill_pod(self.kill_request(Some(pod), self.observe(pod), receiver)).await
     }
 
-    /// `op target(detail)` of all calls but those that only look.
+    /// `op target` of all calls but read-only ones.
     pub fn changes(&self) -> Vec<String> {
         let looks = ["image_status", "podsandbox_status", "container_status"];
         let calls = self.cri.calls().into_iter().filter(|c| !looks.contains(&c.op));
         calls.map(|c| format!("{} {}", c.op, c.target)).collect()
     }
 
-    /// All calls by name.
+    /// Names of all calls.
     pub fn ops(&self) -> Vec<&'static str> {
         self.cri.calls().into_iter().map(|c| c.op).collect()
     }
 
-    /// Grace periods told to the runtime, as `target seconds`.
+    /// Grace periods of StopContainer calls, as `target seconds`.
     pub fn graces(&self) -> Vec<String> {
         let stops = self.cri.calls().into_iter().filter(|c| c.op == "stop_container");
         stops.map(|c| format!("{} {}", c.target, c.detail)).collect()
@@ -169,7 +169,7 @@ impl Bench {
         events.iter().map(|e| format!("{}: {}", e.reason, e.message)).collect()
     }
 
-    /// The value of a metric, `name{label="value"}`, as far as it exists.
+    /// Value of a metric, `name{label="value"}`; 0 if it does not exist.
     pub fn metric(&self, name: &str, label: &str) -> f64 {
         let families = self.registry.gather();
         let family = families.iter().find(|f| f.name() == name);
@@ -233,7 +233,7 @@ fn observed_container(status: &cri::ContainerStatus, sandbox: &str) -> ObservedC
     }
 }
 
-/// Configurations with identity and nothing else.
+/// Configurations that contain the identity only.
 struct Plain;
 
 fn identity(pod: &Pod, container: Option<&str>) -> HashMap<String, String> {
@@ -336,7 +336,7 @@ impl EventSink for Sink {
 struct Probes(Arc<World>);
 
 impl World {
-    /// Says that the liveness probe of an instance has failed.
+    /// Sets the liveness probe of a container to failed.
     pub fn fail_liveness(&self, id: &str) {
         let failed = ProbeResults { liveness: Some(ProbeResult::Failure), ..ProbeResults::default() };
         self.probes.lock().expect("unpoisoned").insert(id.into(), failed);

@@ -1,4 +1,4 @@
-//! Creates happen once, whatever becomes of their answers.
+//! Idempotent creation of sandboxes and containers when responses are late or lost.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn a_sandbox_that_comes_late_is_adopted_and_none_is_made_twice() {
     let outcome = bench.runtime.sync_pod(blind.clone()).await;
     assert_eq!(began.elapsed().as_secs(), 240);
     assert!(outcome.error_text().is_some());
-    // Still in doubt: nothing new is created.
+    // The outcome is still unknown: nothing new is created.
     let outcome = bench.runtime.sync_pod(blind.clone()).await;
     assert!(outcome.error_text().is_some_and(|t| t.contains("may still be running")), "{outcome:?}");
     tokio::time::sleep(Duration::from_secs(70)).await;
@@ -51,13 +51,13 @@ async fn an_attempt_of_a_former_life_that_holds_the_name_is_adopted() {
     let web = simple("web");
     let blind = bench.request(&web);
     bench.good_turn(&web).await;
-    // A new agent that has not seen the sandbox yet.
+    // A new agent that has not observed the sandbox yet.
     let outcome = bench.runtime.sync_pod(blind).await;
     assert_eq!(bench.cri.sandboxes().len(), 1, "{outcome:?}");
     assert!(bench.cri.targets("list_podsandbox").contains(&"uid-web".to_owned()));
 }
 
-/// A former agent was killed while the runtime made a sandbox for it; the runtime then undoes that.
+/// A previous agent was killed during RunPodSandbox; the runtime then rolls the sandbox back.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_reserved_for_a_moment_is_asked_for_again_soon() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Removing what is dead.
+//! Container garbage collection: dead containers, sandboxes, and log directories.
 
 use std::{
     collections::HashSet,
@@ -96,8 +96,8 @@ async fn a_pod_that_has_ended_goes_at_once_with_its_log_directory() {
     assert_eq!(directories().len(), 2);
 }
 
-/// What a killed agent has not finished is found once all pods are known; in any case after a
-/// minute, what does not depend on that.
+/// Leftovers of a killed agent are collected once all pods are known; what does not depend on that, after a minute at
+/// the latest.
 #[tokio::test(start_paused = true)]
 async fn the_first_round_waits_for_the_sources_but_no_longer() {
     for (ready_after, gone_after) in [(Some(5), 6), (None, 60)] {

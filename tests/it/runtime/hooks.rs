@@ -1,4 +1,4 @@
-//! Hooks over http, against real sockets.
+//! HTTP lifecycle hooks, against real sockets.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::{
 use crate::runtime::bench::Bench;
 use berth_testkit::pods::pod;
 
-/// Answers each connection with the next text; returns what was asked.
+/// Responds to each connection with the next text; returns the requests.
 async fn serve(answers: Vec<&'static str>) -> (u16, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();

@@ -1,4 +1,4 @@
-//! Stopping containers and pods: grace periods, hooks, order.
+//! Stopping containers and pods: grace periods, preStop hooks, and sidecar order.
 
 use std::{sync::Arc, time::Duration};
 
@@ -184,7 +184,7 @@ async fn a_pod_known_to_the_runtime_alone_is_stopped_by_its_annotations() {
     let request = bench.kill_request(None, bench.observe(&web), receiver);
     bench.runtime.kill_pod(request).await.expect("killed");
     assert_eq!(bench.graces(), ["web/main 7"]);
-    // AC-03a-18: one that vanished meanwhile is no error.
+    // AC-03a-18: a container that vanished meanwhile is no error.
     let other = simple("other");
     bench.good_turn(&other).await;
     bench.cri.fault("container_status", "", Fault::Error(Code::NotFound, "gone".to_owned()), None);

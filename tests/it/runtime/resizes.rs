@@ -1,4 +1,4 @@
-//! Changing resources in place.
+//! In-place resize of container and pod resources.
 
 use berth_ports::{ActionKind, PodCgroupValues};
 use berth_types::Pod;

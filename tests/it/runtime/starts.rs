@@ -1,4 +1,4 @@
-//! Starting pods and containers: order, cost, failures, back-off.
+//! Starting pods and containers: order, number of calls, failures, and back-off.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the 5-second check finds.
+//! The 5-second runtime health check.
 
 use std::{
     sync::{Arc, Mutex},
@@ -53,7 +53,7 @@ async fn a_runtime_that_comes_up_is_noticed_quickly_and_one_that_goes_after_thir
     *sick.lock().expect("unpoisoned") = None;
     until(&mut state, |s| s.runtime_error.is_none()).await;
 
-    // AC-03a-21: a reply with one condition is such a failed call; the client makes it one.
+    // AC-03a-21: a reply with one condition counts as such a failed call; the client converts it.
     bench.cri.fault("status", "", refused, None);
     let took = until(&mut state, |s| s.runtime_error.as_deref() == Some("container runtime is down")).await;
     assert!((25..=36).contains(&took.as_secs()), "{took:?}");
@@ -72,7 +72,7 @@ async fn a_runtime_that_hangs_is_down_after_thirty_seconds_and_others_troubles_a
     let stop = CancellationToken::new();
     let task = tokio::spawn(check.run(stop.clone()));
     until(&mut state, |s| s.runtime_error.is_none()).await;
-    // Longer than the limit of any call.
+    // Longer than the timeout of any call.
     bench.cri.fault("status", "", Fault::Hang, None);
     let took = until(&mut state, |s| s.runtime_error.as_deref() == Some("container runtime is down")).await;
     assert!((25..=36).contains(&took.as_secs()), "{took:?}");

@@ -1,4 +1,4 @@
-//! The kit keeps the contract: tests of the scripted CRI itself.
+//! Tests of the scripted CRI itself: it keeps the contract of a runtime.
 
 use std::{sync::Arc, time::Duration};
 

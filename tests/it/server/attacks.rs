@@ -1,4 +1,4 @@
-//! What clients of HTTP/2 can do, hostile and slow ones: frames written by hand, over TLS.
+//! Hostile and slow HTTP/2 clients against the server: hand-written frames, over TLS.
 
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
@@ -24,7 +24,7 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// A frame that came.
+/// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 struct Frame {
     kind: u8,
@@ -33,13 +33,13 @@ struct Frame {
     payload: Vec<u8>,
 }
 
-/// A client that writes what it likes.
+/// A client that sends arbitrary bytes.
 struct Hostile {
     stream: TlsStream<TcpStream>,
 }
 
 impl Hostile {
-    /// After the handshake; says nothing yet.
+    /// Completes the TLS handshake and sends nothing.
     async fn silent(served: &Served) -> Self {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider.clone())
@@ -54,7 +54,7 @@ impl Hostile {
         Self { stream: stream.expect("TLS") }
     }
 
-    /// After the preface, with these settings.
+    /// Sends the preface, with these settings.
     async fn new(served: &Served, settings: &[(u16, u32)]) -> Self {
         let mut client = Self::silent(served).await;
         client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("taken");
@@ -79,7 +79,7 @@ impl Hostile {
         Some(Frame { kind, flags, stream: u32::from_be_bytes(stream), payload })
     }
 
-    /// The first frame of that kind; `None` where the connection ends before.
+    /// The first frame of that kind; `None` if the connection ends before.
     async fn until(&mut self, kind: u8) -> Option<Frame> {
         loop {
             let next = timeout(PATIENCE, self.frame()).await.expect("something comes")?;
@@ -89,7 +89,7 @@ impl Hostile {
         }
     }
 
-    /// Reads to the end of the connection; what came.
+    /// All frames until the end of the connection.
     async fn rest(&mut self) -> Vec<Frame> {
         let mut frames = Vec::new();
         while let Some(next) = self.frame().await {
@@ -108,7 +108,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// GET of a path with the good token, in HPACK.
+/// GET of a path with the valid token, in HPACK.
 fn get(path: &str) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).expect("short")][..], text.as_bytes()].concat();
     // :method GET, :scheme https, :authority, :path, authorization
@@ -119,7 +119,7 @@ fn ask(stream: u32, path: &str) -> Vec<u8> {
     frame(HEADERS, END_STREAM | END_HEADERS, stream, &get(path))
 }
 
-/// Others are served; what the client had going has ended.
+/// Other clients are served; the hostile client's handlers have ended.
 async fn is_well(served: &Served) {
     let gone = async {
         while served.players.readers.load(Ordering::SeqCst) > 0 {
@@ -186,7 +186,7 @@ async fn rapid_resets_end_the_connection() {
             sent += 1;
         }
         let slow = u32::try_from(begun.elapsed().as_millis() / 100).expect("short");
-        // What is on its way when the server has had enough is no work for it any more.
+        // Frames in flight when the server closes the connection cause no more work.
         assert!(sent < if waits { 110 + slow } else { 20_000 }, "waits {waits}: {sent} resets are taken");
         timeout(PATIENCE, client.rest()).await.expect("an end");
         is_well(&served).await;
@@ -199,7 +199,7 @@ async fn heads_without_end_end_the_connection() {
     let served = Served::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[]).await;
     client.send(&frame(HEADERS, END_STREAM, 1, &get("/pods"))).await.expect("taken");
-    // A literal header, again and again; never the end of the head.
+    // A literal header field, repeated; the header block never ends.
     let field: Vec<u8> = [&[0x00, 0x01, b'x', 0x64][..], &[b'y'; 100]].concat();
     let piece = frame(CONTINUATION, 0, 1, &field.repeat(150));
     let mut sent = 0;
@@ -240,7 +240,7 @@ async fn a_list_of_headers_has_a_size() {
 async fn who_says_nothing_is_let_go() {
     let served = Served::secured(&[("*", "*")]).await;
     let begun = Instant::now();
-    // No preface; then a preface and nothing else but answers to pings.
+    // No preface; then a preface and nothing else but ping responses.
     let mut silent = Hostile::silent(&served).await;
     silent.rest().await;
     assert!((85..110).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
@@ -258,7 +258,7 @@ async fn who_says_nothing_is_let_go() {
 #[tokio::test(start_paused = true)]
 async fn who_takes_nothing_is_let_go() {
     let served = Served::secured(&[("*", "*")]).await;
-    // A window of nothing: the body of the answer cannot be sent, while pings go to and fro.
+    // A flow control window of 0: the response body cannot be sent, while pings are exchanged.
     let mut client = Hostile::new(&served, &[(4, 0)]).await;
     let begun = Instant::now();
     client.send(&ask(1, "/metrics")).await.expect("taken");
@@ -272,7 +272,7 @@ async fn who_takes_nothing_is_let_go() {
 
 #[tokio::test(start_paused = true)]
 async fn who_takes_nothing_of_one_answer_keeps_the_others() {
-    // An API server asks over one connection for many people: one of them has paused a pager.
+    // An API server proxies many users over one connection: one of them has paused a pager.
     let served = Served::secured(&[("*", "*")]).await;
     let mut client = Hostile::new(&served, &[(4, 0)]).await;
     client.send(&ask(1, "/metrics")).await.expect("taken");

@@ -1,4 +1,4 @@
-//! What a hostile client can and cannot do to a listener.
+//! Connection and request limits of the listeners against hostile HTTP/1.1 clients.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -21,7 +21,7 @@ async fn a_thousand_idle_connections_hold_nobody_up() {
     assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
 }
 
-/// More than one address may hold, and none of them has said who it is.
+/// More connections than one address may keep, all of them unauthenticated.
 #[tokio::test]
 async fn whoever_says_nothing_gives_way_to_who_comes_later() {
     let served = Served::guarded(&[("*", "*")]).await;
@@ -60,7 +60,7 @@ async fn half_a_head_and_heads_without_end_are_cut_off() {
 
 #[tokio::test(start_paused = true)]
 async fn who_is_slow_is_let_go() {
-    // Slow-loris: a byte now and then does not help; nor does silence, before a head or after an answer.
+    // Slowloris: a byte now and then does not help; nor does silence, before a request head or after a response.
     let served = Served::guarded(&[("*", "*")]).await;
     for (begins, drips) in [("GET /pods HTTP/1.1\r\nX: ", true), ("GET /pods HTTP/1.1\r\nHos", false), ("", false)] {
         let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
@@ -93,7 +93,7 @@ async fn who_is_slow_is_let_go() {
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_does_not_come_is_not_waited_for() {
-    // On the read-only port anybody may say that a form follows.
+    // On the read-only port anybody may announce a form body.
     let served = Served::start(Switches::READ_ONLY, None, false).await;
     for drips in [false, true] {
         let (mut stream, begun) = (served.connect().await, tokio::time::Instant::now());
@@ -118,7 +118,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     }
 }
 
-/// One answer with a length.
+/// One response with a Content-Length.
 async fn answer(stream: &mut TcpStream) -> String {
     let mut read = Vec::new();
     loop {
@@ -147,7 +147,7 @@ async fn a_body_that_nobody_reads_does_not_cost_the_connection() {
         let answer = answer(&mut stream).await;
         assert!(answer.starts_with("http/1.1 404") && !answer.contains("connection: close"), "{answer}");
     }
-    // One that does not come, one that the client only sends when it is asked for it, one that is too large.
+    // A body that never arrives, one that the client sends only after 100 Continue, and one that is too large.
     let expects = head(5).replace("Host", "Expect: 100-continue\r\nHost");
     for (head, body) in [(head(5), 0), (expects, 0), (head(1 << 20), 300 << 10)] {
         let mut stream = served.connect().await;
@@ -160,7 +160,7 @@ async fn a_body_that_nobody_reads_does_not_cost_the_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn who_reads_slowly_gets_the_whole_page() {
-    // The answer is all in buffers when the first byte is read; reading it takes longer than silence may.
+    // The response is entirely in buffers when the first byte is read; reading it takes longer than the idle timeout.
     let served = Served::guarded(&[("*", "*")]).await;
     served.players.page_bytes.store(32 << 20, Ordering::SeqCst);
     let (mut stream, begun) = (served.connect().await, Instant::now());
@@ -189,7 +189,7 @@ async fn http_without_tls_is_told_so() {
 
 #[tokio::test]
 async fn who_loses_power_is_missed() {
-    // The kernel asks after a silent peer: nobody else would notice that a silent stream has no client any more.
+    // TCP keep-alive probes a silent peer: nothing else would detect that a silent stream has lost its client.
     let served = Served::guarded(&[("*", "*")]).await;
     let mut stream = served.connect().await;
     let request = "GET /containerLogs/n/p/silent?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
@@ -198,7 +198,7 @@ async fn who_loses_power_is_missed() {
     stream.read_exact(&mut head).await.expect("a head");
     let port = |address: std::io::Result<std::net::SocketAddr>| format!(":{:04X}", address.expect("bound").port());
     let (client, server) = (port(stream.local_addr()), port(stream.peer_addr()));
-    // sl local_address rem_address st tx_queue:rx_queue timer:when …; timer 2 is the one of keep-alive.
+    // sl local_address rem_address st tx_queue:rx_queue timer:when …; timer 2 is keep-alive.
     let asks = || {
         let table = std::fs::read_to_string("/proc/net/tcp").expect("readable");
         table.lines().any(|line| {
@@ -207,7 +207,7 @@ async fn who_loses_power_is_missed() {
             is(1, &server) && is(2, &client) && fields.get(5).is_some_and(|timer| timer.starts_with("02:"))
         })
     };
-    // Until the head is acknowledged the timer is another one.
+    // Until the response head is acknowledged, the timer is another one.
     let soon = async {
         while !asks() {
             tokio::time::sleep(Duration::from_millis(5)).await;

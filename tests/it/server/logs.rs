@@ -1,4 +1,4 @@
-//! `/containerLogs` on the wire.
+//! `/containerLogs` over the wire.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -31,7 +31,7 @@ async fn refusals_come_in_the_spec_s_order() {
 
 #[tokio::test]
 async fn names_in_paths_are_names() {
-    // Tricks with `..` and with encoded slashes find a redirect, a pod of that name, or no route.
+    // `..` and encoded slashes lead to a redirect, a pod of that name, or no route.
     let served = Served::guarded(&[("*", "*")]).await;
     for (target, status, body) in [
         ("n/../../etc/c", 307, "<a href=\"/etc/c\">Temporary Redirect</a>.\n\n"),
@@ -48,7 +48,7 @@ async fn names_in_paths_are_names() {
 
 #[tokio::test]
 async fn a_caller_follows_so_many_logs_and_no_more() {
-    // Spec 04 §11: 256 of one identity; reading without following is not counted.
+    // Spec 04 §11: 256 followers per identity; reading without following is not counted.
     let served = Served::guarded(&[("*", "*")]).await;
     let request = "GET /containerLogs/n/p/silent?follow=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n\r\n";
     let mut followers = Vec::new();
@@ -115,7 +115,7 @@ async fn a_client_that_stops_reading_holds_nobody_up() {
     stream.write_all(request.as_bytes()).await.expect("taken");
     let mut one = [0; 1];
     stream.read_exact(&mut one).await.expect("an answer");
-    // Others are served while the writer waits.
+    // Other clients are served while the writer waits.
     for _ in 0..50 {
         assert_eq!(served.ask("GET", "/healthz", "").await.0, 200);
     }

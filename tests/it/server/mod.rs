@@ -1,5 +1,4 @@
-//! The server's pipeline behind real sockets: what is said before anybody is asked who he is, who
-//! is let in, which endpoint answers, and what a client may do to us.
+//! The server's request pipeline over real sockets: authentication, authorization, routing, and limits.
 
 mod attacks;
 mod limits;

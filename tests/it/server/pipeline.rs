@@ -1,4 +1,4 @@
-//! The order of checks (spec 04 §3), and what is counted.
+//! Order of checks in the request pipeline (spec 04 §3), and request metrics.
 
 use crate::server::site::{ALL, PATIENCE, SLOW, Served};
 use berth_server::routing::Switches;
@@ -133,7 +133,7 @@ async fn nothing_a_client_writes_becomes_a_label() {
     }
 }
 
-/// Every root there is.
+/// All root paths.
 const ROOTS: [&str; 26] = [
     "/healthz",
     "/healthz/ping",
@@ -165,7 +165,7 @@ const ROOTS: [&str; 26] = [
 
 #[tokio::test]
 async fn each_listener_has_its_own_paths() {
-    // CVE-2019-11248: what is on one port is not on another because both use one router.
+    // CVE-2019-11248: a shared router must not expose a path of one port on another.
     let open = [
         "/healthz",
         "/healthz/ping",
@@ -210,7 +210,7 @@ async fn a_handler_that_panics_takes_nobody_down() {
 
 #[tokio::test]
 async fn odd_targets_are_nobodys_way_in() {
-    // What a stranger is told, and what somebody who may do everything.
+    // Status without credentials, and with all permissions.
     let served = Served::guarded(&[("*", "*")]).await;
     for (line, stranger, master) in [
         ("OPTIONS *", 404, 404),

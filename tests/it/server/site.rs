@@ -1,4 +1,4 @@
-//! A site on loopback with players behind it, and a client.
+//! Fixture: a listener on loopback with fake handlers, and a client.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -45,13 +45,13 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Longer than anything here takes.
+/// Timeout of a step.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long the list of running pods takes.
+/// Latency of the list of running pods.
 pub const SLOW: Duration = Duration::from_millis(50);
 
-/// Everything on.
+/// All switches on.
 pub const ALL: Switches = Switches {
     debugging: true,
     system_log: true,
@@ -62,7 +62,7 @@ pub const ALL: Switches = Switches {
     statusz: true,
 };
 
-/// Knows one token, and which subresources and verbs its owner may use.
+/// Authenticates one token, and authorizes its owner for a list of verbs and subresources.
 pub struct Doorman {
     pub allowed: Vec<(&'static str, &'static str)>,
     pub asked: Mutex<Vec<String>>,
@@ -88,12 +88,12 @@ impl Gatekeeper for Doorman {
     }
 }
 
-/// Pages, checks, lists and logs that are easily told apart.
+/// Fake pages, checks, lists, and logs with distinct content.
 pub struct Players {
     pub panics: bool,
-    /// Followers that read now.
+    /// Log followers that are reading now.
     pub readers: AtomicUsize,
-    /// Bytes of a page of statistics; 0 for a line that says which.
+    /// Bytes of a statistics page; 0 for one line with its name.
     pub page_bytes: AtomicUsize,
 }
 
@@ -196,7 +196,7 @@ impl Checkpoints for Players {
     }
 }
 
-/// Of no pod.
+/// Streams without any pod.
 #[async_trait]
 impl Streams for Players {
     fn pod(&self, _: &str, _: &str) -> Option<Arc<Pod>> {
@@ -254,7 +254,7 @@ impl ContainerLogs for Players {
         Ok(source.clone())
     }
 
-    /// What the container's name asks for: `endless` writes for ever, `silent` never, `broken` half.
+    /// The pod's name selects the behavior: `endless` writes forever, `silent` never, `broken` fails halfway.
     async fn read(&self, source: &LogSource, _: &LogQuery, out: &mut LogPieces<'_>) -> Result<(), String> {
         self.readers.fetch_add(1, Ordering::SeqCst);
         let _reading = Reading(&self.readers);
@@ -291,7 +291,7 @@ impl Statistics for Players {
     }
 }
 
-/// A listener that serves.
+/// A running listener.
 pub struct Served {
     pub address: SocketAddr,
     pub doorman: Arc<Doorman>,
@@ -301,12 +301,12 @@ pub struct Served {
 }
 
 impl Served {
-    /// Everything on, behind a door; `allowed` are verbs and subresources.
+    /// Starts a listener with all switches on, and authorization; `allowed` are verbs and subresources.
     pub async fn guarded(allowed: &[(&'static str, &'static str)]) -> Self {
         Self::start(ALL, Some(allowed.to_vec()), false).await
     }
 
-    /// The same over TLS, which is where HTTP/2 is spoken; for whoever asks no questions.
+    /// The same over TLS, which HTTP/2 requires; for clients that do not verify the certificate.
     pub async fn secured(allowed: &[(&'static str, &'static str)]) -> Self {
         let authority = Authority::create("test", Validity::days(Timestamp::now(), 1)).expect("an authority");
         let issued = authority.serving("x", &["x".to_owned()], Validity::days(Timestamp::now(), 1)).expect("issued");
@@ -379,7 +379,7 @@ impl Served {
         Self { address, doorman, players, registry, _stop: stop.drop_guard() }
     }
 
-    /// The healthz port.
+    /// Starts the healthz listener.
     pub async fn healthz() -> Self {
         let registry = Registry::new();
         let players =
@@ -396,7 +396,7 @@ impl Served {
         TcpStream::connect(self.address).await.expect("it listens")
     }
 
-    /// Sends a request as it is, and reads until the server closes.
+    /// Sends a raw request, and reads until the server closes.
     pub async fn raw(&self, request: &str) -> String {
         let mut stream = self.connect().await;
         stream.write_all(request.as_bytes()).await.expect("taken");
@@ -405,7 +405,7 @@ impl Served {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// One request with the good token; status, headers in lower case, body.
+    /// Sends one request with the valid token; returns status, headers in lower case, and body.
     pub async fn ask(&self, method: &str, target: &str, headers: &str) -> (u16, String, String) {
         let request = format!(
             "{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer good\r\n{headers}\r\n"
@@ -413,12 +413,12 @@ impl Served {
         split(&self.raw(&request).await)
     }
 
-    /// The same from a stranger.
+    /// The same without a token.
     pub async fn ask_as_stranger(&self, method: &str, target: &str) -> (u16, String, String) {
         split(&self.raw(&format!("{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await)
     }
 
-    /// A counter's or gauge's value among the server's metrics.
+    /// Value of a counter or gauge of the server.
     pub fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let families = self.registry.gather();
         let Some(family) = families.iter().find(|family| family.name() == name) else { return 0.0 };
@@ -434,13 +434,13 @@ impl Served {
     }
 }
 
-/// One request as it is, to any listener; status, headers in lower case, body.
+/// Sends one raw request to any listener; returns status, headers in lower case, and body.
 pub async fn raw(address: SocketAddr, request: &str) -> (u16, String, String) {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await.expect("it listens");
         stream.write_all(request.as_bytes()).await.expect("taken");
         let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer).await; // what came counts
+        let _ = stream.read_to_end(&mut answer).await; // the bytes received so far count
         answer
     };
     let answer = tokio::time::timeout(PATIENCE, exchange).await.expect("an end");

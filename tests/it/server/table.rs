@@ -1,5 +1,4 @@
-//! Every path of spec 04 §4 over a real socket: its methods, who may ask, what is left of it where parts are switched
-//! off, and what other ports have of it.
+//! Every path of spec 04 §4 over real sockets: methods, permissions, switches, and other ports.
 
 use berth_server::{Serves, routing::Switches};
 use std::net::{IpAddr, Ipv4Addr};
@@ -7,19 +6,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::site::{ALL, Served};
 
-/// What of a path is left without its handlers for debugging, and on the read-only port.
+/// What a path serves without debugging handlers, and on the read-only port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
-    /// All of it.
+    /// Everything.
     Open,
-    /// 405.
+    /// 405 Method Not Allowed.
     Stub,
-    /// 404, to anybody.
+    /// 404 Not Found, for any caller.
     Nothing,
 }
 use Left::{Nothing, Open, Stub};
 
-/// Method, path, what is left of it, subresources in the order they are asked for, status.
+/// Method, path, remainder, subresources in the order of their checks, and status.
 type Row = (&'static str, &'static str, Left, &'static [&'static str], u16);
 
 const TABLE: &[Row] = &[
@@ -86,7 +85,7 @@ const TABLE: &[Row] = &[
     ("PATCH", "/statusz", Nothing, &["statusz"], 200),
 ];
 
-/// Paths nobody knows, whoever asks.
+/// Unknown paths, for any caller.
 const UNKNOWN: &[&str] = &[
     "/",
     "/foo",
@@ -109,7 +108,7 @@ const UNKNOWN: &[&str] = &[
     "/podsx",
 ];
 
-/// Where paths are sent, and whether only without handlers for debugging.
+/// Redirects: from, to, and whether only without debugging handlers.
 const SENT: &[(&str, &str, bool)] = &[
     ("/stats", "/stats/", false),
     ("/logs", "/logs/", false),
@@ -167,7 +166,7 @@ async fn what_is_left_without_debugging_and_on_the_read_only_port() {
         let stranger = guarded.ask_as_stranger(method, path).await;
         let known = guarded.ask(method, path, "").await;
         let open = read_only.ask_as_stranger(method, path).await;
-        // These two are sent elsewhere, like the others of their kind.
+        // These two are redirected, like the others of their kind.
         let bare = *path == "/run";
         let stub = match (bare, *method) {
             (true, _) => (307, None),
@@ -232,7 +231,7 @@ async fn each_switch_takes_its_own() {
         (Switches { checkpoint: false, ..ALL }, "/checkpoint/n/p/c", 404, STRANGE),
         (Switches { flagz: false, ..ALL }, "/flagz", 404, STRANGE),
         (Switches { statusz: false, ..ALL }, "/statusz", 404, STRANGE),
-        // The switches of single handlers do not matter where all are off.
+        // The switches of single handlers have no effect where all are off.
         (Switches { debugging: false, system_log: false, ..ALL }, "/logs/x", 405, "Debug endpoints are disabled.\n"),
         (Switches { debugging: false, debug_flags: false, ..ALL }, "/debug/flags/v", 404, STRANGE),
     ] {
@@ -263,7 +262,7 @@ async fn who_accepts_nothing_we_have_is_told_what_we_have() {
         ("/containerLogs/n/p/c", "*/*", 200, ""),
         ("/logs/x", "text/html", 406, ""),
         ("/debug/pprof/", "text/html", 406, ""),
-        // Plain handlers ask nobody.
+        // Plain handlers ignore Accept.
         ("/healthz", "image/png", 200, ""),
         ("/configz", "image/png", 200, ""),
     ] {

@@ -1,4 +1,4 @@
-//! A TLS server on loopback made of the agent's own parts, and clients of all kinds.
+//! Fixture: a TLS server on loopback made of the agent's TLS parts, and its clients.
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Days in which all certificates of these tests hold.
+/// Validity of all certificates in these tests.
 pub fn valid() -> Validity {
     Validity::days(Timestamp::now(), 30)
 }
@@ -31,14 +31,14 @@ pub fn serving(authority: &Authority) -> Issued {
     authority.serving("node", &["localhost".to_owned()], valid()).expect("a certificate")
 }
 
-/// What the server saw of a connection.
+/// A connection as the server saw it.
 #[derive(Debug)]
 pub struct Seen {
     pub chain: Vec<CertificateDer<'static>>,
     pub alpn: Option<Vec<u8>>,
 }
 
-/// A server with files in a folder.
+/// A TLS server with its files in a directory.
 pub struct Server {
     pub folder: tempfile::TempDir,
     pub address: SocketAddr,
@@ -48,7 +48,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// With that serving pair, believing clients of that authority, and with these settings changed.
+    /// Starts a server with that serving pair, that client CA, and changed settings.
     pub async fn start(serving: &Issued, client_ca: Option<&str>, change: impl FnOnce(&mut TlsSettings)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let files = PairFiles::of(folder.path(), "serving");
@@ -80,7 +80,7 @@ impl Server {
                     let chain = session.peer_certificates().unwrap_or_default();
                     let chain = chain.iter().map(|c| c.clone().into_owned()).collect();
                     let _ = tell.send(Seen { chain, alpn: session.alpn_protocol().map(<[u8]>::to_vec) });
-                    let _ = stream.write_all(b"x").await; // makes the client read its tickets
+                    let _ = stream.write_all(b"x").await; // makes the client read its session tickets
                     let _ = stream.shutdown().await;
                 });
             }
@@ -99,13 +99,13 @@ impl Drop for Server {
     }
 }
 
-/// What a client does.
+/// A TLS client.
 pub struct Client {
     config: ClientConfig,
 }
 
 impl Client {
-    /// Believes that authority; has no certificate.
+    /// Trusts that CA; has no certificate.
     pub fn new(authority: &Authority) -> Self {
         Self::with_versions(authority, rustls::ALL_VERSIONS)
     }
@@ -119,7 +119,7 @@ impl Client {
         Self { config: config.with_root_certificates(roots).with_no_client_auth() }
     }
 
-    /// Shows that certificate with that key, whether they belong together or not, and whomever the server names.
+    /// Presents that certificate and key, whether they match or not, and whichever CAs the server names.
     pub fn showing(mut self, certificate: &str, key: &str) -> Self {
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("a key");
@@ -159,7 +159,7 @@ impl ResolvesClientCert for Shows {
     }
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file atomically.
 pub fn replace(path: &Path, content: &str) {
     let other = path.with_extension("new");
     std::fs::write(&other, content).expect("written");

@@ -1,4 +1,4 @@
-//! What a handshake settles and what it does not.
+//! TLS handshake: client certificates, ALPN, resumption, versions, and start-up errors.
 
 use berth_server::tls::{Tls, TlsSettings};
 use rustls::{
@@ -10,7 +10,7 @@ use crate::server_auth::client::{Client, Server, authority, serving, valid};
 
 #[tokio::test]
 async fn any_certificate_is_taken_if_the_client_holds_its_key() {
-    // Spec 04 §6.1: a client certificate is never refused in the handshake; AC-04-18 needs it.
+    // Spec 04 §6.1: a client certificate is never rejected in the handshake; AC-04-18 needs this.
     let (ours, theirs) = (authority("ours"), authority("theirs"));
     let mut server = Server::start(&serving(&ours), Some(&ours.own().certificate), |_| {}).await;
     let known = ours.client("kate", &[], valid()).expect("a certificate");

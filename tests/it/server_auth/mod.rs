@@ -1,4 +1,4 @@
-//! Who gets in: TLS of the main listener and its reloads, and reviews by an API server.
+//! Server authentication: TLS of the main listener with reload, and token and access reviews.
 
 mod client;
 mod handshake;

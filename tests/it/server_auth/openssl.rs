@@ -1,4 +1,4 @@
-//! What a client that is not ours makes of our TLS.
+//! TLS as seen by an independent client: `openssl s_client`.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use tokio::process::Command;
 
 use crate::server_auth::client::{Client, Server, authority, replace, serving, valid};
 
-/// What `openssl s_client` says about a handshake with these arguments; `None` where there was none.
+/// Output of `openssl s_client` with these arguments; `None` if the handshake failed.
 async fn openssl(server: &Server, args: &[&str]) -> Option<String> {
     let mut command = Command::new("openssl");
     command.args(["s_client", "-connect", &server.address.to_string()]).args(args).kill_on_drop(true);
@@ -21,7 +21,7 @@ async fn openssl(server: &Server, args: &[&str]) -> Option<String> {
 async fn versions_suites_and_protocols() {
     let ours = authority("ours");
     let server = Server::start(&serving(&ours), Some(&ours.own().certificate), |_| {}).await;
-    // Weak suites are told to openssl at its lowest level: it would not offer them otherwise.
+    // Weak suites need openssl's lowest security level: it would not offer them otherwise.
     for (args, expected) in [
         (&["-tls1_3"][..], Some("TLSv1.3")),
         (&["-tls1_2"], Some("TLSv1.2")),
@@ -36,7 +36,7 @@ async fn versions_suites_and_protocols() {
         (&["-alpn", "http/1.1"], Some("ALPN protocol: http/1.1")),
         (&["-servername", "node.example"], Some("CN = node")),
         (&["-noservername"], Some("CN = node")),
-        (&[], Some("CN = ours")), // the authorities whose clients are believed are named
+        (&[], Some("CN = ours")), // the server names its client CAs
         (&["-groups", "X25519"], Some("X25519")),
         (&["-groups", "P-521"], None),
     ] {
@@ -77,7 +77,7 @@ async fn sessions_are_resumed_until_files_change() {
         let told = openssl(&server, &[version, "-ign_eof", "-sess_in", &session]).await.expect("a handshake");
         assert!(told.contains("Reused, TLSv1"), "{version}: {told}");
     }
-    // A ticket holds the client's certificate: with another bundle it is worth nothing.
+    // A ticket contains the client's certificate: it is void under another client CA bundle.
     let kate = ours.client("kate", &[], valid()).expect("a certificate");
     let client = Client::new(&ours).showing(&kate.certificate, &kate.key);
     for kind in [rustls::HandshakeKind::Full, rustls::HandshakeKind::Resumed] {

@@ -1,4 +1,4 @@
-//! Files that change while the agent runs.
+//! Reload of serving certificates and the client CA bundle while the agent runs.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use berth_server::auth::ClientRoots;
 
 use crate::server_auth::client::{Client, Server, authority, replace, serving};
 
-/// Whose clients are believed.
+/// Subject names of the client CAs.
 fn named(roots: &ClientRoots) -> Vec<Vec<u8>> {
     let cas = roots.load_full().expect("a bundle");
     cas.subjects().iter().map(|name| name.as_ref().to_vec()).collect()
 }
 
-/// Longest wait for a reload that notifications bring about at once.
+/// Timeout of a reload by file notification.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Waits until what is served is of that authority.
+/// Waits until the served certificate is of that CA.
 async fn until_served(server: &Server, by: &Authority) {
     let serving = async {
         while Client::new(by).connect(server).await.is_err() {
@@ -26,7 +26,7 @@ async fn until_served(server: &Server, by: &Authority) {
     tokio::time::timeout(SOON, serving).await.expect("the new certificate is served soon");
 }
 
-/// Waits until the server has read its files again: a new bundle of authorities counts, and all files are read at once.
+/// Waits until the server has reread its files: a new CA bundle is in effect, and all files are read together.
 async fn until_read_again(server: &Server) {
     let (roots, before) = (server.tls.client_roots(), named(&server.tls.client_roots()));
     replace(
@@ -68,7 +68,7 @@ async fn a_new_pair_is_served_and_a_bad_one_is_not() {
 
 #[tokio::test]
 async fn a_pair_may_be_kept_for_ever() {
-    // Gate ReloadKubeletServerCertificateFile off; the bundle is followed all the same.
+    // Feature gate ReloadKubeletServerCertificateFile off; the bundle is reloaded all the same.
     let (first, second) = (authority("first"), authority("second"));
     let server =
         Server::start(&serving(&first), Some(&first.own().certificate), |settings| settings.keeps_pair = true).await;
@@ -87,7 +87,7 @@ async fn a_pair_may_be_kept_for_ever() {
 
 #[tokio::test]
 async fn a_new_bundle_counts_without_a_restart() {
-    // AC-04-20; certificates mounted into a pod change by turning a link to another directory.
+    // AC-04-20; certificates mounted into a pod change by an atomic switch of a symlink to another directory.
     let (ours, theirs) = (authority("ours"), authority("theirs"));
     let server = Server::start(&serving(&ours), Some(&ours.own().certificate), |settings| {
         let folder = settings.cert_file.parent().expect("a folder").to_owned();
@@ -115,7 +115,7 @@ async fn a_new_bundle_counts_without_a_restart() {
     let good = named(&roots);
     std::fs::write(server.path("..2/bundle"), "").expect("written");
     replace(&server.path("bundle"), "garbage");
-    // All files are read at once: when the new pair is served, the bundle has been read, too.
+    // All files are read together: once the new pair is served, the bundle has been read, too.
     let other = authority("other");
     PairFiles::of(server.folder.path(), "serving").write(&serving(&other)).expect("written");
     until_served(&server, &other).await;
@@ -131,7 +131,7 @@ async fn a_pair_that_the_cluster_signs_may_come_later() {
     })
     .await;
     assert!(Client::new(&first).connect(&server).await.is_err(), "there is nothing to serve with");
-    // As the store lays it out: certificate and key in one file, behind a link.
+    // Layout of the certificate store: certificate and key in one file, behind a symlink.
     let issued = serving(&first);
     let dated = server.path("kubelet-server-2026-01-31-12-00-00.pem");
     std::fs::write(&dated, format!("{}{}", issued.certificate, issued.key)).expect("written");

@@ -1,4 +1,4 @@
-//! Reviews by an API server that has its days.
+//! TokenReview and SubjectAccessReview against an API server with faults.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ impl Bench {
         Self { api, reviews: Reviews::new(client, ReviewMetrics::new(&registry)), registry }
     }
 
-    /// Attempts counted with that code.
+    /// Number of attempts counted with that code.
     fn counted(&self, family: &str, code: &str) -> f64 {
         let families = self.registry.gather();
         let metrics = families.iter().filter(|f| f.name() == family).flat_map(|f| f.get_metric());

@@ -1,4 +1,4 @@
-//! Clients that behave badly.
+//! Misbehaving streaming clients: unread output, lost connections, silence, and garbage.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ on_both_runtimes! {
     clients_that_send_garbage
 }
 
-/// A command that does nothing.
+/// A command that only sleeps.
 fn sleeps() -> String {
     words(&["sleep", "1000"])
 }
@@ -27,7 +27,7 @@ fn sleeps() -> String {
 async fn a_client_that_stops_reading_or_just_goes(on: On) {
     let config = StreamingConfig { heartbeat: Duration::from_millis(20), ..StreamingConfig::default() };
     let Some(world) = on.with(config, Terminal::None).await else { return };
-    // Who takes nothing stops his own command; when he goes, everything of it ends.
+    // A client that reads nothing stops its own command only; when it disconnects, everything of it ends.
     let flood = format!("{EXEC}?output=1{}", words(&["head", "-c", "1000000000", "/dev/zero"]));
     let client = world.door.spdy(&flood, &["v4.channel.k8s.io"]).await;
     let _streams = (client.stream("error").await, client.stream("stdout").await);
@@ -35,7 +35,7 @@ async fn a_client_that_stops_reading_or_just_goes(on: On) {
     world.ends.until_open(1).await;
     client.task.abort();
     world.ends.no_stream_is_left().await;
-    // Input that nobody reads does not hide that the client has gone.
+    // Unread input does not hide that the client has disconnected.
     let target = format!("{EXEC}?input=1&output=1{}", sleeps());
     let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
@@ -63,7 +63,7 @@ async fn clients_that_send_garbage(on: On) {
     let Some(world) = on.world().await else { return };
     let target = format!("{EXEC}?input=1&output=1{}", sleeps());
     let upgrades = [spdy_head(&target, &["v4.channel.k8s.io"]), web_socket_head(&target, "v5.channel.k8s.io")];
-    // Whoever ends it, it is ended.
+    // Either side may close; the connection must end.
     let send = async |head: &str, garbage: &[u8]| {
         let (answer, mut tcp) = world.door.request(head).await;
         assert_eq!(answer.status, 101);
@@ -90,7 +90,7 @@ async fn clients_that_send_garbage(on: On) {
         say(&mut socket, message).await;
         ended(&mut socket).await;
     }
-    // A tunnel carries bytes, not text.
+    // A tunnel carries binary messages, not text.
     let (_, mut socket) = world.door.web_socket("/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
     socket.send(Message::Text("hello".into())).await.expect("sent");
     ended(&mut socket).await;

@@ -1,5 +1,6 @@
-//! Runtimes that behave badly: redirects, silence, words of another protocol. Only a scripted one can; the embedded runtime has
-//! no URL that is dialled.
+//! Misbehaving streaming servers of runtimes: redirects, silence, and other protocols.
+//!
+//! Only the scripted runtime can misbehave so; the embedded runtime has no URL that is dialed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +20,7 @@ use berth_testkit::{
 
 const UPGRADE: &str = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io";
 
-/// The endpoints before a runtime whose streaming server is at `base`.
+/// Serves the endpoints in front of a runtime whose streaming server is at `base`.
 async fn ends_at(base: &str) -> Endpoints {
     let cri = ScriptedCri::new(Arc::new(SystemClock));
     cri.stream_at(base);
@@ -30,7 +31,7 @@ async fn spdy_answer(base: &str) -> (u16, String) {
     ends_at(base).await.door.ask(&format!("POST {EXEC}?output=1&command=cat HTTP/1.1\r\n{UPGRADE}")).await
 }
 
-/// The status on channel 3 of a client of version 5.
+/// The status on channel 3, as received by a v5 client.
 async fn v5_status(ends: &Endpoints) -> String {
     let (_, mut socket) = ends.door.web_socket(&format!("{EXEC}?output=1&command=cat"), "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
@@ -39,7 +40,7 @@ async fn v5_status(ends: &Endpoints) -> String {
     String::from_utf8(message[1..].to_vec()).expect("text")
 }
 
-/// A runtime that says this and then nothing, on every connection.
+/// A runtime that sends this text and then nothing, on every connection.
 async fn saying(text: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));

@@ -1,4 +1,4 @@
-//! Commands and attached clients, over every protocol that the server's endpoints know.
+//! Exec and attach over every protocol of the server's endpoints.
 
 use berth_server::streaming::StreamingConfig;
 use bytes::Bytes;
@@ -68,7 +68,7 @@ async fn every_version_of_spdy_carries_a_command(on: On) {
         stdin.write(Bytes::from(vec![b'x'; 300_000])).await.expect("sent");
         stdin.finish().await.expect("sent");
         assert_eq!(all(streams.get_mut("stdout").expect("open")).await.len(), 300_000, "{version}");
-        // What a version says of an end is the runtime's.
+        // The status of a protocol version comes from the runtime.
         all(streams.get_mut("error").expect("open")).await;
     }
     world.end().await;
@@ -158,7 +158,7 @@ async fn older_web_sockets_are_the_runtimes_business(on: On) {
     drop(socket);
     world.end().await;
 
-    // With the gate off the newest is the runtime's business, too.
+    // With the gate off, the newest version is passed to the runtime, too.
     let config = StreamingConfig { terminate_web_sockets: false, ..StreamingConfig::default() };
     let off = on.with(config, Terminal::None).await.expect("as before");
     let head = web_socket_head(&target, "v5.channel.k8s.io");
@@ -190,7 +190,7 @@ async fn output_flows_while_complaints_are_unread(on: On) {
     let status = all(&mut error).await;
     assert!(is_success(&status), "{status}");
 
-    // A client of version 5 that reads nothing holds up its own command and nothing else.
+    // A v5 client that reads nothing blocks its own command only.
     let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(command(&world.door, &["head", "-c", "10", "/dev/zero"]).await.0.len(), 10);
     let mut counts = [0usize; 4];

@@ -1,4 +1,4 @@
-//! How streams end: with the agent, with the runtime, by themselves, and without leaving anything.
+//! End of streams: agent shutdown, runtime death, client disconnect, and resource leaks.
 
 use std::time::Duration;
 
@@ -94,10 +94,10 @@ async fn commands(on: On, count: usize) {
 }
 
 async fn one_of_them(world: &World, number: usize) {
-    // It ends with its input: one that does not goes on without its client.
+    // It ends with its input: a command that does not would outlive its client.
     let target = format!("{EXEC}?input=1&output=1&command=cat");
     match number % 10 {
-        // Clients that just go: after their streams, and before they have any.
+        // Clients that disconnect: after their streams are open, and before.
         0 => {
             let (_, mut socket) = world.door.web_socket(&target, "v5.channel.k8s.io").await;
             next(&mut socket).await;
@@ -105,7 +105,7 @@ async fn one_of_them(world: &World, number: usize) {
         3 => drop(world.door.spdy(&target, &["v4.channel.k8s.io"]).await),
         // An upgrade that fails.
         1 => assert_eq!(world.door.request(&spdy_head(&target, &["v9"])).await.0.status, 403),
-        // A runtime that is not there.
+        // A runtime that is down.
         2 => {
             let Below::Scripted { cri, server } = &world.below else { return };
             cri.stream_at("http://127.0.0.1:1");

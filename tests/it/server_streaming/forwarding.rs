@@ -1,4 +1,4 @@
-//! Ports of the pod, over every protocol.
+//! Port-forward over every protocol.
 
 use crate::server_streaming::world::{Below, On};
 use berth_testkit::streams::{
@@ -24,7 +24,7 @@ async fn a_closed_port_does_not_end_a_port_forward(on: On) {
     world.end().await;
 }
 
-/// `BERTH_FORWARDS=n` makes n requests of each kind, 500 without.
+/// `BERTH_FORWARDS` is the number of requests of each kind, 500 by default.
 async fn no_request_of_thousands_is_lost(on: On) {
     let Some(world) = on.world().await else { return };
     let count = std::env::var("BERTH_FORWARDS").ok().and_then(|count| count.parse().ok()).unwrap_or(500);
@@ -67,7 +67,7 @@ async fn channels_of_a_web_socket_are_those_of_its_ports(on: On) {
     let mut greetings = Vec::new();
     while greetings.len() < 6 {
         let message = next(&mut socket).await;
-        // What is said of a port that nobody listens on may come between.
+        // The error of a port without a listener may arrive in between.
         greetings.extend((message.len() == 3).then_some(message));
     }
     greetings.sort_unstable();

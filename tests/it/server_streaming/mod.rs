@@ -1,6 +1,7 @@
-//! `/exec`, `/attach`, `/portForward` and `/run`. What says something about a runtime's streams is asked twice, by the same
-//! tests: of the streaming server of the scripted runtime, and of the embedded runtime, whose streams end in this process.
-//! The rest is about runtimes that behave badly, and a real containerd.
+//! `/exec`, `/attach`, `/portForward`, and `/run`.
+//!
+//! Tests about a runtime's streams run twice: on the streaming server of the scripted runtime, and on the embedded
+//! runtime, whose streams end in this process. The others are about misbehaving runtimes, and a real containerd.
 
 #[macro_use]
 mod world;

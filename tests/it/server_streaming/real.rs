@@ -1,4 +1,4 @@
-//! Streams of a real containerd. Needs root; says so where it cannot run.
+//! Streaming through a real containerd. Needs root; reports where it is skipped.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ async fn before(containerd: &Containerd) -> Endpoints {
     };
     let runtime = connect(&config, &Registry::new()).expect("an endpoint").runtime;
     let pod = pods::pod("web", json!({"containers": [{"name": "c"}]}));
-    // The host's network, so that the test's own ports are those of the pod.
+    // The host network, so that the test's own ports are those of the pod.
     let namespaces = cri::NamespaceOption { network: cri::NamespaceMode::Node.into(), ..Default::default() };
     let log_directory = containerd.dir().join("logs").display().to_string();
     let sandbox = cri::PodSandboxConfig { log_directory, ..cri_calls::sandbox("web", namespaces) };
@@ -62,7 +62,7 @@ async fn streams_of_a_real_containerd() {
     assert_eq!(all(&mut stdout).await.len(), 300_000);
     assert!(!all(&mut error).await.is_empty());
 
-    // Version 5, translated; and version 4, which containerd speaks itself.
+    // Version 5, translated; and version 4, which containerd implements itself.
     let target = format!("{EXEC}?input=1&output=1&command=cat");
     let (_, mut socket) = ends.door.web_socket(&target, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
@@ -76,7 +76,7 @@ async fn streams_of_a_real_containerd() {
     say(&mut socket, b"\0foo").await;
     assert_eq!(next(&mut socket).await, b"\x01foo");
 
-    // Ports.
+    // Port-forward.
     let ports = Ports::open().await;
     let client = ends.door.spdy("/portForward/default/web", &["portforward.k8s.io"]).await;
     ports.a_closed_one_ends_nothing(&client).await;
@@ -91,7 +91,7 @@ async fn streams_of_a_real_containerd() {
     channels.sort_unstable();
     assert_eq!(channels, [0, 1, 2, 3, 4, 5]);
 
-    // No stream of ours.
+    // Requests without a stream of the agent.
     assert_eq!(ends.door.ask("POST /run/default/web/c?cmd=echo%20hi HTTP/1.1").await, (200, "hi\n".to_owned()));
     let head = spdy_head(&format!("{EXEC}?output=1&command=sh"), &["v9"]);
     let (answer, _) = ends.door.request(&head).await;

@@ -1,4 +1,4 @@
-//! What is asked of the endpoints, and refused, before a stream begins.
+//! Validation and rejection of streaming requests before a stream begins.
 
 use std::time::Duration;
 

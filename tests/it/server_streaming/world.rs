@@ -1,4 +1,4 @@
-//! The endpoints before a runtime that runs one pod: scripted, or embedded and then real.
+//! Fixture: streaming endpoints in front of a scripted or embedded runtime with one pod.
 
 use std::sync::Arc;
 
@@ -27,10 +27,10 @@ use berth_testkit::{
     },
 };
 
-/// Where commands of the pod's one container are asked for.
+/// Exec path of the pod's only container.
 pub const EXEC: &str = "/exec/default/web/c";
 
-/// Makes two tests of each.
+/// Generates two tests of each function, one per runtime.
 macro_rules! on_both_runtimes {
     ($($name:ident)*) => {
         mod scripted {
@@ -49,31 +49,31 @@ macro_rules! on_both_runtimes {
     };
 }
 
-/// What a test runs on.
+/// Runtime of a test.
 #[derive(Clone, Copy)]
 pub enum On {
-    /// The runtime that does what it is told, with a streaming server.
+    /// The scripted runtime, with a streaming server.
     Scripted,
-    /// Our own, by the test's name.
+    /// The embedded runtime; the string is the test's name.
     Embedded(&'static str),
 }
 
 /// Whether the pod's container has a terminal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Terminal {
-    /// It has.
+    /// With a terminal.
     Given,
-    /// It has none.
+    /// Without a terminal.
     None,
 }
 
 impl On {
-    /// `None` where this machine cannot run it; says so.
+    /// Starts the fixture; `None`, with a report, if this machine cannot run it.
     pub async fn world(self) -> Option<World> {
         self.with(StreamingConfig::default(), Terminal::None).await
     }
 
-    /// Likewise, with settings.
+    /// Like [`On::world`], with settings.
     pub async fn with(self, config: StreamingConfig, terminal: Terminal) -> Option<World> {
         match self {
             Self::Scripted => Some(World::scripted(config, terminal).await),
@@ -83,33 +83,33 @@ impl On {
     }
 }
 
-/// A runtime, and the endpoints before it.
+/// A runtime, and the endpoints in front of it.
 pub struct World {
-    /// Where the endpoints are.
+    /// Client of the endpoints.
     pub door: Door,
-    /// What they are.
+    /// The endpoints.
     pub ends: Endpoints,
-    /// What they are before.
+    /// The runtime behind them.
     pub below: Below,
 }
 
-/// A runtime with one pod, `web`, and its container `c`, which says what it is told.
+/// A runtime with one pod, `web`, and its container `c`.
 pub enum Below {
-    /// Scripted.
+    /// The scripted runtime.
     Scripted {
-        /// Its calls.
+        /// Its record of calls.
         cri: Arc<ScriptedCri>,
-        /// Its streams.
+        /// Its streaming server.
         server: StreamServer,
     },
-    /// Our own.
+    /// The embedded runtime.
     Embedded(Box<Own>),
 }
 
-/// A runtime of our own.
+/// An embedded runtime and its directory.
 pub struct Own {
     daemon: Daemon,
-    /// What was asked of it.
+    /// Metrics of its CRI calls.
     calls: Registry,
     sandbox: String,
     place: Place,
@@ -138,7 +138,7 @@ impl World {
         Self { door: ends.door, ends, below: Below::Embedded(Box::new(Own { daemon, calls, sandbox, place })) }
     }
 
-    /// How many streams the runtime was asked to prepare.
+    /// Number of streams that the runtime was requested to prepare.
     pub fn prepared(&self) -> usize {
         const CALLS: [&str; 3] = ["exec", "attach", "port_forward"];
         match &self.below {
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    /// A command that goes on until [`World::runtime_dies`].
+    /// A command that runs until [`World::runtime_dies`].
     pub fn last_words(&self) -> String {
         match self.below {
             Below::Scripted { .. } => words(&["vanish"]),
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// What holds the pod dies.
+    /// Kills the process that owns the pod: the shim of an embedded runtime.
     pub fn runtime_dies(&self) {
         if let Below::Embedded(own) = &self.below {
             let folder = own.place.path().join("state/s").join(&own.sandbox);
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// Takes everything down; nothing is left.
+    /// Stops and removes everything; asserts that nothing is left behind.
     pub async fn end(self) {
         if let Below::Embedded(own) = self.below {
             own.daemon.remove(&own.sandbox).await;
@@ -179,7 +179,7 @@ impl World {
     }
 }
 
-/// The endpoints before a scripted runtime that runs one pod, `web`.
+/// Serves the endpoints in front of a scripted runtime with one pod, `web`.
 pub async fn serve(cri: &Arc<ScriptedCri>, config: StreamingConfig, terminal: Terminal) -> Endpoints {
     let pod = pods::pod("web", json!({"containers": [{"name": "c", "tty": terminal == Terminal::Given}]}));
     let meta =
@@ -194,7 +194,7 @@ pub async fn serve(cri: &Arc<ScriptedCri>, config: StreamingConfig, terminal: Te
     Endpoints::serve(cri.clone() as Arc<dyn RuntimeService>, pod, seen, config).await
 }
 
-/// Runs a command with v4, without input; what it printed, and its status.
+/// Runs a command with v4, without stdin; returns its output and status.
 pub async fn command(door: &Door, said: &[&str]) -> (String, String) {
     let client = door.spdy(&format!("{EXEC}?output=1{}", words(said)), &["v4.channel.k8s.io"]).await;
     let mut error = client.stream("error").await;
@@ -206,7 +206,7 @@ pub async fn command(door: &Door, said: &[&str]) -> (String, String) {
     (printed, status)
 }
 
-/// Whether a status is that of a command that ended well: older runtimes write more into it.
+/// Whether a status is Success without a message: older runtimes write more fields.
 pub fn is_success(status: &str) -> bool {
     let told: serde_json::Value = serde_json::from_str(status).unwrap_or_default();
     told["status"] == "Success" && told.get("message").is_none()

@@ -1,4 +1,4 @@
-//! Pod-resources, versions v1 and v1alpha1.
+//! The pod-resources API, versions v1 and v1alpha1.
 
 use std::{
     collections::HashSet,
@@ -42,7 +42,7 @@ use berth_testkit::{
     scripted::Behaviour,
 };
 
-/// Pods that are handed in; those named are active.
+/// A fixed set of pods; the named ones are active.
 struct Known {
     pods: Arc<Vec<Arc<Pod>>>,
     active: HashSet<&'static str>,
@@ -62,7 +62,7 @@ impl PodDirectory for Known {
     }
 }
 
-/// Every container named `gpu` has two devices; counts how often it was told to let go.
+/// Two devices for every container named `gpu`; counts the reconcile calls.
 #[derive(Default)]
 struct Gpus(AtomicUsize);
 
@@ -92,7 +92,7 @@ impl ExclusiveResources for Gpus {
     }
 }
 
-/// A socket that serves, and what is behind it.
+/// A served socket, and the fakes behind it.
 struct Ground {
     dir: tempfile::TempDir,
     gpus: Arc<Gpus>,
@@ -114,7 +114,7 @@ impl Ground {
         });
         let ground =
             Self { dir: tempfile::tempdir().expect("a directory"), gpus, registry, stop: CancellationToken::new() };
-        // What a life before this one left behind.
+        // Leftovers of a previous agent.
         std::fs::create_dir(ground.dir.path().join("pod-resources")).expect("makeable");
         for left in [ground.socket(), ground.socket().with_extension("new")] {
             drop(std::os::unix::net::UnixListener::bind(left).expect("bindable"));
@@ -188,7 +188,7 @@ async fn a_tight_loop_is_held_back() {
             Ok(_) => admitted += 1,
             Err(status) => break status,
         }
-        // A slow machine gets a token back with every call; then a crowd shows it.
+        // On a slow machine the rate limiter refills with every call; then concurrent calls exceed it.
         if admitted == 200 {
             let crowd = (0..50).map(|_| {
                 let mut client = v1.clone();
@@ -200,7 +200,7 @@ async fn a_tight_loop_is_held_back() {
     assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "rejected by rate limit"));
     let (counted, lists) = (ground.count("requests_total"), ground.count("requests_list"));
     assert!(counted >= 10 && counted == lists, "who is refused is not counted: {counted} {lists}");
-    // Both versions drink from one bucket.
+    // Both versions share one token bucket.
     let old = alpha::PodResourcesListerClient::new(connect(ground.socket()).await);
     let crowd = (0..50).map(|_| {
         let (mut new, mut old) = (v1.clone(), old.clone());
@@ -252,7 +252,7 @@ async fn who_can_ask_at_all_learns_that_it_is_served() {
     assert_eq!(unknown.expect_err("nobody").code(), Code::NotFound);
     let watch = health.watch(HealthCheckRequest::default()).await;
     assert_eq!(watch.err().map(|status| status.code()), Some(Code::Unimplemented));
-    // It is not what the others are limited by, nor counted.
+    // Health checks are neither rate limited nor counted.
     for _ in 0..50 {
         health.check(HealthCheckRequest::default()).await.expect("answered");
     }
@@ -263,19 +263,19 @@ async fn who_can_ask_at_all_learns_that_it_is_served() {
 async fn bad_input_ends_its_own_connection_only() {
     let ground = Ground::new().await;
     let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    // A frame of a length that nobody may send, a stream that was never opened, another protocol, noise.
+    // A frame of an illegal length, a stream that was never opened, another protocol, and noise.
     let oversized = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
     let unopened = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0, 0, 1, 0, 0, 0, 0, 0, 9, 7]].concat();
     let noise: Vec<u8> = (0..100_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for bytes in [oversized, unopened, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), noise] {
         let mut stream = UnixStream::connect(ground.socket()).await.expect("it listens");
-        let _ = stream.write_all(&bytes).await; // it may be closed before all is taken
+        let _ = stream.write_all(&bytes).await; // the server may close before it has read everything
         let mut answer = Vec::new();
         let end = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
         assert!(end.is_ok(), "{} bytes are left hanging", bytes.len());
     }
     let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
-    // More than a message may have: refused, and the next one is heard.
+    // Above the message size limit: rejected, and the next call is served.
     let huge = GetPodResourcesRequest { pod_name: "x".repeat(8 << 20), pod_namespace: "default".to_owned() };
     let refused = v1.get(huge).await.expect_err("too large");
     assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
@@ -296,7 +296,7 @@ async fn a_thousand_connections_hold_nobody_up_and_leave_nothing() {
     let mut v1 = PodResourcesListerClient::new(connect(ground.socket()).await);
     v1.list(ListPodResourcesRequest {}).await.expect("answered");
     drop((idle, v1));
-    // Tests beside this one open files too.
+    // Concurrent tests open files, too.
     let closed = async {
         while open() > before + 200 {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! The pods API: lists, and watches that tell what becomes of pods.
+//! The pods API: lists, and watches of pod changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -137,7 +137,7 @@ async fn who_does_not_read_is_dropped_and_others_are_not() {
     let mut reader = ground.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
     let mut sleeper = ground.client().await.watch_pods(WatchPodsRequest {}).await.expect("watching").into_inner();
     assert_eq!(next(&mut reader).await.0, EventType::InitialSyncComplete);
-    // Large enough to fill what the transport holds, many enough to fill the queue.
+    // Large enough to fill the transport's buffers, many enough to fill the queue.
     let large = |n: usize| {
         let text = "x".repeat(64 << 10);
         pod("large", serde_json::json!({"containers": [{"name": "main", "args": [text, n.to_string()]}]}))

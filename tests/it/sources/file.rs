@@ -1,4 +1,4 @@
-//! The file source (AC-02a-1, 4, 22) and everything bad that can lie in a directory.
+//! The file source of static pods (AC-02a-1, 4, 22), and invalid directory content of every kind.
 
 use std::{
     fs::{self, File},
@@ -19,7 +19,7 @@ fn put(directory: &Path, name: &str, content: impl AsRef<[u8]>) {
     fs::write(directory.join(name), content).expect("written");
 }
 
-/// Puts a complete file in place at once, as careful writers do.
+/// Puts a complete file in place atomically, by rename.
 fn place(directory: &Path, name: &str, content: &str) {
     let hidden = directory.join(format!(".{name}.new"));
     fs::write(&hidden, content).expect("written");
@@ -98,7 +98,7 @@ async fn bad_files_do_not_spoil_the_good_ones() {
 
 #[tokio::test]
 async fn a_path_that_does_not_exist_is_an_empty_set_until_it_does() {
-    // AC-02a-22, and a directory that vanishes and returns.
+    // AC-02a-22, and a directory that is removed and created again.
     let parent = tempfile::tempdir().expect("a directory");
     let at = parent.path().join("manifests");
     let mut house = House::of_path(&at, NEVER);
@@ -128,10 +128,10 @@ async fn the_watch_sees_what_happens_in_the_directory() {
     put(at, "b.yaml", manifest("b"));
     assert_eq!(house.told().await, "Add b-node-a");
     place(at, "a.yaml", &(manifest("a") + "  restartPolicy: Never\n"));
-    // AC-02a-16 begins here: the old UID goes before the new one comes.
+    // AC-02a-16 starts here: the old UID is removed before the new one is added.
     assert_eq!(house.told().await, "Remove a-node-a", "another content is another UID");
     assert_eq!(house.told().await, "Add a-node-a");
-    // The reference ignores all of these; the next thing that counts shows that nothing came of them.
+    // The reference ignores all of these; the next operation shows that they had no effect.
     place(at, "x.yaml~", &manifest("x"));
     fs::create_dir(at.join("sub.yaml")).expect("a directory");
     put(at, "broken.yaml", "kind: [");
@@ -195,7 +195,7 @@ async fn of_two_pods_with_one_name_the_running_one_stays() {
     place(at, "m.yaml", &manifest("web"));
     let mut house = House::of_path(at, NEVER);
     let running = house.pods(Operation::Add).await[0].uid().clone();
-    // Sorts before the running one.
+    // Sorts before the running pod's file.
     place(at, "a.yaml", &(manifest("web") + "  restartPolicy: Never\n"));
     place(at, "z.yaml", &manifest("other"));
     assert_eq!(house.told().await, "Add other-node-a");

@@ -1,4 +1,4 @@
-//! Running sources, and what they told.
+//! Fixture: running pod sources, and their operations.
 
 use std::{
     path::Path,
@@ -16,9 +16,9 @@ use berth_types::{Operation, Pod, PodChange, PodRef, PodSource};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
-/// Longer than anything here takes.
+/// Timeout of a step.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A period that never comes.
+/// A period longer than any test.
 pub const NEVER: Duration = Duration::from_secs(3600);
 
 #[derive(Default)]
@@ -89,14 +89,14 @@ impl House {
         format!("{:?} {}", change.operation, names.join(" ")).trim().to_owned()
     }
 
-    /// The pods of the next operation, which must be that one.
+    /// The pods of the next operation, which must be of that kind.
     pub async fn pods(&mut self, operation: Operation) -> Vec<Arc<Pod>> {
         let change = self.change().await;
         assert_eq!(change.operation, operation, "{change:?}");
         change.pods
     }
 
-    /// Waits until a counter has that value.
+    /// Waits until a counter has at least that value.
     pub async fn counted(&self, what: &str, value: impl Fn(&SourceMetrics) -> u64, at_least: u64) {
         let waits = async {
             while value(&self.metrics) < at_least {
@@ -106,7 +106,7 @@ impl House {
         tokio::time::timeout(PATIENCE, waits).await.unwrap_or_else(|_| panic!("{what} in time"));
     }
 
-    /// Stops everything; all tasks must end.
+    /// Stops all sources; asserts that their tasks end.
     pub async fn stop(self) {
         self.stop.cancel();
         for task in self.running.tasks {
@@ -115,7 +115,7 @@ impl House {
     }
 }
 
-/// No source at all.
+/// A configuration without any source.
 pub fn none() -> SourcesConfig {
     SourcesConfig {
         node_name: "Node-A".to_owned(),
@@ -128,7 +128,7 @@ pub fn none() -> SourcesConfig {
     }
 }
 
-/// A manifest of a pod.
+/// A pod manifest.
 pub fn manifest(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  containers:\n  - name: c\n    image: busybox\n"

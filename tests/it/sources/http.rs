@@ -1,4 +1,4 @@
-//! The HTTP source (AC-02a-2, 5) against a server that behaves badly.
+//! The HTTP source of static pods (AC-02a-2, 5) against a misbehaving server.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -49,7 +49,7 @@ async fn a_list_is_taken_whole_or_not_at_all() {
 
 #[tokio::test]
 async fn an_empty_answer_removes_everything_and_the_same_bytes_bring_it_back() {
-    // The reference would ignore the second answer because its bytes look like the last ones.
+    // The reference would ignore the second response, whose bytes equal the last ones.
     let server = Server::start([ok(manifest("a")), ok(""), ok(manifest("a")), ok(manifest("a"))]).await;
     let mut house = House::of_url(&server.url());
     assert_eq!(house.told().await, "Add a-node-a");
@@ -100,7 +100,7 @@ async fn an_answer_that_never_comes_is_given_up() {
     tokio::time::pause();
     let mut server = Server::start([Answer::Hang, ok(manifest("a"))]).await;
     let mut house = House::of_url(&server.url());
-    // The paused clock jumps over the ten seconds.
+    // The paused clock skips the timeout of ten seconds.
     server.heads.recv().await.expect("the first request");
     server.heads.recv().await.expect("the second request");
     tokio::time::resume();

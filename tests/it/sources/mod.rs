@@ -1,7 +1,7 @@
-//! The sources and the mux with real directories, real inotify and a real HTTP server.
+//! Pod sources and the mux with real directories, real inotify, and a real HTTP server.
 //!
-//! Nothing sleeps to wait: a test waits for the operation it expects, and shows that something
-//! did *not* happen by the next thing that does.
+//! No test sleeps: it waits for the expected operation, and proves that something did *not* happen by the next
+//! operation.
 
 mod file;
 mod house;

@@ -1,4 +1,4 @@
-//! A provider of statistics over the scripted runtime, and a pod store that is told what to show.
+//! Fixture: a statistics provider over the scripted runtime, and a fake pod store.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use berth_testkit::scripted::ScriptedCri;
 
-/// A pod store that shows what it is told.
+/// A pod store with the given pods.
 #[derive(Default)]
 pub struct Shown(pub Mutex<Option<RuntimePods>>);
 
@@ -48,7 +48,7 @@ impl PodObserver for Shown {
     }
 }
 
-/// Groups below one that a test made; `None` where pods have no groups.
+/// Cgroups below one of the test; `None` if pods have no cgroups.
 pub struct Groups(pub Option<String>);
 
 impl PodGroups for Groups {
@@ -61,7 +61,7 @@ impl PodGroups for Groups {
     }
 }
 
-/// Directories below one that a test made.
+/// Pod directories below one of the test.
 pub struct Directories(pub PathBuf);
 
 impl PodDirectories for Directories {
@@ -70,7 +70,7 @@ impl PodDirectories for Directories {
     }
 }
 
-/// A provider and what is behind it.
+/// A statistics provider and the fakes behind it.
 pub struct House {
     pub provider: StatsProvider,
     pub cri: Arc<ScriptedCri>,
@@ -80,12 +80,12 @@ pub struct House {
 }
 
 impl House {
-    /// Shows these pods; their groups are below `groups`.
+    /// A provider with these pods; their cgroups are below `groups`.
     pub fn new(pods: Vec<ObservedPod>, groups: Option<String>) -> Self {
         Self::with(pods, groups, StatsSource::Groups)
     }
 
-    /// The same, the statistics of pods from that source.
+    /// Like [`House::new`], with pod statistics from that source.
     pub fn with(pods: Vec<ObservedPod>, groups: Option<String>, source: StatsSource) -> Self {
         let (clock, registry) = (Arc::new(SystemClock), Registry::new());
         let cri = ScriptedCri::new(clock.clone());
@@ -117,7 +117,7 @@ impl House {
         Self { provider, cri, shown, registry, disk }
     }
 
-    /// How many readings were taken.
+    /// Number of collections so far.
     pub fn readings(&self) -> u64 {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name() == "nodeagent_stats_collection_seconds");

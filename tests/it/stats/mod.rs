@@ -1,4 +1,4 @@
-//! Statistics across rooms: pages over the scripted runtime, and over real control groups.
+//! Statistics pages over the scripted runtime, and over real cgroups.
 
 mod house;
 mod pages;

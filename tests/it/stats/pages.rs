@@ -1,4 +1,4 @@
-//! Pages while parts of the machine do not answer: fields are missing, pages are not.
+//! Statistics pages while parts of the machine do not respond: fields are missing, pages are not.
 
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ async fn who_asks_at_the_same_time_shares_a_reading() {
     let pages = futures::future::join_all((0..50).map(|_| house.provider.resource_metrics())).await;
     assert!(pages.iter().all(|page| page.as_ptr() == pages[0].as_ptr()), "the same bytes");
     assert_eq!(house.readings(), 1);
-    // A deep reading serves shallower questions while it is young.
+    // A deep collection serves shallower requests while it is fresh.
     house.provider.cadvisor_metrics().await;
     house.provider.summary(Form::Short).await.expect("a page");
     assert_eq!(house.readings(), 2);

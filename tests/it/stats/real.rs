@@ -1,4 +1,4 @@
-//! Readings of this machine's control groups, compared with the kernel's own files. Needs root.
+//! Statistics of this machine's cgroups, compared with the kernel's own files. Needs root.
 
 use std::{
     fs,
@@ -13,14 +13,14 @@ use serde_json::Value;
 
 use crate::stats::house::{House, pod};
 
-/// A pod's groups in every hierarchy: the pod, its sandbox and one container; gone when dropped.
+/// Cgroups in every hierarchy: a pod, its sandbox, and one container; removed when dropped.
 struct Tree {
     name: String,
     roots: Vec<PathBuf>,
 }
 
 impl Tree {
-    /// `None` where groups cannot be made.
+    /// Creates the cgroups; `None` if that is not possible.
     fn new(test: &str) -> Option<Self> {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: {test}: needs root to make control groups");
@@ -32,7 +32,7 @@ impl Tree {
         let roots = mounts.filter(|fields| matches!(fields.as_slice(), [_, _, "cgroup" | "cgroup2", ..]));
         let roots = roots.map(|fields| Path::new(fields[1]).join(&name));
         let roots = roots.filter(|root| {
-            // In a cpuset nothing runs before it has processors.
+            // A cpuset accepts no process until its CPUs and memory nodes are set.
             ["", "podu1", "podu1/sandbox", "podu1/c1"].iter().all(|group| {
                 let folder = root.join(group);
                 let made = fs::create_dir_all(&folder).is_ok();
@@ -49,14 +49,14 @@ impl Tree {
         Some(Self { name, roots })
     }
 
-    /// Moves a process into a group, in every hierarchy.
+    /// Moves a process into a cgroup, in every hierarchy.
     fn enter(&self, group: &str, child: &Child) {
         for root in &self.roots {
-            let _ = fs::write(root.join(group).join("cgroup.procs"), child.id().to_string()); // some take no processes
+            let _ = fs::write(root.join(group).join("cgroup.procs"), child.id().to_string()); // some accept none
         }
     }
 
-    /// The number in the first of these files that there is.
+    /// The number in the first of these files that exists.
     fn number(&self, group: &str, files: &[&str]) -> u64 {
         let all = self.roots.iter().flat_map(|root| files.iter().map(move |file| root.join(group).join(file)));
         let text = all.filter_map(|path| fs::read_to_string(path).ok()).next().expect("one of them exists");
@@ -71,14 +71,14 @@ impl Drop for Tree {
         while self.roots.iter().any(|root| root.exists()) && Instant::now() < deadline {
             for root in &self.roots {
                 for group in ["podu1/c1", "podu1/sandbox", "podu1", ""] {
-                    let _ = fs::remove_dir(root.join(group)); // tried again
+                    let _ = fs::remove_dir(root.join(group)); // retried
                 }
             }
         }
     }
 }
 
-/// Processes that end with the test.
+/// Child processes, killed when dropped.
 struct Running(Vec<Child>);
 
 impl Drop for Running {
@@ -90,7 +90,7 @@ impl Drop for Running {
     }
 }
 
-/// The value of the series of a page that begins so.
+/// Value of the first series on a page with that prefix.
 fn value(page: &str, series: &str) -> Option<f64> {
     let line = page.lines().find(|line| line.starts_with(series))?;
     line.rsplit_once("} ").map_or(line, |(_, rest)| rest).split(' ').next()?.parse().ok()
@@ -99,9 +99,9 @@ fn value(page: &str, series: &str) -> Option<f64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_say_what_the_kernel_says() {
     let Some(tree) = Tree::new("pages_say_what_the_kernel_says") else { return };
-    // Children are waited for: dropped before the tree, whose groups they are in.
+    // Declared after the tree: children are killed and reaped before their cgroups are removed.
     let start = |program: &str, argument: &str| Command::new(program).arg(argument).spawn().expect("starts");
-    // What it takes before it is in its group is not the group's.
+    // Memory allocated before the move is not charged to the cgroup.
     let work = "read go; text=$(head -c 300000 /dev/zero | tr '\\0' x); while :; do :; done";
     let busy = Command::new("sh").args(["-c", work]).stdin(Stdio::piped()).spawn().expect("starts");
     let mut running = Running(vec![start("sleep", "1000"), busy]);
@@ -118,10 +118,10 @@ async fn pages_say_what_the_kernel_says() {
     assert!(first["pods"][0]["process_stats"]["process_count"].as_u64().is_some_and(|count| count >= 1), "{first:#}");
     let processes = house.provider.processes().await.expect("known");
     assert!(processes.values().all(|count| count.is_some_and(|count| count >= 1)), "{processes:?}");
-    // Both processes are in our own network, as a shim is: what goes through it is no pod's.
+    // Both processes are in the host's network namespace, as a shim is: its traffic belongs to no pod.
     assert!(first["pods"][0]["network"].is_null(), "{first:#}");
 
-    // The busy one runs on; a later page shows it, and how fast.
+    // The busy process runs on; a later page shows more CPU time, and a rate.
     let later = async {
         loop {
             let page = house.provider.summary(Form::Full).await.expect("a page");
@@ -160,7 +160,7 @@ async fn pages_say_what_the_kernel_says() {
         )
     };
     let of_main = labels("podu1/c1", "main", "registry.example/app:1", "c1");
-    // Beside the shell, maybe, what makes its text.
+    // Besides the shell, a process of its pipeline may be running.
     assert!(value(page, &format!("container_processes{of_main}")).is_some_and(|count| count >= 1.0), "{page}");
     let sandbox = page.lines().filter(|line| line.starts_with("container_network_receive_bytes_total{"));
     assert!(sandbox.clone().all(|line| line.contains("id=\"/\"") || line.contains(&id("podu1/sandbox"))), "{page}");

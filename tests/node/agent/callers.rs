@@ -1,4 +1,4 @@
-//! Who may call a real agent's main port, and what an API server that is asked about it can do to us.
+//! Authentication and authorization on a real agent's main port, by an API server with faults.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use berth_testkit::{
     process::{Agent, Home, NODE, skips},
 };
 
-/// An agent whose callers an API server knows.
+/// An agent with an API server for webhook authentication and authorization.
 struct Cluster {
     api: ApiServer,
     port: MainPort,
@@ -61,7 +61,7 @@ async fn an_api_server_decides_who_reads_what() {
     assert_eq!(review["groups"], json!(["monitoring", "system:authenticated"]));
     assert_eq!(review["extra"], json!({"seen": ["yes"]}));
 
-    // The second subresource is asked for where the first is not enough.
+    // The second subresource is reviewed if the first is not sufficient.
     assert_eq!(port.curl_as("scraper", "/configz").await.status, 200);
     let asked: Vec<_> =
         api.requests(ACCESSES).iter().map(|r| r.body["spec"]["resourceAttributes"]["subresource"].clone()).collect();
@@ -73,7 +73,7 @@ async fn an_api_server_decides_who_reads_what() {
     assert!(refused.head.contains("content-type: text/plain; charset=utf-8") && !refused.head.contains("nosniff"));
     assert!(refused.head.contains("x-node-agent-error: forbidden"), "{}", refused.head);
 
-    // What was told is remembered.
+    // Results are cached.
     let before = (cluster.asked(TOKENS), cluster.asked(ACCESSES));
     for _ in 0..3 {
         assert_eq!(port.curl_as("scraper", "/metrics").await.status, 200);
@@ -87,7 +87,7 @@ async fn an_api_server_decides_who_reads_what() {
     for (header, status) in [("Authorization: Basic c2NyYXBlcg==", 401), ("Authorization: bearer scraper", 200)] {
         assert_eq!(port.curl("/metrics", &["-H", header]).await.status, status, "{header}");
     }
-    // A certificate of an authority we do not know does no harm beside a good token (AC-04-18, AC-04-19).
+    // A certificate of an unknown CA does not invalidate a valid token (AC-04-18, AC-04-19).
     let foreign = Authority::create("foreign", MainPort::valid()).expect("an authority");
     let files = PairFiles::of(&port.path(""), "mallory");
     files.write(&foreign.client("mallory", &["system:masters"], MainPort::valid()).expect("issued")).expect("written");
@@ -113,7 +113,7 @@ async fn reviewers_that_hang_hold_nobody_else_up() {
     api.trouble(TOKENS, [Trouble::Hang]);
     api.trouble(ACCESSES, [Trouble::Hang]);
     let begun = Instant::now();
-    // An access that nobody answers for is an error; a token that nobody answers for is none.
+    // An access review that times out is an error; a token review that times out leaves the caller unauthenticated.
     let hung = async { tokio::join!(port.curl_as("slow", "/metrics"), port.curl_as("good", "/healthz")) };
     let others = async {
         for _ in 0..20 {
@@ -129,7 +129,7 @@ async fn reviewers_that_hang_hold_nobody_else_up() {
     assert_eq!((access.status, access.body.as_str()), (500, text));
     assert!(access.head.contains("x-node-agent-error: authorization-failed"), "{}", access.head);
     assert!(begun.elapsed() >= Duration::from_secs(9) && begun.elapsed() < Duration::from_secs(35));
-    // Neither is remembered.
+    // Neither result is cached.
     assert_eq!(port.curl_as("slow", "/metrics").await.status, 200);
     assert_eq!(port.curl_as("good", "/healthz").await.status, 200);
 }
@@ -146,11 +146,11 @@ async fn invented_tokens_are_not_the_api_servers_work() {
     api.allow("kate", "get", "metrics");
     assert_eq!(port.curl_as("good", "/metrics").await.status, 200);
     let before = cluster.asked(TOKENS);
-    // One token, as often as one likes: one review.
+    // One token, repeated: one review.
     let same = futures::future::join_all((0..10).map(|_| port.curl_as("worn", "/metrics"))).await;
     assert!(same.iter().all(|answer| answer.status == 401), "{same:?}");
     assert_eq!(cluster.asked(TOKENS) - before, 1);
-    // New tokens all the time: what one address may ask for, and no more.
+    // New tokens all the time: limited to the rate of one address.
     let block = |n| {
         format!(
             "url = \"https://127.0.0.1:{}/metrics\"\nheader = \"Authorization: Bearer x{n}\"\noutput = \"/dev/null\"\n\
@@ -169,7 +169,7 @@ async fn invented_tokens_are_not_the_api_servers_work() {
     let reviews = cluster.asked(TOKENS) - before - 1;
     let allowed = 20 + usize::try_from(begun.elapsed().as_millis() / 100).expect("small") + 1;
     assert!(reviews <= allowed && reviews <= count("401") + 1, "{reviews} of {allowed}");
-    // Who has a good one does not notice.
+    // A caller with a valid token is not affected.
     assert_eq!(port.curl_as("good", "/metrics").await.status, 200);
 }
 
@@ -208,7 +208,7 @@ async fn the_api_server_is_asked_no_faster_than_it_was_said() {
     cluster.api.accept_token("good", "kate", &[]);
     cluster.api.allow("kate", "get", "metrics");
     let begun = Instant::now();
-    // A token and three accesses: the first at once, each other half a second later.
+    // A token and three accesses: the first review at once, each other half a second later.
     assert_eq!(cluster.port.curl_as("good", "/metrics").await.status, 200);
     assert_eq!(cluster.port.curl_as("good", "/pods").await.status, 403);
     assert_eq!((cluster.asked(TOKENS), cluster.asked(ACCESSES)), (1, 3));
@@ -220,7 +220,7 @@ async fn the_authority_of_streams_is_more_than_reading() {
     if skips("the_authority_of_streams_is_more_than_reading") {
         return;
     }
-    // AC-04-24, and the switch back to what the reference does.
+    // AC-04-24, and the flag that restores the reference's behavior.
     for (flag, refused) in [("--streaming-requires-create=true", true), ("--streaming-requires-create=false", false)] {
         let cluster = Cluster::new(|home| home.flag(flag)).await;
         cluster.api.accept_token("good", "kate", &[]);
@@ -269,7 +269,7 @@ async fn certificates_that_prove_nothing() {
         let answer = port.curl_with(&files, "/pods").await;
         assert_eq!(answer.status, status, "{name}: {answer:?}");
         if status == 401 {
-            // Refused as an answer, never as a handshake: a token beside it could still be good.
+            // Rejected with a response, not in the handshake: a token beside it could still be valid.
             assert_eq!(answer.body, "Unauthorized", "{name}");
         }
     }

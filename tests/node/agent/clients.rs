@@ -1,5 +1,7 @@
-//! `berth pods`, `why`, `logs` and `top` against a real agent on the scripted runtime: with the certificate that a node on
-//! its own makes for its administrator, and with what is wrong. What needs containers is in `tests/real/commands.rs`.
+//! `berth pods`, `why`, `logs`, and `top` against a real agent on the scripted runtime.
+//!
+//! With the certificate that a standalone node creates for its administrator, and with invalid credentials. Commands
+//! that need containers are in `tests/real/commands.rs`.
 
 use std::{path::Path, process::Stdio};
 
@@ -13,7 +15,7 @@ use berth_testkit::{
     scripted::Fault,
 };
 
-/// A node on its own whose main port is open.
+/// A standalone node with an open main port.
 struct Alone {
     ground: Ground,
     home: Home,
@@ -46,7 +48,7 @@ impl Alone {
     }
 }
 
-/// What a call told.
+/// Result of a command.
 #[derive(Debug)]
 struct Told {
     code: Option<i32>,
@@ -64,7 +66,7 @@ async fn call(port: u16, certificates: &Path, args: &[&str]) -> Told {
     Told { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
-/// The administrator's certificate is found where the agent made it; nothing else has to be said.
+/// The administrator's certificate is found where the agent created it; no other argument is needed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_local_administrator_need_not_say_who_he_is() {
     if skips("the_local_administrator_need_not_say_who_he_is") {
@@ -84,7 +86,7 @@ async fn the_local_administrator_need_not_say_who_he_is() {
     assert!(table.code == Some(0) && table.out.contains("web-test-node") && !table.out.contains('\u{1b}'), "{table:?}");
     assert_eq!(alone.json(&["pods", "-n", "nobody"]).await["items"], json!([]));
 
-    // What a pod waits for goes on over attempts, and so does what is counted of it.
+    // The wait of a pod spans several attempts, and so does its count.
     let waits = async |pod: &str| alone.json(&["why", pod]).await["waits"].clone();
     alone
         .agent
@@ -109,13 +111,13 @@ async fn the_local_administrator_need_not_say_who_he_is() {
     alone.agent.until("the gate is counted", async || alone.agent.metric(series).await.is_some()).await;
     alone.agent.until("nothing is waited for", async || waits("web").await.is_null()).await;
 
-    // Programs get all that the summary has, of the namespace that they name.
+    // JSON output contains the whole summary, filtered by the given namespace.
     let whole = alone.json(&["top"]).await;
     assert!(whole["node"]["memory"]["availableBytes"].is_number() && whole["node"]["fs"].is_object(), "{whole:#}");
     assert_eq!(alone.json(&["top", "-n", "nobody"]).await["pods"], json!([]));
 }
 
-/// What is wrong is said in one line, and by the exit code: 1 where it did not work, 2 where it was asked wrongly.
+/// An error is one line and an exit code: 1 for a failure, 2 for a usage error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_work_is_said() {
     if skips("what_does_not_work_is_said") {
@@ -139,7 +141,7 @@ async fn what_does_not_work_is_said() {
         assert!(told.code == Some(code) && told.err.contains(words) && told.out.is_empty(), "{args:?}: {told:?}");
     }
 
-    // Certificates of somebody else: he does not know the node, and the node does not know him.
+    // Certificates of another node: neither side trusts the other.
     let other = tempfile::tempdir().expect("a folder");
     let told = call(alone.port, other.path(), &["pods"]).await;
     assert!(told.code == Some(1) && told.err.contains("is --cert-dir the agent's?"), "{told:?}");
@@ -153,7 +155,7 @@ async fn what_does_not_work_is_said() {
     let told = call(alone.port, other.path(), &["pods"]).await;
     assert!(told.code == Some(1) && told.err.contains("certificate") && told.out.is_empty(), "{told:?}");
 
-    // Nobody is there.
+    // No agent is running.
     let Alone { ground: _ground, home: _home, agent, port, certificates } = alone;
     drop(agent);
     let told = call(port, certificates.path(), &["pods"]).await;

@@ -1,4 +1,4 @@
-//! Called as kubelet it is kubelet; called as berth it has commands.
+//! Command line of the binary under the names `kubelet` and `berth`.
 
 use std::process::{Command, Output};
 
@@ -16,7 +16,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A way of calling it, its exit code, and what stands in its output or error stream.
+/// Name and arguments, exit code, and a part of stdout or stderr.
 #[test]
 fn calls_and_their_answers() {
     let rows: &[(&str, &[&str], i32, &str, &str)] = &[
@@ -46,7 +46,7 @@ fn calls_and_their_answers() {
     }
 }
 
-/// Settings that only clusters have are refused by name, not half done.
+/// Settings that require a cluster are rejected by name, not ignored.
 #[test]
 fn what_needs_a_cluster_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -91,7 +91,7 @@ async fn it_runs_pods_by_either_name() {
         assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
         assert!(answer.head.to_lowercase().contains("content-type: text/plain; charset=utf-8"), "{}", answer.head);
         let answer = agent.get("/healthz?verbose").await.expect("an answer");
-        // The reference's, and those of our own tasks (spec 05 §11).
+        // The reference's checks, and those of our own tasks (spec 05 §11).
         let expected = "[+]ping ok\n[+]log ok\n[+]syncloop ok\n[+]probes ok\n[+]eviction-watcher ok\n[+]eviction ok\n\
                         healthz check passed\n";
         assert_eq!((answer.status, answer.body.as_str()), (200, expected));

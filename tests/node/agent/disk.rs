@@ -1,5 +1,4 @@
-//! The disk under the root directory is full: what runs goes on, what is new waits and says why,
-//! and runs once there is room.
+//! Full or damaged state disk: running pods continue, new pods wait with a reason until there is space.
 
 use std::fs;
 
@@ -38,7 +37,7 @@ async fn a_full_disk_holds_up_only_what_is_new() {
     drop(agent);
 }
 
-/// A root directory that cannot be written at all: the start fails and names it.
+/// A root directory that cannot be created: the start fails and names it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_root_directory_that_cannot_be_made_is_named() {
     if skips("a_root_directory_that_cannot_be_made_is_named") {
@@ -55,7 +54,7 @@ async fn a_root_directory_that_cannot_be_made_is_named() {
     assert!(log.contains("file/root") && log.contains("Not a directory"), "{log}");
 }
 
-/// A state file that was damaged stops the start with advice, and is not overwritten.
+/// A damaged state file fails the start with advice, and is not overwritten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_state_file_is_named_and_kept() {
     if skips("a_damaged_state_file_is_named_and_kept") {
@@ -82,7 +81,7 @@ async fn a_damaged_state_file_is_named_and_kept() {
     assert_eq!(ground.cri.count("start_container"), 1);
 }
 
-/// Containers may be pinned to processors by the agent before: that is not forgotten without a word.
+/// A previous agent may have pinned containers to CPUs: that state is not discarded silently.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processors_that_were_given_away_stop_the_start() {
     if skips("processors_that_were_given_away_stop_the_start") {

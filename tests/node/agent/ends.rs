@@ -1,4 +1,4 @@
-//! Signals, the lock file, and what the agent leaves behind: its pods, running.
+//! Agent exit: signals, the lock file, and pods that keep running.
 
 use std::{fs::OpenOptions, time::Duration};
 
@@ -32,8 +32,7 @@ async fn a_signal_ends_the_agent_and_leaves_the_pods() {
     }
 }
 
-/// A client that never finishes its request holds up the end for a moment; who does not want to
-/// wait signals again.
+/// A client that never completes its request delays the exit a little; a second signal skips the wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_signal_ends_it_at_once() {
     if skips("a_second_signal_ends_it_at_once") {
@@ -55,7 +54,7 @@ async fn a_second_signal_ends_it_at_once() {
     assert_eq!(ground.cri.running("one-test-node", "main").len(), 1);
 }
 
-/// Before anything runs, too.
+/// Also before any pod runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signal_ends_an_agent_that_still_waits() {
     if skips("a_signal_ends_an_agent_that_still_waits") {
@@ -97,7 +96,7 @@ async fn the_lock_is_handed_over() {
     assert_eq!(agent.end().await.code(), Some(0), "{}", agent.log_end());
     assert_eq!(ground.cri.running("one-test-node", "main").len(), 1);
 
-    // Without the flag the second one waits until the first is gone.
+    // Without the flag the second agent waits until the first one exits.
     let first = ground.home().flag(&flag);
     let second = ground.home().flag(&flag);
     let holder = first.start().await;
@@ -107,7 +106,7 @@ async fn the_lock_is_handed_over() {
     assert_eq!(holder.stop().await, Some(0));
     waiting.healthy().await;
 
-    // Contention cannot be noticed without a file.
+    // Contention cannot be detected without a lock file.
     let mut agent = ground.home().flag("--exit-on-lock-contention").spawn();
     assert_eq!(agent.end().await.code(), Some(1));
     assert!(agent.log().contains("cannot exit on lock file contention: no lock file specified"), "{}", agent.log());

@@ -1,4 +1,4 @@
-//! The log as a process writes it: klog's lines, JSON, buffers that are flushed.
+//! Log output of the agent process: klog lines, JSON, and flushing of buffers.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use berth_testkit::{
     scripted::Fault,
 };
 
-/// Does the things that are logged with the most fields.
+/// Causes the events that are logged with the most fields.
 async fn eventful(ground: &Ground) {
     let refusal = Fault::Error(tonic::Code::Unknown, "not\nso \"simple\"".into());
     ground.cri.fault("create_container", "", refusal, Some(1));
@@ -72,7 +72,7 @@ async fn every_line_is_klogs() {
     }
 }
 
-/// A buffer that would never fill is written out all the same, every flush period and at the end.
+/// A buffer that never fills is flushed every flush period and at exit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_buffered_log_is_flushed() {
     if skips("a_buffered_log_is_flushed") {

@@ -1,5 +1,4 @@
-//! The main port of a real agent: what stops its start, whom it lets in without an API server, and
-//! what clients of all kinds see of its TLS.
+//! Main port of a real agent: start-up errors, callers without an API server, and TLS.
 
 use std::{
     fs,
@@ -23,7 +22,7 @@ use berth_testkit::{
     reservation::free_ports,
 };
 
-/// Starts an agent that cannot start, and checks its last words and that they came soon.
+/// Asserts that an agent fails to start, soon, and with this last log line.
 async fn refuses(home: Home, words: &str) {
     let begun = Instant::now();
     let mut agent = home.spawn();
@@ -83,7 +82,7 @@ async fn ports_that_are_taken() {
     let port = MainPort::new();
     refuses(ground.home().with(port.fields()).with(json!({"port": number})), &busy("port")).await;
     refuses(ground.home().with(json!({"address": "1.2.3"})), "address: \"1.2.3\" is not an IP address").await;
-    // The healthz port is never fatal, and comes when it can.
+    // A busy healthz port is never fatal; the agent retries until it is free.
     let home = ground.home().with(json!({"healthzPort": number}));
     let agent = home.spawn();
     agent.until_log("Failed to start healthz server").await;
@@ -99,7 +98,7 @@ async fn the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise()
         return;
     }
     let ground = Ground::new().await;
-    // Any address of this machine that is not loopback would do; all of 127/8 is, so the log tells.
+    // Other addresses of this machine could serve as a probe; all of 127/8 is loopback, so the test reads the log.
     let home = ground.home().with(json!({"address": null}));
     let agent = home.start().await;
     agent.until("it serves", async || agent.get("/pods").await.is_some()).await;
@@ -118,7 +117,7 @@ async fn the_read_only_port_is_for_this_machine_unless_somebody_says_otherwise()
     assert!(line.contains("0.0.0.0"), "{line}");
 }
 
-/// Never open by default: without any word about callers, only the local administrator gets in.
+/// Closed by default: without authentication settings, only the local administrator has access.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn alone_it_lets_in_its_administrator_and_nobody_else() {
     if skips("alone_it_lets_in_its_administrator_and_nobody_else") {
@@ -188,7 +187,7 @@ async fn curl_speaks_both_protocols() {
     let old = port.curl("/healthz", &["--tls-max", "1.1"]).await;
     assert_eq!(old.status, 0, "TLS 1.1 is refused: {old:?}");
     for name in ["localhost", "anything"] {
-        // One certificate for all names: curl does not mind who is asked for with -k.
+        // One certificate for all names: with -k, curl does not verify the name.
         let resolve = format!("{name}:{}:127.0.0.1", port.port);
         let url = format!("https://{name}:{}/nope", port.port);
         let output = Command::new("curl").args(["-sk", "--resolve", &resolve, &url]).output().await.expect("curl");
@@ -196,7 +195,7 @@ async fn curl_speaks_both_protocols() {
     }
 }
 
-/// A connection that is kept.
+/// A keep-alive connection.
 struct Kept {
     stdin: ChildStdin,
     stdout: ChildStdout,
@@ -214,7 +213,7 @@ impl Kept {
         Self { stdin, stdout, _child: child }
     }
 
-    /// The status of one more request.
+    /// Status of one more request.
     async fn ask(&mut self, path: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
         self.stdin.write_all(request.as_bytes()).await.expect("taken");
@@ -252,7 +251,7 @@ async fn files_are_replaced_under_connections_that_live() {
     if skips("files_are_replaced_under_connections_that_live") {
         return;
     }
-    // AC-04-20, AC-04-21, on the whole agent.
+    // AC-04-20, AC-04-21, with the whole agent.
     let (ground, port) = (Ground::new().await, MainPort::new());
     let agent = ground.home().with(port.fields()).start().await;
     port.open().await;
@@ -260,7 +259,7 @@ async fn files_are_replaced_under_connections_that_live() {
     let mut kept = Kept::open(&port, &kate);
     assert_eq!(kept.ask("/pods").await, "200");
 
-    // A pair that does not fit is not served; one that does is, and live connections go on.
+    // A mismatched pair is not served; a matching one is, and live connections continue.
     let other = Authority::create("other", MainPort::valid()).expect("an authority");
     let serving = PairFiles::of(&port.path(""), "serving");
     let (old, key) = (text(&serving.certificate), text(&serving.key));
@@ -275,7 +274,7 @@ async fn files_are_replaced_under_connections_that_live() {
     fs::write(port.path("ca.crt"), &other.own().certificate).expect("written");
     assert_eq!(port.curl_with(&kate, "/pods").await.status, 200);
 
-    // Whose authority is not believed any more has lost access, on the connection he has too.
+    // A client whose CA is no longer trusted loses access, also on its open connection.
     let draft = port.path("draft");
     fs::write(&draft, &other.own().certificate).expect("written");
     fs::rename(&draft, port.path("clients.crt")).expect("renamed");
@@ -286,7 +285,7 @@ async fn files_are_replaced_under_connections_that_live() {
     assert_eq!(port.curl_with(&files, "/pods").await.status, 200);
 }
 
-/// A log that is a link, or no file, is nobody's log; names in paths are names.
+/// A log that is a symlink, or no regular file, is not read; names in paths are only names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logs_are_read_from_the_pods_own_directory_only() {
     if skips("logs_are_read_from_the_pods_own_directory_only") {

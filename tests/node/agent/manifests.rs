@@ -1,12 +1,11 @@
-//! What lies in the static pod directory, and what becomes of it: a bad file costs nothing but
-//! its own pod.
+//! Static pod directory of a real agent: an invalid file affects only its own pod.
 
 use serde_json::{Value, json};
 
 use crate::agent::Ground;
 use berth_testkit::process::{Agent, container, manifest, skips};
 
-/// What must not change of a pod that nobody touched.
+/// Fields that must not change while a pod is left alone.
 fn identity(pod: &Value) -> Value {
     let main = container(pod, "main");
     json!([pod["metadata"]["uid"], main["containerID"], main["restartCount"], pod["status"]["phase"]])
@@ -17,8 +16,8 @@ async fn assert_untouched(agent: &Agent, name: &str, before: &Value) {
     assert_eq!(identity(&now), identity(before), "{name} has changed");
 }
 
-/// Bad files, one beside the other and beside a good one: each is told of once, none costs the
-/// others anything, and each runs as soon as it is mended.
+/// Invalid files beside each other and beside a valid one: each is reported once, none affects the others, and each
+/// runs as soon as it is fixed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_files_cost_only_their_own_pods() {
     if skips("bad_files_cost_only_their_own_pods") {
@@ -58,12 +57,12 @@ async fn bad_files_cost_only_their_own_pods() {
     let line = agent.until_log("loop.yaml").await;
     assert!(line.contains("Too many levels of symbolic links"), "{line}");
     let line = agent.until_log("unreadable.yaml").await;
-    assert!(line.contains("Input/output error"), "{line}"); // which even root gets
+    assert!(line.contains("Input/output error"), "{line}"); // an error even for root
     let line = agent.until_log("pods/folder").await;
     assert!(line.contains("a directory, not recursing"), "{line}");
     assert_untouched(&agent, "good", &before).await;
 
-    // Each is mended, and runs; nothing of the others moved.
+    // Each file is fixed, and its pod runs; the other pods are unchanged.
     for link in ["loop.yaml", "unreadable.yaml"] {
         std::fs::remove_file(home.manifests().join(link)).expect("removed");
     }
@@ -74,14 +73,14 @@ async fn bad_files_cost_only_their_own_pods() {
     }
     assert_untouched(&agent, "good", &before).await;
     assert_eq!(agent.pods().await.len(), 6);
-    // Told once each, however often the directory was listed.
+    // Reported once each, however often the directory was listed.
     let told = agent.log().matches("service.yaml\"").count();
     assert_eq!(told, 1, "{}", agent.log_end());
     assert!(ground.cri.violations().is_empty());
 }
 
-/// Two files with a pod of one name: the first by file name runs, the other is told of, and takes
-/// over when the first goes.
+/// Two files with a pod of one name: the first by file name runs, the other is reported, and takes over when the first
+/// is removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_pods_with_one_name_one_runs() {
     if skips("of_two_pods_with_one_name_one_runs") {
@@ -108,7 +107,7 @@ async fn of_two_pods_with_one_name_one_runs() {
     assert_eq!(ground.cri.history().overlaps(), Vec::<String>::new());
 }
 
-/// A directory that goes takes its pods along, and they come back with it.
+/// Removing the directory removes its pods; they return with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_directory_goes_and_returns() {
     if skips("the_directory_goes_and_returns") {
@@ -135,7 +134,7 @@ async fn the_directory_goes_and_returns() {
     agent.until_ready("three").await;
 }
 
-/// A directory that is not there at the start is no reason not to start.
+/// A missing directory does not fail the start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_directory_comes_late() {
     if skips("the_directory_comes_late") {
@@ -151,7 +150,7 @@ async fn the_directory_comes_late() {
     agent.until_ready("one").await;
 }
 
-/// A manifest that changes replaces its pod; one that goes takes it along; the others stay.
+/// A changed manifest replaces its pod; a removed one deletes it; the others stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_manifest_replaces_its_pod() {
     if skips("a_changed_manifest_replaces_its_pod") {

@@ -1,5 +1,4 @@
-//! The page of metrics: every family of the rooms that are built, by name, type and labels, in a
-//! form that scrapers accept.
+//! The `/metrics` page: every family by name, type, and labels, in valid exposition format.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +23,7 @@ const RUNTIME: &str = "0.005 0.0125 0.03125 0.078125 0.1953125 0.48828125 1.2207
 const STORAGE: &str = "0.1 0.25 0.5 1 2.5 5 10 15 25 50 120 300 600 +Inf";
 const COUNT5: &str = "1 2 4 8 16 +Inf";
 
-/// Families without labels: there from the start, at zero or their value. Name, type or buckets, stability.
+/// Families without labels, present from the start. Name, type or buckets, stability.
 const PLAIN: &[(&str, &str, &str)] = &[
     ("disabled_metrics_total", "counter", "[BETA] "),
     ("hidden_metrics_total", "counter", "[BETA] "),
@@ -86,7 +85,7 @@ const PLAIN: &[(&str, &str, &str)] = &[
     ("process_virtual_memory_max_bytes", "gauge", ""),
 ];
 
-/// Families with labels, once something has moved them. Name, type or buckets, stability, labels in order.
+/// Families with labels, present after the first change. Name, type or buckets, stability, labels in order.
 const LABELLED: &[(&str, &str, &str, &[&str])] = &[
     ("kubelet_active_pods", "gauge", "[ALPHA] ", &["static"]),
     ("kubelet_restarted_pods_total", "counter", "[ALPHA] ", &["static"]),
@@ -149,16 +148,16 @@ const LABELLED: &[(&str, &str, &str, &[&str])] = &[
 /// Name, labels, value.
 type Series = (String, Vec<(String, String)>, f64);
 
-/// One family, as the page shows it.
+/// One metric family of the page.
 #[derive(Debug, Default)]
 struct Family {
     help: String,
     kind: String,
-    /// In the page's order.
+    /// In page order.
     series: Vec<Series>,
 }
 
-/// Reads the page the way a strict scraper does.
+/// Parses the page as a strict scraper does.
 fn parse(page: &str) -> BTreeMap<String, Family> {
     assert!(page.ends_with('\n') && !page.contains("# EOF"), "ends with a newline, and is no OpenMetrics");
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
@@ -201,7 +200,7 @@ fn series(line: &str) -> Series {
     (name.to_owned(), found, value)
 }
 
-/// What holds of every family, whatever it is.
+/// Asserts the invariants of every family.
 fn check_form(name: &str, family: &Family) {
     assert!(!family.help.is_empty() && !family.kind.is_empty(), "{name}: {family:?}");
     assert!(!family.series.is_empty(), "{name} has no series and should not be there");
@@ -336,7 +335,7 @@ async fn an_eventful_life_moves_every_family() {
         agent.until_ready(name).await;
     }
     agent.until("all is counted", async || agent.metric("kubelet_running_pods").await == Some(4.0)).await;
-    // Logs are measured in the background.
+    // Log sizes are measured in the background.
     let logs = "kubelet_container_log_filesystem_used_bytes";
     agent.until("logs were measured", async || agent.metrics().await.contains(logs)).await;
     let families = scrape(&agent).await;

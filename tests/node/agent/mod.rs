@@ -1,5 +1,6 @@
-//! The binary itself on the scripted runtime: what an operator can do to it, and what it says and
-//! keeps then. Needs root, because an agent does; otherwise each test is skipped by name.
+//! The agent binary on the scripted runtime: start, configuration, logs, metrics, and shutdown.
+//!
+//! Needs root, because an agent does; otherwise each test reports its name and is skipped.
 
 mod callers;
 mod clients;

@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets as manifests beside the pods of a node on its own.
+//! ConfigMap and Secret manifests beside the static pods of a standalone node.
 
 use std::{fs, path::PathBuf};
 

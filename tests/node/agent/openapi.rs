@@ -1,5 +1,7 @@
-//! The API description against a running agent: schemathesis (of PyPI) asks both ports everything that is described,
-//! and much that is not. Skipped by name where it cannot be installed.
+//! API description against a running agent, by schemathesis (of PyPI), on both ports.
+//!
+//! It requests everything that is described, and much that is not. A test reports its name and is skipped where
+//! schemathesis cannot be installed.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,15 +18,15 @@ use berth_testkit::{
     scripted::Behaviour,
 };
 
-/// The environment variable for the examples of each operation (`make test-long`: 20).
+/// Environment variable with the examples per operation (`make test-long`: 20).
 const EXAMPLES: &str = "BERTH_SCHEMATHESIS_EXAMPLES";
-/// Examples of each operation without it: about 10 s in all.
+/// Default examples per operation: about 10 s in all.
 const FEW: &str = "1";
-/// Seconds at most for the open set, and for everything.
+/// Time limits in seconds for the open paths, and for all paths.
 const LIMITS: (u32, u32) = (15, 45);
-/// Longer than an installation takes.
+/// Timeout of the installation.
 const INSTALLING: Duration = Duration::from_secs(300);
-/// What `api/fuzz.sh` says where it cannot install.
+/// Exit code of `api/fuzz.sh` if it cannot install.
 const CANNOT_INSTALL: i32 = 3;
 
 fn fuzz(arguments: &[&str]) -> Command {
@@ -34,7 +36,7 @@ fn fuzz(arguments: &[&str]) -> Command {
     command
 }
 
-/// Whether schemathesis is there now.
+/// Whether schemathesis is installed now; installs it if needed.
 async fn is_installed() -> bool {
     let Ok(installing) = tokio::time::timeout(INSTALLING, fuzz(&["install"]).output()).await else { return false };
     let output = installing.expect("a shell");
@@ -43,7 +45,7 @@ async fn is_installed() -> bool {
     output.status.success()
 }
 
-/// Asks for so many seconds; fails where an answer is not as described.
+/// Runs schemathesis for that many seconds; fails if a response does not match the description.
 async fn ask(arguments: &[&str], limit: u32, operations: usize) {
     let examples = std::env::var(EXAMPLES).unwrap_or_else(|_| FEW.to_owned());
     let limits = [("LIMIT", limit.to_string()), ("EXAMPLES", examples)];
@@ -70,7 +72,7 @@ async fn every_answer_is_described() {
     let agent = home.start().await;
     let web = agent.until_ready("web").await;
     let done = agent.until_pod("done", "done", |pod| pod["status"]["phase"] == "Succeeded").await;
-    // The scripted runtime runs nothing, so nothing writes.
+    // The scripted runtime runs no processes, so the logs are written here.
     for (pod, container) in [(web, "main"), (done, "once")] {
         let of = |field: &str| pod["metadata"][field].as_str().expect("text").to_owned();
         let folder = home.logs().join(format!("default_{}_{}/{container}", of("name"), of("uid")));

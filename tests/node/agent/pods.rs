@@ -1,4 +1,4 @@
-//! Pods that cannot run, beside one that does: the status says why, the others are not touched.
+//! Pods that cannot run, beside one that does: the status has the reason, other pods are unaffected.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn message(pod: &Value) -> String {
     container(pod, "main")["state"]["waiting"]["message"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Images that cannot be had, each in its own way.
+/// Unavailable images, each for a different reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn images_that_cannot_be_had() {
     if skips("images_that_cannot_be_had") {
@@ -51,12 +51,12 @@ async fn images_that_cannot_be_had() {
     assert_eq!(pod["status"]["phase"], "Pending");
     assert_eq!(agent.until_ready("good").await["status"], good["status"]);
 
-    // What comes is taken.
+    // An image that becomes available is used.
     ground.cri.add_image("example.com/never:1", 1);
     agent.until_ready("never").await;
 }
 
-/// A container that cannot be created, one that cannot be started, one that crashes.
+/// A container that cannot be created, one that cannot be started, and one that crashes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn containers_that_do_not_come_up() {
     if skips("containers_that_do_not_come_up") {
@@ -91,7 +91,7 @@ async fn containers_that_do_not_come_up() {
     assert!(ground.cri.violations().is_empty());
 }
 
-/// A pod the node has no room for is refused with its reason, for good.
+/// A pod that exceeds the node's capacity is rejected for good, with its reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_without_room_is_refused() {
     if skips("a_pod_without_room_is_refused") {
@@ -105,7 +105,7 @@ async fn a_pod_without_room_is_refused() {
     let agent = home.start().await;
     agent.until_ready("good").await;
     let pod = agent.until_pod("greedy", "refused", |pod| pod["status"]["phase"] == "Failed").await;
-    // Static pods may push others out; that there is nobody to push out is the reason then.
+    // Static pods may preempt others; the reason is then that no pod can be preempted.
     assert_eq!(pod["status"]["reason"], "UnexpectedAdmissionError", "{pod:#}");
     let text = "no set of running pods found to reclaim resources: [(res: cpu, q: ";
     assert!(pod["status"]["message"].as_str().is_some_and(|message| message.contains(text)), "{pod:#}");

@@ -1,5 +1,6 @@
-//! What operators look at, proven on a running agent: Debian's Prometheus scrapes it, and every
-//! expression of the dashboard returns data. Skipped by name where there is no `prometheus`.
+//! Prometheus and dashboard on a running agent: every dashboard expression returns data.
+//!
+//! Debian's Prometheus scrapes the agent. A test reports its name and is skipped without `prometheus`.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -12,7 +13,7 @@ use berth_testkit::{
     scripted::{Behaviour, Fault},
 };
 
-/// As dashboards/README.md tells operators to scrape, only faster.
+/// Scrape configuration of dashboards/README.md, with a shorter interval.
 fn scrapes(port: u16, paths: &[&str]) -> Value {
     let one = |path: &&str| {
         json!({
@@ -29,7 +30,7 @@ fn scrapes(port: u16, paths: &[&str]) -> Value {
     json!({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": configs})
 }
 
-/// Every expression of the dashboard, its variables filled in, by row, panel and letter.
+/// Every expression of the dashboard with its variables replaced, by row, panel, and letter.
 fn dashboard() -> BTreeMap<String, String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards/node-agent.json");
     let document: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("readable")).expect("JSON");
@@ -47,7 +48,7 @@ fn dashboard() -> BTreeMap<String, String> {
     found
 }
 
-/// A life in which everything the dashboard shows happens.
+/// Starts an agent whose pods cause everything that the dashboard shows.
 async fn lively(ground: &Ground, home: &Home) -> Agent {
     ground.cri.behave("done-test-node/main", [Behaviour::exits(0, Duration::ZERO)]);
     let refusal = Fault::Error(tonic::Code::Unknown, "no".into());
@@ -56,14 +57,14 @@ async fn lively(ground: &Ground, home: &Home) -> Agent {
     home.start().await
 }
 
-/// Pods come while the scrapes go on: a rate wants something that moves.
+/// Adds pods during the scrapes: a rate needs changing counters.
 async fn stir(home: &Home, agent: &Agent) {
     home.put_pod(&manifest_of("done", json!({"containers": [{"name": "main"}], "restartPolicy": "Never"})));
     home.put_pod(&manifest_of("pulls", json!({"containers": [{"name": "main", "image": "example.com/new:1"}]})));
     home.put_pod(&manifest("unlucky"));
     agent.until_ready("pulls").await;
     agent.until_ready("unlucky").await;
-    let _ = agent.get("/healthz").await; // the indicators move with it
+    let _ = agent.get("/healthz").await; // health checks change the SLI metrics
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,7 +74,7 @@ async fn every_panel_of_the_dashboard_has_data() {
         return;
     }
     let ground = Ground::new().await;
-    // A threshold that is there and never met.
+    // A threshold that exists and is never met.
     let home = ground.home().with(json!({"evictionHard": {"memory.available": "1Mi"}}));
     let agent = lively(&ground, &home).await;
     agent.until_ready("one").await;

@@ -1,4 +1,4 @@
-//! The agent crashes and comes back: for pods that run, nothing happens.
+//! Agent crashes and restarts: running pods are unaffected.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use berth_testkit::{
     scripted::Behaviour,
 };
 
-/// What must never change of a pod that runs: by pod, what it was first seen as.
+/// Observed identity of each running pod, and its violations.
 #[derive(Default)]
 struct Watch {
     known: BTreeMap<String, Value>,
@@ -24,7 +24,7 @@ struct Watch {
     wrong: Vec<String>,
 }
 
-/// Everything about a pod that a restart of the agent must not touch.
+/// Fields of a pod that an agent restart must not change.
 fn lasting(pod: &Value) -> Value {
     let status = &pod["status"];
     let of = |list: &str| -> Vec<Value> {
@@ -53,7 +53,7 @@ impl Watch {
     }
 }
 
-/// Reads `/pods` again and again until told to stop.
+/// Polls `/pods` until stopped.
 async fn watch(port: u16, watch: Arc<Mutex<Watch>>, stop: CancellationToken) {
     while !stop.is_cancelled() {
         let answer = get(port, "/pods").await;
@@ -117,7 +117,7 @@ async fn crashes_change_nothing_for_running_pods() {
     }
 }
 
-/// Crashes while pods come up: each comes up all the same, and never twice.
+/// Crashes during pod starts: each pod starts nevertheless, and never twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crashes_during_starts_double_nothing() {
     if skips("crashes_during_starts_double_nothing") {
@@ -154,7 +154,7 @@ async fn crashes_during_starts_double_nothing() {
     }
 }
 
-/// A manifest that went while nobody looked takes its pod along at the next start.
+/// A manifest removed while the agent was down removes its pod at the next start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_changed_meanwhile_is_made_up_for() {
     if skips("what_changed_meanwhile_is_made_up_for") {

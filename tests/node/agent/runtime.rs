@@ -1,4 +1,4 @@
-//! The runtime is not there, goes away, or is none.
+//! Container runtime faults at the agent's start and later: missing, restarted, or not a CRI runtime.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use berth_testkit::{
     scripted::{Fault, server},
 };
 
-/// Starts an agent that cannot start, and checks its last words.
+/// Asserts that an agent fails to start with this last log line.
 async fn refuses(ground: &Ground, words: &str) {
     let home = ground.home().with(json!({"runtimeRequestTimeout": "1s"}));
     let begun = Instant::now();
@@ -57,7 +57,7 @@ async fn a_runtime_that_comes_late_is_waited_for() {
     agent.until_ready("one").await;
 }
 
-/// containerd listens a moment before its CRI service answers.
+/// containerd listens a moment before its CRI service responds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_runtime_that_is_just_starting_is_waited_for() {
     if skips("a_runtime_that_is_just_starting_is_waited_for") {
@@ -88,7 +88,7 @@ async fn another_service_on_the_socket_is_told_by_name() {
     serving.abort();
 }
 
-/// Something that is no gRPC server at all, and one that never says a word.
+/// A server that does not speak gRPC, and one that never responds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stranger_on_the_socket_does_not_hold_it_up() {
     if skips("a_stranger_on_the_socket_does_not_hold_it_up") {
@@ -101,7 +101,7 @@ async fn a_stranger_on_the_socket_does_not_hold_it_up() {
             let mut held = Vec::new();
             while let Ok((mut stream, _)) = listener.accept().await {
                 use tokio::io::AsyncWriteExt;
-                let _ = stream.write_all(greeting).await; // who hung up need not hear it
+                let _ = stream.write_all(greeting).await; // the client may have disconnected
                 held.push(stream);
             }
         });
@@ -120,7 +120,7 @@ async fn another_version_of_the_contract_is_refused() {
     refuses(&ground, "runtime api version is not supported").await;
 }
 
-/// An agent makes the kernel's settings what pods rely on; with those, one that only checks them starts too.
+/// The agent sets the kernel parameters that pods rely on; afterwards, one that only checks them starts too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kernel_is_set_up_for_pods() {
     if skips("the_kernel_is_set_up_for_pods") {
@@ -137,7 +137,7 @@ async fn the_kernel_is_set_up_for_pods() {
     ground.home().with(json!({"protectKernelDefaults": true})).start().await;
 }
 
-/// A runtime that cannot tell its cgroup driver yet: the configured one stays, a metric tells.
+/// A runtime without RuntimeConfig: the configured cgroup driver stays, and a metric reports it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_runtime_keeps_the_configured_driver() {
     if skips("an_older_runtime_keeps_the_configured_driver") {
@@ -152,7 +152,7 @@ async fn an_older_runtime_keeps_the_configured_driver() {
     assert_eq!(agent.metric("kubelet_cri_losing_support{version=\"1.37.0\"}").await, Some(1.0));
 }
 
-/// The runtime goes for a while: what ran is shown as it was, what came meanwhile is made up for.
+/// The runtime is down for a while: running pods keep their status, and missed changes are synced afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_runtime_that_goes_and_returns() {
     if skips("a_runtime_that_goes_and_returns") {

@@ -1,4 +1,4 @@
-//! What the service manager hears.
+//! systemd notifications: READY, watchdog keep-alives, and a missing service manager.
 
 use std::{
     os::unix::net::UnixDatagram,
@@ -9,7 +9,7 @@ use std::{
 use crate::agent::Ground;
 use berth_testkit::process::{PATIENCE, manifest, skips};
 
-/// Who listens at `NOTIFY_SOCKET`.
+/// Receiver at `NOTIFY_SOCKET`.
 struct Ear {
     socket: UnixDatagram,
     path: PathBuf,
@@ -25,7 +25,7 @@ impl Ear {
         Self { socket, path, _dir: dir }
     }
 
-    /// The next message, and when it came.
+    /// The next message and its arrival time.
     async fn hear(&self) -> (String, Instant) {
         let socket = self.socket.try_clone().expect("a handle");
         let hearing = tokio::task::spawn_blocking(move || {
@@ -53,8 +53,8 @@ async fn it_says_when_it_is_ready() {
     ear.socket.recv(&mut [0; 8]).expect_err("nothing is said at the end");
 }
 
-/// The first sign of life comes before anything else, even while the runtime is not there; then
-/// one every half of the time.
+/// The first watchdog keep-alive precedes everything else, even while the runtime is down; then one every half of the
+/// watchdog interval.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_gives_signs_of_life() {
     if skips("it_gives_signs_of_life") {
@@ -76,14 +76,14 @@ async fn it_gives_signs_of_life() {
         heard.push(ear.hear().await.0);
     }
     assert!(heard.contains(&"READY=1".to_owned()), "{heard:?}");
-    // Five beats after the first, one second apart or (on a busy machine) more.
+    // Keep-alives after the first, one second apart or (on a busy machine) more.
     let beats = heard.iter().filter(|message| *message == "WATCHDOG=1").count();
     assert_eq!(beats, 3, "{heard:?}");
     assert!(begun.elapsed() >= Duration::from_millis(3500), "{:?}", begun.elapsed());
     agent.until_ready("one").await;
 }
 
-/// A watchdog that cannot be served ends the start.
+/// A watchdog interval that cannot be kept fails the start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watchdog_that_cannot_be_kept_is_fatal() {
     if skips("a_watchdog_that_cannot_be_kept_is_fatal") {
@@ -102,12 +102,12 @@ async fn a_watchdog_that_cannot_be_kept_is_fatal() {
         let log = agent.log();
         assert!(log.contains("failed to run Kubelet: create health checker: ") && log.contains(words), "{log}");
     }
-    // Meant for another process: none of our business.
+    // Meant for another process: ignored.
     let home = ground.home().environment("WATCHDOG_USEC", "1000000").environment("WATCHDOG_PID", "1");
     home.start().await;
 }
 
-/// A service manager that is not there is no reason not to run.
+/// A missing service manager does not fail the start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deaf_service_manager_is_told_of() {
     if skips("a_deaf_service_manager_is_told_of") {

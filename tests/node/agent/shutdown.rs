@@ -1,5 +1,6 @@
-//! The end of the machine, as logind tells of it: pods go least important first, the lock is held as long, and nobody
-//! new comes. logind is played on a bus of the test's own.
+//! Graceful node shutdown by logind signals: pod order, inhibitor lock, and rejection of new pods.
+//!
+//! A fake logind runs on a private bus.
 
 use std::{
     collections::HashMap,
@@ -34,14 +35,14 @@ const MANAGER: &str = "org.freedesktop.login1.Manager";
 const CONFIG: &str = r#"<busconfig><type>system</type><listen>unix:path=SOCKET</listen><policy context="default">
 <allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/></policy></busconfig>"#;
 
-/// A bus of one's own; ends when dropped.
+/// A private D-Bus daemon; killed when dropped.
 struct Bus {
     dir: tempfile::TempDir,
     daemon: Child,
 }
 
 impl Bus {
-    /// `None` where this machine has no D-Bus; says so.
+    /// Starts a bus; `None`, with a report, if this machine has no D-Bus.
     async fn start(test: &str) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a folder");
         let config = CONFIG.replace("SOCKET", &dir.path().join("bus").display().to_string());
@@ -54,7 +55,7 @@ impl Bus {
         Some(Self { dir, daemon })
     }
 
-    /// Goes away and comes back.
+    /// Stops and starts the bus.
     async fn restart(&mut self) {
         self.end();
         std::fs::remove_file(self.socket()).expect("it was there");
@@ -66,7 +67,7 @@ impl Bus {
     }
 
     fn end(&mut self) {
-        let _ = self.daemon.kill(); // it may have ended
+        let _ = self.daemon.kill(); // it may have exited
         let _ = self.daemon.wait();
     }
 }
@@ -77,7 +78,7 @@ impl Drop for Bus {
     }
 }
 
-/// A bus that listens; `None` where there is no such program.
+/// Starts a listening bus; `None` if `dbus-daemon` is missing.
 async fn daemon(dir: &tempfile::TempDir) -> Option<Child> {
     let mut command = Command::new("dbus-daemon");
     command.args(["--nofork", "--nopidfile", "--nosyslog", "--config-file"]).arg(dir.path().join("bus.conf"));
@@ -91,7 +92,7 @@ async fn daemon(dir: &tempfile::TempDir) -> Option<Child> {
     Some(daemon)
 }
 
-/// Whoever plays logind.
+/// A fake logind.
 struct Logind {
     connection: Connection,
     state: Arc<State>,
@@ -100,12 +101,12 @@ struct Logind {
 
 #[derive(Default)]
 struct State {
-    /// The other ends of the locks that were given out.
+    /// Our ends of the inhibitor locks.
     locks: Mutex<Vec<File>>,
-    /// Of each lock whether the one before was still held when it was given out.
+    /// For each lock, whether the previous one was still held when it was taken.
     handed_over: Mutex<Vec<bool>>,
     is_preparing: Mutex<bool>,
-    /// Properties that it does not tell.
+    /// Properties without a response.
     silent_on: Mutex<Vec<&'static str>>,
     asked: Mutex<Vec<String>>,
 }
@@ -120,13 +121,13 @@ impl State {
         self.locks.lock().expect("whole").last().is_some_and(is_held)
     }
 
-    /// How many locks are held.
+    /// Number of held locks.
     fn held(&self) -> usize {
         self.locks.lock().expect("whole").iter().filter(|lock| is_held(lock)).count()
     }
 }
 
-/// Its end is there once nobody holds the other.
+/// A read returns end of file once the holder has closed its end.
 fn is_held(mut lock: &File) -> bool {
     matches!(lock.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
 }
@@ -136,7 +137,7 @@ impl Logind {
         Self::again(bus, Arc::default()).await
     }
 
-    /// The same one, on another bus: locks outlive that.
+    /// The same logind on another bus: locks survive that.
     async fn again(bus: &Bus, state: Arc<State>) -> Self {
         let socket = UnixStream::connect(bus.socket()).await.expect("a socket").into_std().expect("a socket");
         let connection = Builder::unix_stream(socket).build().await.expect("a connection");
@@ -146,7 +147,7 @@ impl Logind {
         Self { connection, state, serving }
     }
 
-    /// The machine begins to go down, or stays.
+    /// Announces or cancels the shutdown.
     async fn prepare(&self, begins: bool) {
         *self.state.is_preparing.lock().expect("whole") = begins;
         let how = HashMap::from([("type", Variant::new("soft-reboot"))]);
@@ -286,13 +287,13 @@ async fn pods_go_before_the_machine_does() {
     let end = agent.metric("kubelet_graceful_shutdown_end_time_seconds").await.expect("told");
     assert!(start > 0.0 && end >= start, "{start} {end}");
 
-    // The machine stays after all.
+    // The shutdown is canceled.
     logind.prepare(false).await;
     agent.until("another lock is held", async || logind.locks() == 2 && logind.is_held()).await;
     home.put_pod(&pod("next", 0));
     agent.until_ready("next").await;
 
-    // A bus that goes away is looked for until it is back.
+    // The agent reconnects to a bus that is restarted.
     let state = logind.state.clone();
     drop(logind);
     bus.restart().await;
@@ -304,7 +305,7 @@ async fn pods_go_before_the_machine_does() {
     assert_eq!(agent.stop().await, Some(0));
 }
 
-/// What logind does not answer is believed: the lock is held until pods have gone all the same.
+/// If logind does not confirm the signal, the agent trusts it: the lock is held until the pods have terminated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signal_that_cannot_be_checked_is_believed() {
     let test = "a_signal_that_cannot_be_checked_is_believed";
@@ -328,7 +329,7 @@ async fn a_signal_that_cannot_be_checked_is_believed() {
     assert_eq!(agent.stop().await, Some(0));
 }
 
-/// An agent that starts while the machine goes down ends what an earlier one left running, rather than refusing it.
+/// An agent that starts during the shutdown terminates pods of a previous agent, rather than rejecting them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_starts_late_lets_pods_go_that_run() {
     let test = "an_agent_that_starts_late_lets_pods_go_that_run";
@@ -357,7 +358,7 @@ async fn an_agent_that_starts_late_lets_pods_go_that_run() {
     assert_eq!(agent.stop().await, Some(0));
 }
 
-/// Where that is asked for a signal does the same, without anybody on any bus.
+/// If configured, a termination signal does the same, without any bus.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
     if skips("a_signal_takes_the_pods_along_where_that_is_asked_for") {
@@ -379,7 +380,7 @@ async fn a_signal_takes_the_pods_along_where_that_is_asked_for() {
     assert_eq!(ground.cri.running("plain-test-node", "main"), [""; 0]);
 }
 
-/// What `berth drain` came to: whether it succeeded, and what it said.
+/// Runs `berth drain`; returns whether it succeeded, and its output.
 async fn drain(home: &Home, more: &[&str]) -> (bool, String) {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_berth"));
     command.args(["drain", "--root-dir"]).arg(home.root()).args(more);
@@ -388,17 +389,17 @@ async fn drain(home: &Home, more: &[&str]) -> (bool, String) {
     (told.status.success(), out + &err)
 }
 
-/// What the socket answers to that, once whoever asks has said all.
+/// Response of the drain socket to a request, once the client has shut down its side.
 async fn said(home: &Home, question: &[u8]) -> String {
     let mut socket = UnixStream::connect(home.root().join("drain.sock")).await.expect("it is there");
-    let _ = socket.write_all(question).await; // it need not hear all of it
+    let _ = socket.write_all(question).await; // the server may close before it has read everything
     let _ = socket.shutdown().await;
     let mut answer = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut answer)).await.expect("it answers");
     String::from_utf8(answer).expect("text")
 }
 
-/// Spec 05 §7.7: whoever is root has pods go without bus or signal, and come again.
+/// Spec 05 §7.7: root drains the node and cancels the drain, without bus or signal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_go_and_come_where_somebody_asks_for_it() {
     if skips("pods_go_and_come_where_somebody_asks_for_it") {
@@ -450,7 +451,7 @@ async fn pods_go_and_come_where_somebody_asks_for_it() {
     assert!(!went && told.contains("cannot reach an agent"), "{told}");
 }
 
-/// A bus that goes away for good in the middle of a shutdown: pods go in their order all the same, and the agent ends well.
+/// The bus is lost for good during a shutdown: pods terminate in order nevertheless, and the agent exits cleanly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bus_that_is_lost_meanwhile_stops_no_shutdown() {
     let test = "a_bus_that_is_lost_meanwhile_stops_no_shutdown";

@@ -1,4 +1,4 @@
-//! The local sockets of a running agent: who may reach them, and that they come back.
+//! Local sockets of a running agent: permissions, and recovery after a crash.
 
 use std::{
     os::unix::fs::{FileTypeExt, PermissionsExt},
@@ -55,7 +55,7 @@ async fn sockets_are_opened_guarded_and_opened_again() {
         assert_eq!(health.expect("answered").into_inner().status(), ServingStatus::Serving);
         let mut all = PodsClient::new(connect(&pods).await.expect("it listens"));
         assert_eq!(all.list_pods(ListPodsRequest {}).await.expect("answered").into_inner().pods.len(), 1);
-        // A crash leaves the sockets behind, an end leaves nobody waiting.
+        // A crash leaves the sockets behind; a clean exit leaves no client waiting.
         let signal = if round == 0 { Signal::SIGKILL } else { Signal::SIGTERM };
         agent.end_with(signal).await;
         assert!(connect(&resources).await.is_none());

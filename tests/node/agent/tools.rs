@@ -1,5 +1,6 @@
-//! The tools of a running agent, asked over its main port with an administrator's certificate: checkpoints, pages for
-//! people with a problem, profiles.
+//! Administration endpoints of a running agent: checkpoints, statusz, flagz, configz, and profiles.
+//!
+//! Over its main port with an administrator's certificate.
 
 use std::{
     path::PathBuf,
@@ -16,7 +17,7 @@ use berth_testkit::{
     scripted::Fault,
 };
 
-/// Asks with an administrator's certificate.
+/// A client with an administrator's certificate.
 struct Admin {
     port: MainPort,
     client: PairFiles,
@@ -64,7 +65,7 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&folder.metadata().expect("made").permissions());
     assert_eq!(mode & 0o777, 0o700);
 
-    // A week and a day ago; the next one takes it away.
+    // More than a week old: the next checkpoint deletes it.
     let old = std::fs::File::options().write(true).open(&archive).expect("there");
     old.set_modified(SystemTime::now() - Duration::from_secs(8 * 24 * 3600)).expect("ours");
     ground.cri.fault("checkpoint_container", "", Fault::Delay(Duration::from_secs(4)), Some(2));
@@ -87,7 +88,7 @@ async fn checkpoints_are_few_and_do_not_stay_for_ever() {
     let written = || std::fs::read_dir(&folder).expect("there").count();
     assert_eq!(written(), 2);
 
-    // The runtime goes on for a caller who has gone: the next one has to wait all the same.
+    // The runtime continues for a disconnected client: the next request must wait nevertheless.
     ground.cri.fault("checkpoint_container", "", Fault::Delay(Duration::from_secs(4)), Some(1));
     assert_eq!(admin.ask(&path("a"), &["-X", "POST", "--max-time", "1"]).await.status, 0, "it goes");
     assert_eq!(admin.post(&path("a")).await.status, 429);
@@ -128,7 +129,7 @@ async fn people_and_machines_read_the_same_pages() {
         let object: Value = serde_json::from_str(&body).expect("JSON");
         assert_eq!((status, &object["kind"], head.contains("\r\nwarning:")), (200, &json!(kind), false));
         let Answer { head, .. } = admin.ask(&format!("/{page}"), &["-H", &accept("v1alpha1")]).await;
-        // Heads are read in small letters here.
+        // Response heads are in lower case here.
         let warning = format!(
             "warning: 299 - \"this version of the {page} endpoint is deprecated. please use a newer version.\""
         );
@@ -141,7 +142,7 @@ async fn people_and_machines_read_the_same_pages() {
         let listed = "only the following media types are accepted: application/json, application/yaml, text/plain";
         assert!(body.contains(listed), "{body}");
     }
-    // What is shown is what holds: flags over the file.
+    // The effective configuration: flags override the file.
     let Answer { head, body, .. } = admin.ask("/configz", &["--http1.1"]).await;
     let shown: Value = serde_json::from_str(&body).expect("JSON");
     let config = &shown["kubeletconfig"];
@@ -155,7 +156,7 @@ async fn people_and_machines_read_the_same_pages() {
     admin.ask("/healthz?x=y", &[]).await;
     agent.until_log("\"HTTP\"").await;
 
-    // Twice: the first one begins to look.
+    // Twice: the first request starts the sampling.
     for _ in 0..2 {
         let Answer { status, head, .. } = admin.ask("/debug/pprof/heap", &["-o", "/dev/null", "-D", "-"]).await;
         assert!(status == 200 && head.contains("filename=\"heap\""), "{head}");

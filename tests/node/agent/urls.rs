@@ -1,5 +1,6 @@
-//! Pods of a URL, while its server misbehaves: what runs goes on, whatever its source, and the log
-//! says what is wrong with which URL, but never its password.
+//! Static pods of a misbehaving URL: running pods continue, and passwords are not logged.
+//!
+//! The log names the URL and what is wrong with it.
 
 use serde_json::{Value, json};
 
@@ -13,7 +14,7 @@ fn list(pods: &[Value]) -> Answer {
     ok(json!({"apiVersion": "v1", "kind": "PodList", "items": pods}).to_string())
 }
 
-/// Which containers run, and since when.
+/// Running containers with their start times.
 async fn running(agent: &Agent) -> Vec<Value> {
     let mut all = Vec::new();
     for name in ["file", "a", "b"] {
@@ -64,7 +65,7 @@ async fn a_bad_server_costs_nothing_that_runs() {
         server.then(good.clone());
         agent.until(&text, async || agent.log().replace("\\\"", "\"").contains(&text)).await;
     }
-    // A loop is one only as long as it lasts.
+    // A redirect loop fails only while it lasts.
     for _ in 0..10 {
         server.then(Answer::Redirect("/again"));
     }

@@ -1,4 +1,4 @@
-//! Certificates of pods in their files, from a signer that is played. Spec 07 §9.4, §7.5; spec 02b.
+//! Pod certificates in projected volumes, from a fake signer. Spec 07 §9.4, §7.5; spec 02b.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ const REQUESTS: &str = "podcertificaterequests.certificates.k8s.io";
 const SIGNER: &str = "example.com/identity";
 const ACCOUNT: &str = "robot";
 
-/// A node with the gate, in a cluster with an account for pods.
+/// A node with the feature gate, in a cluster with an account for pods.
 async fn world() -> (World, Agent) {
     let mut world = World::new().await;
     world.home = world.home.with(json!({"featureGates": {"PodCertificateRequest": true}}));
@@ -36,7 +36,7 @@ fn run(world: &World, name: &str) -> Arc<Value> {
     ))
 }
 
-/// Waits for so many requests in all, and returns the newest of the pod.
+/// Waits for that many requests in all, and returns the pod's newest.
 async fn asked(world: &World, agent: &Agent, pod: &Value, count: usize) -> Arc<Value> {
     let own = |all: Vec<Arc<Value>>| -> Vec<Arc<Value>> {
         all.into_iter().filter(|one| one["spec"]["podUID"] == pod["metadata"]["uid"]).collect()
@@ -47,7 +47,7 @@ async fn asked(world: &World, agent: &Agent, pod: &Value, count: usize) -> Arc<V
     own(world.api.all(REQUESTS)).into_iter().find(|one| !decided(one)).expect("one that waits")
 }
 
-/// As a signer writes it.
+/// Sets a condition as a signer does.
 fn decide(world: &World, request: &Value, kind: &str, rest: Value) {
     let name = request["metadata"]["name"].as_str().expect("a name");
     let mut status = rest;
@@ -101,7 +101,7 @@ async fn a_pod_has_a_certificate_and_another_when_that_is_due() {
     assert_eq!((&owner["kind"], &owner["uid"]), (&json!("Pod"), &pod["metadata"]["uid"]));
     assert!(request["metadata"]["name"].as_str().is_some_and(|name| name.starts_with("req-")));
 
-    // It is due from the beginning.
+    // It is due for renewal from the beginning.
     issue(&world, &request, &chain("AQ=="), "2026-01-01T00:00:00Z");
     world.until_ready(&agent, "holder").await;
     let folder = volume(&world, &pod);
@@ -168,7 +168,7 @@ async fn a_certificate_outlives_the_agent_and_its_server() {
     let folder = volume(&world, &pod);
     let held = read(&folder, "bundle.pem");
     let started = world.ground.cri.count("start_container");
-    // Keys are in memory: another agent asks anew, and the files stay until there is an answer.
+    // Keys are in memory: another agent requests a new certificate, and the files stay until it is issued.
     agent.kill().await;
     let agent = world.home.start().await;
     let again = asked(&world, &agent, &pod, 2).await;

@@ -1,5 +1,6 @@
-//! Claims and the volumes behind them (spec 07 §3.3, §4, §5, §7.6, spec 10 §4.8): persistent volumes of the node
-//! itself, directories and loop devices.
+//! Persistent volume claims on local volumes: directories and loop devices.
+//!
+//! Local volumes are persistent volumes of the node itself (spec 07 §3.3, §4, §5, §7.6, spec 10 §4.8).
 
 use std::{
     fs,
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use crate::cluster::{NAMESPACE, World, pod_of};
 use berth_testkit::process::{Agent, NODE, skips};
 
-/// A volume of the node's.
+/// A local persistent volume.
 struct Local {
     path: PathBuf,
     spec: Value,
@@ -31,7 +32,7 @@ impl Local {
         self
     }
 
-    /// The volume `name`, and a claim of that name bound to it.
+    /// Creates the volume `name`, and a claim of that name bound to it.
     fn create(self, world: &World, name: &str) {
         claim(world, name);
         let mut spec = json!({"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
@@ -50,7 +51,7 @@ impl Local {
     }
 }
 
-/// A claim that nobody has bound.
+/// Creates an unbound claim.
 fn claim(world: &World, name: &str) {
     let spec = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "local",
         "resources": {"requests": {"storage": "1Gi"}}});
@@ -80,7 +81,7 @@ fn uid(pod: &Value) -> &str {
     pod["metadata"]["uid"].as_str().expect("a UID")
 }
 
-/// Where a pod has a volume.
+/// Path of a pod's volume.
 fn place(world: &World, pod: &Value, volume: &str) -> PathBuf {
     world.home.root().join("pods").join(uid(pod)).join("volumes/kubernetes.io~local-volume").join(volume)
 }
@@ -96,14 +97,14 @@ fn is_mounted(path: &Path) -> bool {
     mounts.lines().any(|line| line.split(' ').nth(4) == path.to_str())
 }
 
-/// A device on a file, which goes with it.
+/// A loop device on a temporary file, detached when dropped.
 struct Loop {
     device: PathBuf,
     _file: tempfile::NamedTempFile,
 }
 
 impl Loop {
-    /// `None` where the machine has no loop devices; says so by name.
+    /// Attaches a loop device; `None`, with a report, if the machine has none.
     fn new(test: &str) -> Option<Self> {
         let file = tempfile::NamedTempFile::new().expect("a file");
         file.as_file().set_len(64 << 20).expect("room");
@@ -123,7 +124,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.device).output(); // the machine's next test finds another
+        let _ = Command::new("losetup").arg("-d").arg(&self.device).output(); // the next test uses another device
     }
 }
 
@@ -149,7 +150,7 @@ async fn a_claim_that_is_not_bound_is_waited_for() {
          volumes=[v]: error processing PVC {NAMESPACE}/c: PVC is not bound"
     );
     world.until_event(&agent, "FailedMount", &text).await;
-    // At most ten reads a minute, and two at first: the third comes 6 s later, less what the clocks differ by.
+    // At most ten reads a minute, and two at first: the third comes 6 s later, less the clock difference.
     let begun = Instant::now();
     let reads = || world.asked().since(before).at("persistentvolumeclaims", NAMESPACE, "c").verb("get");
     agent.until("the claim is read three times", async || reads().len() >= 3).await;
@@ -211,7 +212,7 @@ async fn a_pod_with_a_claim_restarts_while_nobody_answers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_finds_what_is_mounted_and_takes_down_what_nobody_wants() {
-    // AC-07-20, AC-07-21, of a volume that no driver serves
+    // AC-07-20, AC-07-21, of a volume without a driver
     if skips("a_restart_finds_what_is_mounted_and_takes_down_what_nobody_wants") {
         return;
     }

@@ -1,4 +1,4 @@
-//! How many connections a node has (spec 10 §8.2, §8.6).
+//! Number of connections of a node to the API server (spec 10 §8.2, §8.6).
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use berth_testkit::{
 };
 
 const LEASES: &str = "leases.coordination.k8s.io";
-/// The bar of 500 pods holds for fifty.
+/// Maximum number of connections; the limit for 500 pods applies to fifty.
 const MOST: usize = 8;
 
 fn used(requests: &Requests) -> BTreeSet<u64> {
@@ -44,7 +44,7 @@ async fn fifty_pods_need_few_connections() {
     let asked = world.asked();
     let watched = asked.verb("watch").filter(|logged| ["configmaps", "secrets"].contains(&logged.resource.as_str()));
     assert!(watched.len() >= 2 * names.len(), "each is followed: {}", watched.len());
-    // A server takes a hundred at a time on each: one would not do.
+    // A server limits each connection to a hundred streams: one would not be sufficient.
     let (watches, leases, all) = (used(&asked.verb("watch")), used(&asked.of(LEASES)), used(&asked));
     assert!(watches.len() >= 2, "{watches:?}");
     assert!(leases.is_disjoint(&watches), "{leases:?} {watches:?}");

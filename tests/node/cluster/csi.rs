@@ -1,5 +1,6 @@
-//! Volumes of a CSI driver, from claim to container and back, with an agent that ends in the middle. Spec 07 §12,
-//! §6; spec 10a §9.
+//! CSI volumes from claim to container and back, with agents killed between steps.
+//!
+//! Spec 07 §12, §6; spec 10a §9.
 
 use std::{fs, path::PathBuf, process::Command, sync::Arc};
 
@@ -18,13 +19,13 @@ const DRIVER: &str = "disk.example.com";
 const VOLUME: &str = "kubernetes.io/csi/disk.example.com^h";
 const DATA: &str = "precious";
 
-/// As controllers write it.
+/// Patches a status as controllers do.
 fn patch_status(api: &ApiServer, (resource, namespace, name): (&str, &str, &str), patch: Value) {
     let outcome = api.admin().patch_sub(resource, namespace, name, "status", patch);
     outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
 }
 
-/// A cluster with a driver, and one volume with data in it.
+/// A cluster with a driver, and one volume with data.
 struct Storage {
     world: World,
     driver: CsiDriver,
@@ -104,7 +105,7 @@ impl Storage {
         self.world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~csi/pv/mount")
     }
 
-    /// The agent ends at that step.
+    /// Makes the agent exit at that step.
     fn ends_at(&self, step: &str) {
         fs::write(self.world.home.path().join("steps"), format!("{step} kill")).expect("written");
     }
@@ -148,7 +149,7 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     assert_eq!(node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"], ids);
 
     let pod = storage.run("holder");
-    // The controller attaches what the node says it uses.
+    // The controller attaches volumes that the node reports in use.
     world
         .until(&agent, "the volume is told to be in use", |seen| {
             seen.object("nodes", "", NODE).is_some_and(|node| node["status"]["volumesInUse"] == json!([VOLUME]))
@@ -170,7 +171,7 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     assert_eq!(publish.rest["publishContext"], json!({"device": "sda"}));
     assert_eq!(publish.rest["volumeContext"]["csi.storage.k8s.io/pod.name"], "holder");
 
-    // How full it is says the driver, for the page's claim.
+    // The driver reports the usage, for the claim's series.
     for (name, value) in [("capacity_bytes", 1000), ("available_bytes", 990), ("used_bytes", 10), ("inodes_used", 10)] {
         let line = format!(
             "kubelet_volume_stats_{name}{{namespace=\"{NAMESPACE}\",persistentvolumeclaim=\"claim\"}} {value}\n"
@@ -178,7 +179,7 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
         agent.until(&line, async || agent.metrics().await.contains(&line)).await;
     }
 
-    // Another agent finds what this one left.
+    // Another agent reconstructs the volume of this one.
     agent.kill().await;
     let started = world.ground.cri.count("start_container");
     let agent = world.home.start().await;
@@ -188,7 +189,7 @@ async fn a_claim_is_attached_staged_published_and_all_of_it_undone() {
     assert_eq!(world.ground.cri.count("start_container"), started, "nothing is restarted");
     assert_eq!(fs::read_to_string(&file).expect("readable"), DATA);
 
-    // And what nobody wants any more.
+    // And unmounts volumes that no pod uses any more.
     agent.kill().await;
     world.api.delete("pods", NAMESPACE, "holder", Some(0));
     let agent = world.home.start().await;
@@ -231,7 +232,7 @@ async fn a_volume_that_is_not_well_is_told_of_though_nobody_scrapes() {
     agent.until(&line, async || agent.metrics().await.contains(&line)).await;
 }
 
-/// Nobody waits two minutes for the attachment here: another volume of the pod fails at once, and with it the wait for
+/// Does not wait two minutes for the attachment: another volume of the pod fails at once, and with it the wait for
 /// both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_volume_the_node_has_no_room_for_is_rejected() {
@@ -279,7 +280,7 @@ async fn a_pod_whose_volume_the_node_has_no_room_for_is_rejected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_deleted_while_its_driver_mounts_leaves_nothing() {
-    // Spec 07 §2.3: what may still happen is undone.
+    // Spec 07 §2.3: a call whose outcome is unknown is undone.
     if skips("a_pod_deleted_while_its_driver_mounts_leaves_nothing") {
         return;
     }
@@ -293,26 +294,26 @@ async fn a_pod_deleted_while_its_driver_mounts_leaves_nothing() {
         storage.run(name);
         driver.until("it hangs", |driver| driver.of(method).len() > before).await;
         world.api.delete("pods", NAMESPACE, name, Some(0));
-        // Its pod is gone, and the driver does the work all the same.
+        // Its pod is gone, and the driver completes the call nevertheless.
         driver.release();
         world.until_gone(&agent, name).await;
         storage.until_clean(&agent, &format!("{method} of a pod that is gone")).await;
     }
-    // The volume is as good as new.
+    // The volume is usable again.
     let pod = storage.run("next");
     world.until_ready(&agent, "next").await;
     assert_eq!(fs::read_to_string(storage.target(&pod).join("file")).expect("readable"), DATA);
     drop(agent);
 }
 
-/// As the controller names it.
+/// Name of the VolumeAttachment, as the controller derives it.
 fn attachment() -> String {
     use sha2::{Digest, Sha256};
     let digest = Sha256::digest(format!("h{DRIVER}{NODE}").as_bytes());
     format!("csi-{}", digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
-/// A loop device on a file of the driver's volume, which pods get as a device.
+/// A loop device on a file of the driver's volume, used as a block volume.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -328,11 +329,11 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status(); // it may have been in the way
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status(); // it may not be attached
     }
 }
 
-/// Mounts, links, locks and records of devices.
+/// Mounts, links, locks, and records of block volumes.
 fn devices_left(storage: &Storage) -> Vec<String> {
     let root = storage.world.home.root();
     let own = root.join("plugins/kubernetes.io/csi/volumeDevices");
@@ -425,10 +426,10 @@ async fn an_agent_that_ends_between_two_steps_of_a_device_leaks_nothing() {
     drop(agent);
 }
 
-/// Steps on the way to a pod that has its volume.
+/// Steps of a mount.
 const THERE: [&str; 5] =
     ["csi.stage.recorded", "csi.stage.called", "csi.publish.recorded", "csi.publish.called", "csi.publish.settled"];
-/// Steps on the way back.
+/// Steps of an unmount.
 const BACK: [&str; 10] = [
     "csi.unpublish.begun",
     "csi.unpublish.called",
@@ -452,7 +453,7 @@ async fn an_agent_that_ends_between_two_steps_loses_and_leaks_nothing() {
     let mut agent = world.start().await;
     storage.plugin.registered().await;
     for step in THERE {
-        // It goes on where it was.
+        // The next agent continues the mount.
         storage.ends_at(step);
         let pod = storage.run("goes-on");
         agent.end().await;
@@ -464,7 +465,7 @@ async fn an_agent_that_ends_between_two_steps_loses_and_leaks_nothing() {
         world.until_gone(&agent, "goes-on").await;
         storage.until_clean(&agent, step).await;
 
-        // The pod went meanwhile.
+        // The pod was deleted meanwhile.
         storage.ends_at(step);
         storage.run("goes");
         agent.end().await;

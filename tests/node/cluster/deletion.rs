@@ -1,4 +1,4 @@
-//! How pods end (spec 10a §14, §15).
+//! Pod deletion: grace periods, status, force, and finalizers (spec 10a §14, §15).
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn a_deleted_pod_ends_and_goes() {
         "{asked}"
     );
     let ended = last.ended.expect("answered");
-    // By event, not by a turn; how long it takes is measured in the bench.
+    // Triggered by an event, not by the sync period; the benchmark measures the latency.
     assert!(deletes[0].begun - ended < Duration::from_secs(5), "{:?}", deletes[0].begun - ended);
     drop(agent);
 }

@@ -1,4 +1,4 @@
-//! Pods that have to go before the node starves, and those that users evict (spec 10a §17, 05 §3).
+//! Node pressure eviction, and evictions by users (spec 10a §17, 05 §3).
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use berth_testkit::{
 
 const MI: usize = 1 << 20;
 
-/// A pod that requests some memory: it is admitted while memory is short.
+/// A pod with a small memory request: it is admitted under memory pressure.
 fn burstable(name: &str) -> Value {
     let requests = json!({"requests": {"memory": "1Mi"}});
     pod_of(name, json!({"containers": [{"name": "main", "resources": requests}]}))
@@ -46,7 +46,7 @@ async fn a_node_short_of_memory_lets_a_pod_go() {
     let created = world.run(burstable("web"));
     world.until_ready(&agent, "web").await;
     agent.kill().await;
-    // Of any machine's memory more than a hundredth is in use.
+    // More than 1 % of any machine's memory is in use.
     world.home = world.home.with(json!({"evictionHard": {"memory.available": "99%"}}));
     let before = world.api.last();
     let agent = world.home.start().await;
@@ -98,7 +98,7 @@ async fn a_node_short_of_memory_lets_a_pod_go() {
     drop(agent);
 }
 
-/// The agent's root directory becomes a file system of that size, of which so much is left.
+/// Mounts a tmpfs of that size with that much free space on the agent's root directory.
 fn small_disk(world: &World, size: usize, left: usize) {
     let root = world.home.root();
     let options = format!("size={size},mode=750");
@@ -106,7 +106,7 @@ fn small_disk(world: &World, size: usize, left: usize) {
     fs::write(root.join("filler"), vec![1_u8; size - left]).expect("there is room");
 }
 
-/// Writes a file of that size into a volume of a pod.
+/// Writes a file of that size into a pod's volume.
 fn write_into(world: &World, pod: &Value, volume: &str, size: usize) {
     let uid = pod["metadata"]["uid"].as_str().expect("a uid");
     let place = world.home.root().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir").join(volume);
@@ -144,7 +144,7 @@ async fn of_a_full_disk_one_pod_goes_where_one_suffices() {
     let message = over["status"]["message"].as_str().unwrap_or_default();
     let start = "The node was low on resource: ephemeral-storage. Threshold quantity: 20Mi, available: ";
     assert!(message.starts_with(start), "{message}");
-    // However late this looks: it was told, and is over.
+    // The condition may be cleared by now: the log of requests proves that it was reported.
     let told = |logged: &Logged| {
         let conditions = logged.body["status"]["conditions"].as_array();
         conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "DiskPressure" && c["status"] == "True"))

@@ -1,5 +1,6 @@
-//! Who the node is to others: serving certificates that the cluster signs, client certificates that are replaced
-//! (spec 10a §12, spec 01).
+//! Node certificates: serving certificates signed by the cluster, and client certificate rotation.
+//!
+//! Behavior: spec 10a §12, spec 01.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -25,7 +26,7 @@ async fn a_serving_certificate_comes_from_the_cluster() {
     let (mut world, port): (World, MainPort) = open_world().await;
     world.home = world.home.with(json!({"serverTLSBootstrap": true, "tlsCertFile": "", "tlsPrivateKeyFile": ""}));
     let agent = world.start().await;
-    // The scheduler of this world binds it.
+    // The test API server's scheduler binds it.
     world.api.create(pod("a"));
     world.until_ready(&agent, "a").await;
     world.until(&agent, "it asks for a certificate", |seen| !seen.all(CSRS).is_empty()).await;
@@ -104,7 +105,7 @@ async fn a_serving_certificate_that_is_denied_is_asked_for_again() {
     world.api.deny(&denied);
     world.until(&agent, "it asks again", |seen| seen.all(CSRS).iter().any(|csr| name(csr) != denied)).await;
     let second = world.api.all(CSRS).iter().map(|csr| name(csr)).find(|name| *name != denied).expect("there");
-    // Nobody looks at it for a while; pods do not wait for it.
+    // The request stays undecided for a while; pods do not wait for it.
     world.api.create(pod("a"));
     world.until_ready(&agent, "a").await;
     world.api.approve(&second);
@@ -136,7 +137,7 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
     let requests = log.of(CSRS).verb("create");
     let begun: Vec<_> = requests.iter().filter(|logged| logged.code == Some(201)).map(|logged| logged.begun).collect();
     let [first, second, ..] = begun.as_slice() else { panic!("{requests}") };
-    // 70 to 90 % of its life, which begins with a full second before it was asked for.
+    // 70 to 90 % of its lifetime, which begins with a full second before the request.
     let waited = second.duration_since(*first);
     assert!(waited >= Duration::from_secs_f64(0.7 * LIFE as f64 - 1.0), "{waited:?}\n{requests}");
     world
@@ -166,7 +167,7 @@ async fn a_client_certificate_is_rotated_before_it_ends() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
-    // 10 §8.3, 10a §14: it expires before a pod's end can be told.
+    // 10 §8.3, 10a §14: it expires before the end of a pod can be reported.
     if skips("a_client_certificate_that_ran_out_is_replaced_while_pods_run") {
         return;
     }
@@ -180,7 +181,7 @@ async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
     let started = world.ground.cri.count("start_container");
     world.api.rules(|rules| rules.approver = None);
     world.until(&agent, "it asks for the next", |seen| pending(&seen.all(CSRS)).is_some()).await;
-    // Its last ten seconds at most have begun: the container outlives it.
+    // At most ten seconds of its lifetime are left: the container outlives it.
     world.api.delete("pods", NAMESPACE, "ends", Some(12));
     agent.until_log("The certificate has expired").await;
     let expired = world.api.last();
@@ -211,7 +212,7 @@ async fn a_client_certificate_that_ran_out_is_replaced_while_pods_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_was_off_for_too_long_comes_back() {
-    // Spec 01 §20: what it joined with is gone by then, as kubeadm leaves it.
+    // Spec 01 §20: the bootstrap kubeconfig is deleted by then, as kubeadm leaves a node.
     if skips("a_node_that_was_off_for_too_long_comes_back") {
         return;
     }
@@ -242,7 +243,7 @@ async fn a_node_that_was_off_for_too_long_comes_back() {
     assert!(!agent.has_ended(), "it is the same process");
 }
 
-/// A node that joins with a token and rotates its certificate, and the kubeconfig it joins with.
+/// A node that joins with a token and rotates its certificate, and its bootstrap kubeconfig.
 async fn rotating() -> (World, PathBuf) {
     let mut world = World::new().await;
     world.api.rules(|rules| rules.certificates_live = Some(SignedDuration::from_secs(LIFE)));
@@ -258,13 +259,13 @@ async fn rotating() -> (World, PathBuf) {
     (world, bootstrap)
 }
 
-/// A request for a certificate that nobody has decided about.
+/// Name of an undecided certificate signing request.
 fn pending(requests: &[Arc<Value>]) -> Option<String> {
     let is_open = |csr: &&Arc<Value>| csr["status"]["conditions"].as_array().is_none_or(Vec::is_empty);
     requests.iter().find(is_open).and_then(|csr| csr["metadata"]["name"].as_str()).map(str::to_owned)
 }
 
-/// The node's certificate, of last year.
+/// The node's certificate, expired for a year.
 fn expired_pair(world: &World) -> String {
     let year = SignedDuration::from_hours(365 * 24);
     let validity = Validity::days(world.api.now() - year, 1);
@@ -272,7 +273,7 @@ fn expired_pair(world: &World) -> String {
     issued.certificate + &issued.key
 }
 
-/// Seconds a client certificate lives there.
+/// Lifetime of client certificates, in seconds.
 const LIFE: i64 = 30;
 
 fn user() -> String {

@@ -1,4 +1,4 @@
-//! How a node joins (spec 10a §12, spec 10 §4.1, §4.2).
+//! Node registration and TLS bootstrap (spec 10a §12, spec 10 §4.1, §4.2).
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,7 +12,7 @@ use berth_testkit::{
 
 const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
 
-/// Where in the log the first request of that kind is.
+/// Log id of the first request of that kind.
 fn first(world: &World, verb: &str, resource: &str) -> u64 {
     let found = world.asked().of(resource).verb(verb);
     found.first().map(|logged| logged.id).unwrap_or_else(|| panic!("no {verb} {resource} in\n{}", world.asked()))
@@ -146,7 +146,7 @@ async fn pods_of_manifests_do_not_wait_for_a_first_certificate() {
     drop(agent);
 }
 
-/// A node that has a token and no certificate.
+/// A node with a bootstrap token and no certificate.
 struct Newcomer {
     world: World,
     kubeconfig: PathBuf,

@@ -1,5 +1,6 @@
-//! kubectl as people use it, on a cluster of the test API server and one agent: what it asks about pods' streams goes
-//! from the server to the agent's main port, with the server's own certificate.
+//! kubectl on a cluster of the test API server and one agent, with streams through the server.
+//!
+//! The server proxies requests about pods to the agent's main port, with the server's own certificate.
 
 use std::{
     process::{Command as Plain, Stdio},
@@ -20,19 +21,19 @@ use berth_testkit::{
     scripted::streaming::StreamServer,
 };
 
-/// No call of kubectl takes longer.
+/// Timeout of a kubectl call.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// A node with its main port open to the API server.
+/// A node whose main port is open to the API server.
 pub async fn open_world() -> (World, MainPort) {
     let (mut world, port) = (World::new().await, MainPort::new());
     let callers = port.path("callers.crt");
     std::fs::write(&callers, world.api.authority_pem()).expect("written");
     let mut fields = port.webhook_fields();
-    // The server comes to the node's own address.
+    // The API server connects to the node's own address.
     fields["address"] = "0.0.0.0".into();
     fields["authentication"]["x509"]["clientCAFile"] = json!(callers);
-    // Certificates of the machine's own kubelet are none of ours.
+    // The default directory may contain certificates of the machine's own kubelet.
     let pki = world.home.path().join("pki");
     std::fs::create_dir(&pki).expect("made");
     world.home = world.home.with(fields).flag(format!("--cert-dir={}", pki.display()));
@@ -46,7 +47,7 @@ struct Cluster {
     _port: MainPort,
 }
 
-/// What a call came to.
+/// Result of a call.
 #[derive(Debug)]
 struct Told {
     code: Option<i32>,
@@ -55,7 +56,7 @@ struct Told {
 }
 
 impl Cluster {
-    /// `None` where the test is skipped, which it says.
+    /// Starts the cluster; `None`, with a report, if the test is skipped.
     async fn new(test: &str) -> Option<Self> {
         if skips(test) {
             return None;
@@ -69,7 +70,7 @@ impl Cluster {
         Some(Self { world, agent, _port: port })
     }
 
-    /// kubectl at work.
+    /// Starts kubectl.
     fn spawn(&self, args: &[&str]) -> Child {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.world.api.kubeconfig()).args(["--namespace", NAMESPACE]).args(args);
@@ -81,21 +82,21 @@ impl Cluster {
     async fn kubectl(&self, args: &[&str], input: &str) -> Told {
         let mut child = self.spawn(args);
         let mut stdin = child.stdin.take().expect("a pipe");
-        let _ = stdin.write_all(input.as_bytes()).await; // it need not read
+        let _ = stdin.write_all(input.as_bytes()).await; // kubectl may not read its stdin
         drop(stdin);
         let output = timeout(LIMIT, child.wait_with_output()).await.expect("kubectl ends").expect("it ran");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Told { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
-    /// What it prints where it succeeds.
+    /// Output of a successful call.
     async fn says(&self, args: &[&str], input: &str) -> String {
         let told = self.kubectl(args, input).await;
         assert_eq!(told.code, Some(0), "{args:?}: {told:?}\n{}", self.agent.log_end());
         told.out
     }
 
-    /// The words of each line it prints.
+    /// Words of each output line.
     async fn rows(&self, args: &[&str]) -> Vec<Vec<String>> {
         words(&self.says(args, "").await)
     }

@@ -1,4 +1,4 @@
-//! Static pods as the API server sees them (spec 10a §16).
+//! Mirror pods of static pods in the API server (spec 10a §16).
 
 use serde_json::json;
 
@@ -39,7 +39,7 @@ async fn a_static_pod_has_a_mirror_that_can_be_deleted_in_vain() {
             let body = &deletes.last().expect("what the user asked for is done").body;
             assert_eq!((&body["gracePeriodSeconds"], &body["preconditions"]["uid"]), (&json!(0), &old), "{deletes}");
         } else {
-            // The server shows that it goes before it is gone: who is quick asks for what is done already.
+            // The server reports the deletion before the object is removed: a second DELETE of the same UID may follow.
             let others = deletes.since(before).filter(|logged| logged.body["preconditions"]["uid"] != old);
             assert!(others.is_empty(), "there is nothing else to delete\n{deletes}");
         }

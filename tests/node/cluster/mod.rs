@@ -1,6 +1,7 @@
-//! The binary itself as a node of a cluster: the test API server on one side, a scripted runtime on the
-//! other, and the flows of spec 10a between them. Needs root, because an agent does; otherwise each test is
-//! skipped by name.
+//! The agent binary as a cluster node between the test API server and the scripted runtime.
+//!
+//! Covers the flows of spec 10a. Needs root, because an agent does; otherwise each test reports its name and is
+//! skipped.
 
 mod certificates;
 mod claims;
@@ -35,21 +36,21 @@ use berth_testkit::{
 };
 use serde_json::{Value, json};
 
-/// The namespace of the pods here.
+/// Namespace of the pods.
 const NAMESPACE: &str = "default";
 
 /// A cluster of one node.
 pub struct World {
-    /// The control plane, which knows the node's credentials.
+    /// Control plane; it knows the node's credentials.
     pub api: ApiServer,
-    /// The runtime.
+    /// Scripted runtime.
     pub ground: Ground,
-    /// The node's agent: its files.
+    /// Files and configuration of the node's agent.
     pub home: Home,
 }
 
 impl World {
-    /// Nothing runs yet.
+    /// Creates a cluster without a running agent.
     pub async fn new() -> Self {
         let (api, ground) = (ApiServer::start().await, Ground::new().await);
         let kubeconfig = api.node_kubeconfig(NODE);
@@ -60,7 +61,7 @@ impl World {
         Self { api, ground, home }
     }
 
-    /// A node that is Ready.
+    /// Creates a cluster whose node is Ready.
     pub async fn joined() -> (Self, Agent) {
         let world = Self::new().await;
         let agent = world.start().await;
@@ -77,7 +78,7 @@ impl World {
         agent
     }
 
-    /// Creates a pod, bound to the node as a scheduler does it.
+    /// Creates a pod and binds it to the node, as a scheduler does.
     pub fn run(&self, manifest: Value) -> Arc<Value> {
         let name = manifest["metadata"]["name"].as_str().expect("a name").to_owned();
         self.api.create(manifest);
@@ -85,43 +86,43 @@ impl World {
         self.pod(&name).expect("it is there")
     }
 
-    /// A pod as the server has it.
+    /// The server's copy of a pod.
     pub fn pod(&self, name: &str) -> Option<Arc<Value>> {
         self.api.get("pods", NAMESPACE, name)
     }
 
-    /// Waits until something holds of the server; tells what the agent logged where it does not.
+    /// Waits until the server meets a condition; prints the end of the agent's log if it does not.
     pub async fn until(&self, agent: &Agent, what: &str, holds: impl Fn(&Seen<'_>) -> bool) {
         let _told = Told(agent);
         self.api.wait_until(what, PATIENCE, holds).await;
     }
 
-    /// Waits until something holds of a pod there, and returns it.
+    /// Waits until the server's copy of a pod meets a condition, and returns it.
     pub async fn until_pod(&self, agent: &Agent, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Arc<Value> {
         let what = format!("{name} {what}");
         self.until(agent, &what, |seen| seen.object("pods", NAMESPACE, name).is_some_and(|pod| holds(&pod))).await;
         self.pod(name).expect("it was there just now")
     }
 
-    /// Waits until a pod is Running and Ready there.
+    /// Waits until a pod is Running and Ready on the server.
     pub async fn until_ready(&self, agent: &Agent, name: &str) -> Arc<Value> {
         let is_ready = |pod: &Value| pod["status"]["phase"] == "Running" && condition(pod, "Ready") == "True";
         self.until_pod(agent, name, "is Running and Ready", is_ready).await
     }
 
-    /// Waits until a pod is not there any more.
+    /// Waits until a pod is deleted from the server.
     pub async fn until_gone(&self, agent: &Agent, name: &str) {
         self.until(agent, &format!("{name} is gone"), |seen| seen.object("pods", NAMESPACE, name).is_none()).await;
     }
 
-    /// Waits until that event was sent.
+    /// Waits until the server has that event.
     pub async fn until_event(&self, agent: &Agent, reason: &str, message: &str) {
         let is_it = |event: &Arc<Value>| event["reason"] == reason && event["message"] == message;
         let what = format!("the event {reason}: {message}");
         self.until(agent, &what, |seen| seen.all("events").iter().any(is_it)).await;
     }
 
-    /// The container `main` of a pod ends.
+    /// Ends the container `main` of a pod with that exit code.
     pub fn end(&self, pod: &Value, code: i32) {
         let name = pod["metadata"]["name"].as_str().expect("a name");
         for id in self.ground.cri.running(name, "main") {
@@ -129,13 +130,13 @@ impl World {
         }
     }
 
-    /// What the agent asked.
+    /// Requests of the agent.
     pub fn asked(&self) -> Requests {
         self.api.log().by(&format!("system:node:{NODE}"))
     }
 }
 
-/// Prints the end of the agent's log when a test fails while it waits.
+/// Prints the end of the agent's log when a test fails during a wait.
 struct Told<'a>(&'a Agent);
 
 impl Drop for Told<'_> {
@@ -146,26 +147,26 @@ impl Drop for Told<'_> {
     }
 }
 
-/// The status of a condition; empty where there is none.
+/// Status of a condition; empty if there is none.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
     let conditions = object["status"]["conditions"].as_array();
     let found = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == kind));
     found.and_then(|condition| condition["status"].as_str()).unwrap_or_default()
 }
 
-/// A pod of one container, as a user applies it.
+/// A pod with one container, as a user applies it.
 pub fn pod(name: &str) -> Value {
     pod_of(name, json!({"containers": [{"name": "main"}]}))
 }
 
-/// A pod; containers get an image that the runtime has.
+/// A pod; its containers get an image that the runtime has.
 pub fn pod_of(name: &str, spec: Value) -> Value {
     let mut pod = manifest_of(name, spec);
     pod["metadata"]["namespace"] = json!(NAMESPACE);
     pod
 }
 
-/// A short while in which nothing may happen: as long as what may not happen would take.
+/// Pause in which nothing may happen; as long as the unwanted action would take.
 pub async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(500)).await;
 }

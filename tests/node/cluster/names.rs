@@ -1,4 +1,4 @@
-//! A name that somebody else has, and a node object that comes and goes (spec 05 §4.2, §4.8; 10 §4.1, §4.2).
+//! Duplicate node names, and deleted node objects (spec 05 §4.2, §4.8; 10 §4.1, §4.2).
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn texts(world: &World) -> Vec<String> {
     told(world).iter().map(|event| event["message"].to_string()).collect()
 }
 
-/// Renews the lease as an agent does it.
+/// Renews the lease as an agent does.
 fn renew(api: &ApiServer) {
     let now = api.now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
     api.patch(LEASES, "kube-node-lease", NODE, json!({"spec": {"renewTime": now}}));
@@ -30,7 +30,7 @@ fn renew(api: &ApiServer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_a_live_node_has_is_taken_over_and_told() {
-    // AC-10-2 with a node that lives: the reference adopts the object, and tells nobody.
+    // AC-10-2 with a live node: the reference adopts the object silently.
     if skips("a_name_that_a_live_node_has_is_taken_over_and_told") {
         return;
     }
@@ -60,13 +60,13 @@ async fn a_name_that_a_live_node_has_is_taken_over_and_told() {
             lease["spec"]["renewTime"] != json!(now)
         })
         .await;
-    // Who held it lives on: without that it could be a lease of our own, of before a restart.
+    // The other holder must renew: otherwise it could be our own lease from before a restart.
     renew(&world.api);
     agent.until("it is told", async || told(&world).len() >= 2).await;
     let texts = texts(&world);
     assert!(texts.iter().any(|text| text.contains("provider ID cloud://other, here cloud://ours")), "{texts:?}");
     assert!(texts.iter().any(|text| text.contains("another-agent")), "{texts:?}");
-    // The other one goes on: we do not fight it.
+    // The other agent continues: ours does not compete with it.
     let before = world.api.last();
     for _ in 0..10 {
         renew(&world.api);

@@ -1,5 +1,6 @@
-//! Objects that are strange, too big, or gone (the bad input of issue "A node in a cluster"): whoever has nothing to do
-//! with them runs on.
+//! Unusual, oversized, or deleted API objects: pods that do not use them are unaffected.
+//!
+//! The bad input of issue "A node in a cluster".
 
 use serde_json::{Value, json};
 
@@ -128,7 +129,7 @@ async fn a_pod_without_containers_is_not_begun() {
         object["metadata"]["uid"] = json!(format!("33333333-3333-4333-8333-33333333333{uid}"));
         object["spec"]["nodeName"] = json!(NODE);
         object["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"});
-        // No API server takes such a pod.
+        // A real API server rejects such a pod.
         world.api.with(|core| core.apply(vec![Write::Put { resource: "pods".to_owned(), object }]));
         let failed = |pod: &Value| pod["status"]["phase"] == "Failed";
         let pod = world.until_pod(&agent, name, "is told to be nothing", failed).await;

@@ -1,5 +1,6 @@
-//! What a server does that no server should: pods run on whatever it answers (the bad input of issue "A node in a
-//! cluster", spec 10a §9).
+//! API server misbehavior: pods keep running whatever it responds (spec 10a §9).
+//!
+//! The bad input of issue "A node in a cluster".
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +15,7 @@ use berth_testkit::{
 
 const LEASES: &str = "leases.coordination.k8s.io";
 
-/// A node with a pod `a` that runs.
+/// A node with a running pod `a`.
 struct Calm {
     world: World,
     agent: Agent,
@@ -22,7 +23,7 @@ struct Calm {
 }
 
 impl Calm {
-    /// `None` where the test is skipped.
+    /// Starts the node; `None` if the test is skipped.
     async fn new(test: &str) -> Option<Self> {
         if skips(test) {
             return None;
@@ -33,12 +34,12 @@ impl Calm {
         Some(Self { world, agent, a })
     }
 
-    /// `a` ends and is restarted here, whatever the server does.
+    /// Asserts that `a` is restarted locally when it exits, whatever the server does.
     async fn restarts(&self) {
         self.is_restarted(&self.a).await;
     }
 
-    /// A pod ends for the first time and is restarted here.
+    /// Asserts that a pod is restarted locally when it exits for the first time.
     async fn is_restarted(&self, pod: &Value) {
         let started = self.world.ground.cri.count("start_container");
         self.world.end(pod, 1);
@@ -46,7 +47,7 @@ impl Calm {
         self.world.ground.until("what ended is restarted", &self.agent, is_back).await;
     }
 
-    /// The sandbox of `a` is the first, and a new pod gets one.
+    /// Asserts that `a` still has its first sandbox, and that a new pod starts.
     async fn goes_on(&mut self, name: &str) -> Arc<Value> {
         assert!(!self.agent.has_ended(), "{}", self.agent.log_end());
         self.world.run(pod(name));
@@ -57,7 +58,7 @@ impl Calm {
         new
     }
 
-    /// Connections end, and with them watches.
+    /// Closes all connections, and with them the watches.
     fn cut(&self) {
         self.world.api.connections().iter().for_each(|connection| connection.close());
     }
@@ -115,7 +116,7 @@ async fn watches_that_last_for_one_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn versions_that_are_too_old_for_ever() {
-    // 410 is answered to whoever resumes; who begins anew is served.
+    // A resumed watch gets 410; a new list and watch is served.
     let Some(mut calm) = Calm::new("versions_that_are_too_old_for_ever").await else { return };
     let gone = Effect::status(410, "Expired", "too old resource version: 1 (2)");
     calm.world.api.fault(Fault::new(gone).on("watch", "pods").always());
@@ -184,7 +185,7 @@ async fn credentials_that_ran_out() {
     a_moment().await;
     let asked = calm.world.api.log().since(before);
     assert!(asked.len() < 150, "{} requests\n{asked}", asked.len());
-    // Somebody puts new ones in place.
+    // New credentials are put in place.
     calm.world.api.jump(-SignedDuration::from_hours(24 * 31));
     calm.world.api.node_kubeconfig(NODE);
     calm.goes_on("b").await;

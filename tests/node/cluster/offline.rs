@@ -1,4 +1,4 @@
-//! The machine boots while the API server is away: the last-known pods run again, where that is opted into.
+//! Boot without an API server: the last-known pods start from the checkpoint, if configured.
 
 use std::{
     fs,
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use crate::cluster::{NAMESPACE, World, a_moment, pod, pod_of};
 use berth_testkit::process::{Agent, NODE, skips, unmount_below};
 
-/// What must not lie on the disk in clear, and as the API has it.
+/// A secret that must not be stored in plain text, and its base64 form in the API.
 const SECRET: &str = "swordfish";
 const ENCODED: &str = "c3dvcmRmaXNo";
 
-/// A node that keeps its last-known pods.
+/// A node that keeps a checkpoint of its last-known pods.
 struct Keeping {
     world: World,
     key: PathBuf,
@@ -52,7 +52,7 @@ impl Keeping {
         self.world.ground.until(&format!("{pod} runs"), agent, |cri| !cri.running(pod, "main").is_empty()).await;
     }
 
-    /// The machine boots: nothing runs, nothing is mounted. What is kept was written when the agent ended.
+    /// Simulates a reboot: no containers, no mounts. The checkpoint was written when the agent exited.
     async fn reboots(&self, agent: Agent) {
         assert_eq!(agent.stop().await, Some(0));
         self.world.ground.cri.reboot();
@@ -60,7 +60,7 @@ impl Keeping {
     }
 }
 
-/// All files below a folder.
+/// All files below a directory.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries: Vec<PathBuf> =
         fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -68,7 +68,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.into_iter().flat_map(below).collect()
 }
 
-/// Where the agent's files hold that text.
+/// Files below a directory that contain that text.
 fn holding(folder: &Path, text: &str) -> Vec<PathBuf> {
     let holds = |path: &PathBuf| {
         fs::read(path).is_ok_and(|bytes| bytes.windows(text.len()).any(|window| window == text.as_bytes()))

@@ -1,4 +1,4 @@
-//! The API server goes away and comes back (spec 10a §21).
+//! API server outages: unreachable, hanging, and black-holed connections (spec 10a §21).
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ async fn a_watch_that_breaks_is_resumed_where_it_was() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_black_hole_costs_neither_the_lease_nor_the_watches() {
-    // AC-10-5; a ping would find out only after 45 s that the watch is dead.
+    // AC-10-5; an HTTP/2 ping would detect the dead watch only after 45 s.
     if skips("a_black_hole_costs_neither_the_lease_nor_the_watches") {
         return;
     }

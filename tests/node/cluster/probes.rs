@@ -1,5 +1,6 @@
-//! Probes of a node in a cluster (spec 05 §1): what they say reaches the API server at once, and a restart of the agent
-//! changes nothing.
+//! Probes of a cluster node: result latency in the API server, and agent restarts (spec 05 §1).
+//!
+//! Results reach the API server at once, and a restart of the agent changes nothing.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use berth_testkit::{
     scripted::{Behaviour, Fault},
 };
 
-/// A probe that runs a command of that name.
+/// An exec probe with that command.
 fn exec(command: &str, mut probe: Value) -> Value {
     probe["exec"] = json!({"command": [command]});
     probe
@@ -28,7 +29,7 @@ fn probed(name: &str, mut container: Value) -> Value {
 }
 
 impl World {
-    /// From now on the command of a probe passes, or fails.
+    /// Sets whether a probe's command passes from now on.
     fn let_exec(&self, command: &str, passes: bool) {
         let (code, output) = if passes { (0, "") } else { (1, "no") };
         self.ground.cri.on_exec(command, code, output, "", Duration::ZERO);
@@ -157,7 +158,7 @@ async fn a_restart_of_the_agent_keeps_what_is_ready() {
     a_moment().await;
     let writes = world.asked().since(before).of("pods").verb("patch");
     assert!(writes.is_empty(), "{writes}");
-    // and it is still asked
+    // The probe still runs.
     world.let_exec("other", false);
     world.until_unready(&agent, "other").await;
     world.until_ready(&agent, "web").await;

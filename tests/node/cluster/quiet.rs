@@ -1,11 +1,11 @@
-//! What an orderly life leaves in the log.
+//! Warnings and errors in the agent's log: none during normal operation.
 
 use nix::sys::signal::Signal;
 
 use crate::cluster::{World, pod};
 use berth_testkit::process::skips;
 
-/// What is said of a test's node and of the machine that tests run on.
+/// Expected warnings about the test node and the test machine.
 const KNOWN: [&str; 6] = [
     "reason=\"CgroupV1\"",
     "ClusterDNS",
@@ -15,7 +15,7 @@ const KNOWN: [&str; 6] = [
     "Failed to apply oom_score_adj",
 ];
 
-/// Lines that somebody would have to look at.
+/// Unexpected warning and error lines.
 fn worries(log: &str) -> Vec<&str> {
     let is_worry = |line: &&str| {
         let mut start = line.chars();

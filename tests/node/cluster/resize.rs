@@ -1,4 +1,4 @@
-//! Resources of pods change while they run (spec 10a §18).
+//! In-place pod resize on a cluster node (spec 10a §18).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use berth_testkit::{
 const IN_PROGRESS: &str = "PodResizeInProgress";
 const PENDING: &str = "PodResizePending";
 
-/// A pod of one container with that CPU, requested and at most.
+/// A pod of one container with that CPU request and limit.
 fn sized(name: &str, cpu: &str) -> Value {
     pod_of(name, json!({"containers": [{"name": "main", "resources": cpu_of(cpu)}]}))
 }
@@ -24,21 +24,21 @@ fn cpu_of(cpu: &str) -> Value {
 }
 
 impl World {
-    /// What a user does: other resources for the container `main`.
+    /// Changes the resources of the container `main`, as a user does.
     fn resize(&self, name: &str, resources: &Value) {
         let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources}]}});
         let outcome = self.api.admin().patch_sub("pods", NAMESPACE, name, "resize", patch);
         outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
     }
 
-    /// Calls that change a container wait until the token is cancelled.
+    /// Blocks UpdateContainerResources calls until the token is canceled.
     fn hold_updates(&self) -> CancellationToken {
         let go = CancellationToken::new();
         self.ground.cri.fault("update_container", "", Fault::Held(go.clone()), None);
         go
     }
 
-    /// Waits until a pod has that CPU and nothing of a resize is left.
+    /// Waits until a pod has that CPU and no resize condition.
     async fn until_resized(&self, agent: &Agent, name: &str, cpu: &str) -> Arc<Value> {
         let is_done = |pod: &Value| {
             let resources = &container(pod, "main")["resources"];
@@ -53,14 +53,14 @@ impl World {
         pod
     }
 
-    /// Waits until a condition of a resize speaks of that generation.
+    /// Waits until a resize condition has that observed generation.
     async fn until_told(&self, agent: &Agent, name: &str, kind: &str, generation: i64) -> Value {
         let is_told = |pod: &Value| told(pod, kind)["observedGeneration"] == generation;
         let pod = self.until_pod(agent, name, &format!("tells {kind} {generation}"), is_told).await;
         told(&pod, kind).clone()
     }
 
-    /// What the node gives to pods, in thousandths.
+    /// Allocatable CPU of the node, in millicores.
     fn milli_cpu(&self) -> i64 {
         let node = self.api.get("nodes", "", NODE).expect("it is there");
         let text = node["status"]["allocatable"]["cpu"].as_str().expect("a quantity").to_owned();
@@ -71,7 +71,7 @@ impl World {
     }
 }
 
-/// Thousandths of a CPU as the API writes them.
+/// Millicores as a quantity of the API.
 fn quantity(milli: i64) -> String {
     if milli % 1000 == 0 { (milli / 1000).to_string() } else { format!("{milli}m") }
 }
@@ -154,12 +154,12 @@ async fn what_does_not_fit_waits_until_another_goes() {
     assert_eq!(pod["status"]["allocatedResources"]["cpu"], "100m", "{pod:#}");
     assert_eq!(world.ground.cri.count("update_container"), 0);
 
-    // More than the whole node waits all the same.
+    // A request above the node's capacity is deferred, too.
     world.resize("web", &cpu_of(&quantity(all * 2)));
     let condition = world.until_told(&agent, "web", PENDING, 3).await;
     assert_eq!(condition["reason"], "Deferred", "{condition}");
 
-    // Who changes back has nothing to wait for.
+    // Reverting the resize ends the wait.
     world.resize("web", &cpu_of("100m"));
     world.until_resized(&agent, "web", "100m").await;
     assert_eq!(world.ground.cri.count("update_container"), 0);

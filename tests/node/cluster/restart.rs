@@ -1,4 +1,4 @@
-//! The agent is restarted, and nobody notices (spec 10a §22).
+//! Agent restart on a cluster node: no pod and no status changes (spec 10a §22).
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use berth_testkit::{
     web::{Answer, Server},
 };
 
-/// The mirror of a static pod.
+/// Mirror pod of the static pod.
 const MIRROR: &str = "fixed-test-node";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -30,7 +30,7 @@ async fn a_restart_changes_nothing() {
     world.until_ready(&agent, MIRROR).await;
     a_moment().await;
     agent.kill().await;
-    // Times are told in whole seconds: what began anew would have to say another one.
+    // Times have a resolution of one second: a restarted probe or container would show another one.
     let ended = world.api.now().as_second();
     while world.api.now().as_second() == ended {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -67,7 +67,7 @@ fn version(world: &World, name: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn static_pods_that_are_probed_stay_ready() {
-    // AC-10a-38, 10a §22 step 7: those of a control plane
+    // AC-10a-38, 10a §22 step 7: as for static control plane pods
     if skips("static_pods_that_are_probed_stay_ready") {
         return;
     }
@@ -93,7 +93,7 @@ async fn static_pods_that_are_probed_stay_ready() {
     agent.kill().await;
     while web.heads.try_recv().is_ok() {}
     let agent = world.home.start().await;
-    // Both that go on, and more than once.
+    // Both probes continue, and more than once.
     for _ in 0..5 {
         tokio::time::timeout(PATIENCE, web.heads.recv()).await.expect("it is asked again").expect("it is served");
     }

@@ -1,5 +1,7 @@
-//! The end of a node of a cluster (spec 05 §7): who goes with it is no endpoint any more before its containers end, and
-//! critical pods stay until the last words of the others are told.
+//! Graceful shutdown of a cluster node: endpoints first, critical pods last (spec 05 §7).
+//!
+//! A pod leaves its endpoints before its containers are stopped, and critical pods run until the final status of the
+//! others is reported.
 
 use std::time::Duration;
 
@@ -25,11 +27,11 @@ async fn pods_leave_service_before_they_end() {
     std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
     let periods = json!({"shutdownGracePeriod": "600s", "shutdownGracePeriodCriticalPods": "300s"});
     world.home = world.home.environment("BERTH_CONFIG", settings.display().to_string()).with(periods);
-    // It takes its time to end.
+    // A pod that takes its time to stop.
     let slow = Behaviour { stops_after: Some(Duration::from_secs(3600)), ..Behaviour::default() };
     world.ground.cri.behave("web/main", [slow]);
     let mut agent = world.start().await;
-    // It takes a moment for each status, and containers do not end before it has answered.
+    // The server delays each status update, and no container is stopped before it has responded.
     world.api.fault(
         Fault::new(Effect::Delay(Duration::from_millis(100))).on("patch", "pods").subresource("status").always(),
     );
@@ -72,7 +74,7 @@ async fn pods_leave_service_before_they_end() {
     for name in ["web", "critical"] {
         world.until_pod(&agent, name, "has gone with its node", is_over).await;
     }
-    // Who ended well has not failed, and says all the same why it ended, also once nothing of it is left.
+    // A pod that exited successfully has not failed; its status keeps the reason even once its containers are removed.
     let is_done = |pod: &Value| pod["status"]["phase"] == "Succeeded";
     let web = world.until_pod(&agent, "web", "has succeeded", is_done).await;
     let text = "Pod was terminated in response to imminent node shutdown.";
@@ -89,7 +91,8 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
     let mut world = World::new().await;
     let settings = world.home.path().join("berth.yaml");
     std::fs::write(&settings, "shutdown: {onTermination: true}\n").expect("written");
-    // The class between has no pods: what it leaves is for last words, however slow this machine is.
+    // The middle priority class has no pods: its time is available for the final status updates, however slow this
+    // machine is.
     let bands = [(0, 8), (1_000_000_000, 60), (2_000_000_000, 120)]
         .map(|(priority, seconds)| json!({"priority": priority, "shutdownGracePeriodSeconds": seconds}));
     world.home = world
@@ -128,7 +131,7 @@ async fn the_end_of_killed_pods_is_told_before_critical_ones_are_touched() {
     }
 }
 
-/// Lets pods go, or takes it back, as whoever is root does it.
+/// Runs `berth drain`, or cancels it, as root does.
 async fn drain(home: &Home, more: &[&str]) {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_berth"));
     command.args(["drain", "--root-dir"]).arg(home.root()).args(more);

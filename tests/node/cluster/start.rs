@@ -1,4 +1,4 @@
-//! From a binding to a running pod (spec 10a §13, §19).
+//! Pod start on a cluster node, from binding to Running (spec 10a §13, §19).
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ async fn a_bound_pod_runs() {
         node["status"]["addresses"]
     );
     assert!(status["podIP"].is_string() && status["startTime"].is_string(), "{status:#}");
-    // e2e F1: a container without resources is not one of a node that cannot resize.
+    // e2e F1: a container without resources must not look like one on a node without resize support.
     let resources = [&status["resources"], &status["containerStatuses"][0]["resources"]];
     assert_eq!(resources, [&json!({}); 2], "{status:#}");
     for kind in ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"] {
@@ -114,7 +114,7 @@ async fn what_a_pod_refers_to_comes_into_its_environment_and_files() {
     drop(agent);
 }
 
-/// A file below a folder of which the name of one level is not known.
+/// Finds a file below a directory with one unknown level in between.
 pub fn walk(folder: &std::path::Path, name: &str) -> std::path::PathBuf {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let found = entries.flatten().map(|entry| entry.path().join(name)).find(|path| path.exists());
@@ -166,7 +166,7 @@ async fn a_refused_pod_keeps_its_one_status() {
         let status = &world.pod("refused").expect("there")["status"];
         assert!(status["containerStatuses"].is_null() && status["reason"] == "SysctlForbidden", "{status}");
     };
-    // Whatever the echo of that status starts is done before the next pod runs.
+    // Every reaction to the echo of that status is done before the next pod runs.
     world.run(pod("after"));
     world.until_ready(&agent, "after").await;
     is_told_of_once(&world);
@@ -201,7 +201,7 @@ async fn a_start_that_fails_is_told_to_the_server() {
         return;
     }
     let world = World::new().await;
-    // No file that could be read.
+    // A directory where a file is expected.
     std::fs::create_dir_all(world.home.root().join("allocated_pods_state")).expect("a directory");
     let mut agent = world.home.spawn();
     assert_eq!(agent.end().await.code(), Some(1), "{}", agent.log_end());
@@ -224,7 +224,7 @@ async fn a_label_that_comes_after_its_pod_is_waited_for() {
     world.run(pod_of("early", wants));
     world.api.patch("nodes", "", NODE, json!({"metadata": {"labels": {"zone": "a"}}}));
     world.until_ready(&agent, "early").await;
-    // No node of this cluster ever had it: which of two watches arrives first does not matter.
+    // The node never has this label: the order in which the two watches deliver does not matter.
     world.run(pod_of("never", json!({"nodeSelector": {"zone": "b"}, "containers": [{"name": "main"}]})));
     world.until_pod(&agent, "never", "is refused", |pod| pod["status"]["reason"] == "NodeAffinity").await;
 }

@@ -1,4 +1,4 @@
-//! Tokens of service accounts in the files of pods (spec 10a §20).
+//! Service account tokens in projected volumes: renewal, failures, and outages (spec 10a §20).
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use berth_testkit::{
     process::{Agent, skips},
 };
 
-/// How long tokens live here, in seconds: they are due after eight.
+/// Lifetime of tokens in seconds; they are renewed after eight.
 const LIFE: i64 = 10;
 const ACCOUNT: &str = "robot";
 
@@ -32,7 +32,7 @@ async fn a_token_is_renewed_as_long_as_its_pod_lives() {
     let (first, shape, link) = (read(&file), shape(&file), version(&file));
     assert_eq!(shape, (0o640, 1000, 2000));
     assert_eq!(claims(&first)["kubernetes.io"]["serviceaccount"]["uid"], account);
-    // Whoever reads meanwhile finds a whole token: `read` fails otherwise.
+    // A concurrent reader finds a complete token: `read` fails otherwise.
     agent.until("the token is renewed", async || read(&file) != first).await;
     assert_eq!(self::shape(&file), shape, "given to the same");
     assert_ne!(version(&file), link, "all files at once");
@@ -50,7 +50,7 @@ async fn a_token_is_renewed_as_long_as_its_pod_lives() {
 
     world.api.delete("pods", NAMESPACE, "holder", Some(1));
     world.until_gone(&agent, "holder").await;
-    a_moment().await; // a request that was under way
+    a_moment().await; // a request may be in flight
     let before = world.api.last();
     let renewals = |of: &Value| asked(&world, of).since(before).filter(|logged| logged.code == Some(201)).len();
     world.until(&agent, "the other's is renewed twice", |_| renewals(&other) >= 2).await;
@@ -74,7 +74,7 @@ async fn a_token_that_cannot_be_renewed_stays() {
     let held = read(&file);
     world.until(&agent, "it is asked again", |_| world.api.hits(fault) >= 3).await;
     assert_eq!(read(&file), held);
-    // Its end comes, and changes nothing for who has it.
+    // The token expires; its holder keeps the file.
     let told = |pod: &str, text: &str| {
         let events = world.api.all("events");
         let is_it =
@@ -87,7 +87,7 @@ async fn a_token_that_cannot_be_renewed_stays() {
     world.api.create(robot_pod("late"));
     world.api.bind(NAMESPACE, "late", berth_testkit::process::NODE);
     world.until(&agent, "a new pod waits", |_| told("late", "failed to fetch token: no tokens today")).await;
-    // After a second, two, four; and it was due two seconds before its end.
+    // Retries after one, two, and four seconds; the renewal was due two seconds before the expiry.
     let end = claims(&held)["exp"].as_i64().expect("seconds");
     let tries = asked(&world, &holder).filter(|logged| logged.fault.is_some() && logged.at.as_second() < end);
     assert!(tries.len() <= 3, "{tries}");
@@ -110,7 +110,7 @@ async fn a_token_outlives_its_server() {
     let file = token_file(&world, &agent, "holder", &holder).await;
     let refused = Fault::new(Effect::status(500, "InternalError", "no tokens today"));
     let fault = world.api.fault(refused.on("create", "serviceaccounts").subresource("token").always());
-    // It is known here before the server goes, and has no token yet.
+    // The pod is known before the outage, and has no token yet.
     world.run(robot_pod("late"));
     agent.until_log("failed to fetch token: no tokens today").await;
     let started = world.ground.cri.count("start_container");
@@ -133,14 +133,14 @@ async fn a_token_outlives_its_server() {
     drop(agent);
 }
 
-/// A node in a cluster whose tokens are short-lived.
+/// A node in a cluster with short-lived tokens.
 async fn robots() -> (World, Agent) {
     let (world, agent) = World::joined().await;
     world.api.rules(|rules| rules.token_seconds = Some(LIFE));
     (world, agent)
 }
 
-/// The account of the pods here; returns its UID.
+/// Creates the pods' service account; returns its UID.
 fn create_account(world: &World) -> String {
     let metadata = json!({"name": ACCOUNT, "namespace": NAMESPACE});
     let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata});
@@ -156,7 +156,7 @@ fn run(world: &World, name: &str) -> Value {
     (*world.run(robot_pod(name))).clone()
 }
 
-/// The token of a pod that runs.
+/// Path of the token of a running pod.
 async fn token_file(world: &World, agent: &Agent, name: &str, pod: &Value) -> PathBuf {
     world.until_ready(agent, name).await;
     let uid = pod["metadata"]["uid"].as_str().expect("a UID");
@@ -169,13 +169,13 @@ fn read(file: &Path) -> String {
     token
 }
 
-/// Mode, user and group.
+/// Mode, user, and group.
 fn shape(file: &Path) -> (u32, u32, u32) {
     let metadata = fs::metadata(file).expect("there");
     (metadata.mode() & 0o7777, metadata.uid(), metadata.gid())
 }
 
-/// The name of the version of all files that is in place.
+/// Target of the `..data` link: the current version of all files.
 fn version(file: &Path) -> PathBuf {
     fs::read_link(file.with_file_name("..data")).expect("a link")
 }
@@ -189,7 +189,7 @@ fn issued_at(token: &str) -> i64 {
     claims(token)["iat"].as_i64().expect("seconds")
 }
 
-/// Requests for tokens of that pod.
+/// Token requests for that pod.
 fn asked(world: &World, pod: &Value) -> Requests {
     let tokens = world.asked().of("serviceaccounts").sub("token");
     tokens.filter(|logged| logged.body["spec"]["boundObjectRef"]["uid"] == pod["metadata"]["uid"])

@@ -1,4 +1,4 @@
-//! Volumes that show objects of the API server follow them (spec 07 §8, §9, §17).
+//! ConfigMap and Secret volumes follow their API objects (spec 07 §8, §9, §17).
 
 use std::{
     fs,
@@ -86,7 +86,7 @@ async fn a_config_map_of_ten_thousand_keys_is_mounted() {
         return;
     }
     let (world, agent) = World::joined().await;
-    // With names that is 1 MiB but for a few bytes, the most that a map may hold.
+    // With the keys, this is 1 MiB but for a few bytes, the maximum size of a ConfigMap.
     let value = "v".repeat(95);
     let data = |first: &str| {
         let all = (0..10_000).map(|n| (format!("key-{n:05}"), json!(if n == 0 { first } else { value.as_str() })));
@@ -104,7 +104,7 @@ async fn a_config_map_of_ten_thousand_keys_is_mounted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_goes_while_it_is_mounted_holds_up_its_pod_only() {
-    // Spec 07 §7.3: missing, come, optional.
+    // Spec 07 §7.3: missing, created later, optional.
     if skips("what_goes_while_it_is_mounted_holds_up_its_pod_only") {
         return;
     }
@@ -121,7 +121,7 @@ async fn what_goes_while_it_is_mounted_holds_up_its_pod_only() {
     let pod = world.until_ready(&agent, "waits").await;
     assert_eq!(read(&folder(&world, &pod, "files").join("colour")), "red");
     until_it_says(&agent, &at.join("colour"), "red").await;
-    // Deleted while its volumes are being set up, or just after: nothing of it stays.
+    // Deleted during or right after the setup of its volumes: nothing is left behind.
     world.api.delete("configmaps", NAMESPACE, "settings", None);
     world.run(mounting("never", missing(false)));
     world.api.delete("pods", NAMESPACE, "never", Some(0));

@@ -1,4 +1,4 @@
-//! The machine: what lies on it, and what has to be heard of it until it goes down by itself.
+//! Boots the virtual machine of a cgroup v2 node: its files, its output, and its power-off.
 
 use std::{path::Path, time::Duration};
 
@@ -9,13 +9,13 @@ use berth_testkit::{
     machine_systemd,
 };
 
-/// The machine is not let run for longer.
+/// Timeout of the virtual machine.
 const LIMIT: Duration = Duration::from_secs(1500);
-/// The last words of a kernel whose machine was switched off.
+/// Last kernel message of a powered-off machine.
 const OFF: &str = "reboot: Power down";
 
-/// What these tests add to the packaged unit: a start is over when the agent says so, however slow the machine is, restarts
-/// come soon, and a beat is missed sooner than in the package.
+/// Additions to the packaged unit: a long start timeout for a slow machine, fast restarts, and a shorter watchdog
+/// interval than in the package.
 const DROP_IN: &str = "[Service]
 Type=notify
 TimeoutStartSec=600
@@ -24,11 +24,11 @@ RestartSec=1
 StandardOutput=append:/t/kubelet.log
 StandardError=append:/t/kubelet.log
 ";
-/// The node's own address: nobody is there to be talked to.
+/// The node's own address: it has no peers.
 const NETWORK: &str = "hostname node
 ip link add name lan0 type bridge; ip addr add 10.77.0.1/24 dev lan0; ip link set lan0 up; ip route add default dev lan0";
 
-/// The package, as it lies on a node.
+/// Writes the package's files as on a node.
 fn lay_down_package(root: &Root) {
     let packaged = |name: &str| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name);

@@ -1,4 +1,6 @@
-//! The end of the machine: logind waits for the agent, the agent for its pods. Behaviour: spec 05 §7.
+//! Graceful shutdown of the machine: logind waits for the agent, the agent for its pods.
+//!
+//! Behavior: spec 05 §7.
 
 use std::fs;
 
@@ -10,12 +12,12 @@ use crate::node::{
 };
 use berth_testkit::process::condition;
 
-/// Where pods note when what happened to them.
+/// Directory of the pods' notes with their order of events.
 const NOTES: &str = "/t/ends";
-/// The first release of systemd that has it.
+/// First release of systemd with soft-reboot.
 const SOFT_REBOOT: u32 = 254;
 
-/// A pod that notes when it is told to end, and when it has.
+/// A pod that writes a note on SIGTERM, and when it has finished.
 fn noting(name: &str, takes: u32, class: &str) -> Value {
     let note = |what: &str| format!("echo {name} {what} >> /ends/notes");
     let (told, gone) = (note("told"), note("gone"));
@@ -35,7 +37,7 @@ fn notes() -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Whether systemd has begun to stop the machine.
+/// Whether systemd has started to power off the machine.
 fn goes_down() -> bool {
     systemctl(&["list-jobs", "--no-legend", "--plain"]).contains("poweroff.target")
 }
@@ -44,7 +46,7 @@ pub async fn a_soft_reboot_ends_pods(_: &World) {
     let text = systemctl(&["--version"]);
     let release = text.split_whitespace().nth(1).and_then(|release| release.parse().ok());
     let release: u32 = release.unwrap_or_else(|| panic!("{text}"));
-    // It would end the other checks, too; where there is one it has to be seen on a machine of its own.
+    // A soft reboot would end the other checks, too; it needs a machine of its own.
     let why = if release < SOFT_REBOOT { "systemd has none before 254" } else { "the machine is needed" };
     println!("skipped a_soft_reboot_ends_pods: {why}");
 }
@@ -52,7 +54,7 @@ pub async fn a_soft_reboot_ends_pods(_: &World) {
 pub async fn the_machine_waits_for_its_pods(world: &World) {
     // AC-05-29
     world.run("ordinary", noting("ordinary", 3, ""));
-    // As long as it takes to look at the machine meanwhile.
+    // Long enough to inspect the machine meanwhile.
     world.run("critical", noting("critical", 15, "system-node-critical"));
     let mut deaf = only(shell("trap '' TERM; while :; do sleep 1; done"));
     deaf["terminationGracePeriodSeconds"] = json!(3);
@@ -65,10 +67,10 @@ pub async fn the_machine_waits_for_its_pods(world: &World) {
     world.run("late", only(shell("exec sleep 100000")));
     until("the critical pod is told to end", async || notes().contains(&"critical told".to_owned()).then_some(()))
         .await;
-    // The others are over, and their last words are out; only the agent keeps the machine.
+    // The other pods have terminated, and their final status is published; only the agent delays the shutdown.
     assert_eq!((locks(), goes_down()), (vec!["kubelet delay shutdown".to_owned()], false));
     assert_eq!(notes()[..3], ["ordinary told", "ordinary gone", "critical told"]);
-    // Who ended well in time has not failed.
+    // A pod that exited successfully in time has not failed.
     for (name, phase) in [("ordinary", "Succeeded"), ("deaf", "Failed"), ("critical", "Succeeded")] {
         let is_over = |pod: &Value| ["Failed", "Succeeded"].map(Value::from).contains(&pod["status"]["phase"]);
         let pod = world.until_pod(name, "is over", is_over).await;
@@ -81,7 +83,7 @@ pub async fn the_machine_waits_for_its_pods(world: &World) {
     let late = world.until_pod("late", "is refused", |pod| pod["status"]["phase"] == "Failed").await;
     assert_eq!(late["status"]["reason"], "NodeShutdown", "{:#}", late["status"]);
     assert_eq!(notes(), ["ordinary told", "ordinary gone", "critical told", "critical gone"]);
-    // What comes now is seen from outside: the machine goes down.
+    // The rest is observed from outside: the machine powers off.
     until("the agent lets the machine go", async || locks().is_empty().then_some(())).await;
     let log = fs::read_to_string("/t/kubelet.log").expect("a log");
     log.lines().filter(|line| line.contains("Shutdown manager")).for_each(|line| println!("{line}"));

@@ -1,4 +1,4 @@
-//! Control groups of pods on the unified hierarchy, made by systemd. Behaviour: spec 06a §4-8, §11, §12.
+//! Pod cgroups on cgroup v2, created through systemd. Behavior: spec 06a §4-8, §11, §12.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ pub async fn pods_get_their_shares_of_the_unified_hierarchy(world: &World) {
     let limits = json!({"cpu": "500m", "memory": "32Mi"});
     world.run("guaranteed", sized(WAITS, json!({"requests": limits, "limits": limits})));
     let resources = json!({"requests": {"cpu": "250m", "memory": "16Mi"}, "limits": {"cpu": "417m", "memory": "48Mi"}});
-    // Something to be counted lies in its memory.
+    // A tmpfs volume with data, so that there is memory to count.
     let mut filled = sized(&format!("dd if=/dev/zero of=/memory/data bs=1M count=10; {WAITS}"), resources);
     filled["containers"][0]["volumeMounts"] = json!([{"name": "memory", "mountPath": "/memory"}]);
     filled["volumes"] = json!([{"name": "memory", "emptyDir": {"medium": "Memory"}}]);
@@ -59,7 +59,7 @@ pub async fn pods_get_their_shares_of_the_unified_hierarchy(world: &World) {
     let classes = ["kubepods-burstable", "kubepods-besteffort"];
     let weights = classes.map(|class| file(&format!("/kubepods.slice/{class}.slice"), "cpu.weight"));
     assert_eq!(weights, ["10", "1"]);
-    // The node has two processors, and what is not the system's of the memory is for pods.
+    // The node has two CPUs, and the memory that is not reserved for the system is for pods.
     assert_eq!(
         files("/kubepods.slice", &["cpu.weight", "memory.max"]),
         ["cpu.weight=79".to_owned(), format!("memory.max={PODS}")]
@@ -85,7 +85,7 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &World) {
         let summary: Value = serde_json::from_str(&page("/stats/summary").await?).ok()?;
         let pods = summary["pods"].as_array()?;
         let of_it = pods.iter().find(|stats| stats["podRef"]["name"] == "burstable")?;
-        // A rate needs two looks.
+        // A rate needs two samples.
         of_it["containers"][0]["cpu"]["usageNanoCores"].as_u64().map(|_| summary.clone())
     })
     .await;
@@ -95,7 +95,7 @@ pub async fn statistics_come_from_the_unified_hierarchy(world: &World) {
     };
     let (told, number) = (find("burstable"), |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value}")));
     let main = &told["containers"][0];
-    // It sleeps: what was told holds still, but for a few pages.
+    // The container sleeps: the reported values stay constant, except for a few pages.
     let near = |told: u64, now: u64| assert!(told.abs_diff(now) <= MEBI, "told {told}, is {now}");
     let working_set = |group: &str| {
         let used: u64 = file(group, "memory.current").parse().expect("a number");
@@ -151,14 +151,14 @@ pub async fn a_resize_reaches_groups_and_units(world: &World) {
         for (group, weight) in [(&of_pod, weights[0]), (&of_main, weights[1])] {
             let expected = [format!("cpu.weight={weight}"), format!("cpu.max={quota}"), format!("memory.max={bytes}")];
             assert_eq!(files(group, &["cpu.weight", "cpu.max", "memory.max"]), expected, "{group}");
-            // systemd knows it too: it would take it back else with its next reload.
+            // systemd must know the value too: otherwise its next reload would revert it.
             let unit = group.rsplit('/').next().expect("a name");
             assert_eq!(property(unit, "CPUQuotaPerSecUSec"), per_second, "{unit}");
             assert_eq!(property(unit, "MemoryMax"), bytes.to_string(), "{unit}");
         }
         assert_eq!((processes(&pod), &container(&pod, "main")["restartCount"]), (before.clone(), &json!(0)));
     }
-    // AC-06a-21: it has ten mebibytes in use.
+    // AC-06a-21: ten mebibytes are in use.
     let patch = json!({"spec": {"containers": [{"name": "main", "resources": resources("333m", "8Mi")}]}});
     world.api.admin().patch_sub("pods", NAMESPACE, "burstable", "resize", patch).expect("accepted");
     let is_refused = |pod: &Value| {

@@ -1,4 +1,4 @@
-//! What runs on the machine: the cluster's other half in this process, and one check after the other. They share one agent.
+//! Checks inside the virtual machine: the test API server in this process, one agent for all checks.
 
 use std::{
     fs,
@@ -20,15 +20,15 @@ use berth_testkit::{
     process::{condition, get, is_ready, manifest_of},
 };
 
-/// The node's name: its host's.
+/// Name of the node: its host name.
 pub const NODE: &str = "node";
-/// The namespace of the pods here.
+/// Namespace of the pods.
 pub const NAMESPACE: &str = "default";
-/// The agent's unit.
+/// Systemd unit of the agent.
 pub const UNIT: &str = "kubelet.service";
-/// Patience with anything that should take moments; the machine is emulated.
+/// Timeout of steps that take moments; the machine is emulated.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-/// Memory of all pods.
+/// Memory of all pods, in bytes.
 pub const PODS: u64 = 320 << 20;
 const LOG: &str = "/t/kubelet.log";
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -38,7 +38,7 @@ type Check = fn(&World) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 
 macro_rules! checks {
     ($($room:ident::$name:ident)*) => {
-        /// In this order: later ones build on what earlier ones left.
+        /// In this order: later checks build on the state that earlier ones leave.
         const CHECKS: &[(&str, Check)] = &[$((stringify!($name), |world| Box::pin($room::$name(world)))),*];
     };
 }
@@ -60,12 +60,12 @@ checks! {
     end::the_machine_waits_for_its_pods
 }
 
-/// All checks, as they are told of.
+/// Names of all checks, in order.
 pub fn names() -> impl Iterator<Item = &'static str> {
     CHECKS.iter().map(|(name, _)| *name)
 }
 
-/// A cluster of one node, which is this machine.
+/// A cluster of one node: this machine.
 pub struct World {
     /// The control plane.
     pub api: ApiServer,
@@ -81,7 +81,7 @@ fn all() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        // Who goes down with the machine sees no more of its end.
+        // Ignores SIGTERM, to observe more of the machine's shutdown.
         let _lasts = signal(SignalKind::terminate()).expect("a signal");
         let world = World::new().await;
         for (name, check) in CHECKS {
@@ -105,7 +105,7 @@ impl World {
     async fn new() -> Self {
         let nodefs = "/var/lib/kubelet";
         fs::create_dir_all(nodefs).expect("a directory");
-        // The disk of the agent and of volumes is a small one.
+        // The disk of the agent and its volumes is small.
         fs::File::create("/t/disk").and_then(|disk| disk.set_len(96 << 20)).expect("a file");
         command("/usr/sbin/mke2fs", &["-q", "-t", "ext4", "-m", "0", "-O", "^has_journal", "/t/disk"]);
         command("/bin/busybox", &["mount", "-o", "loop", "/t/disk", nodefs]);
@@ -120,7 +120,7 @@ impl World {
         world
     }
 
-    /// Writes the agent's configuration; it is read at its next start.
+    /// Writes the agent's configuration, which takes effect at its next start.
     pub fn configure(&self, fields: &Value) {
         let reserved = memory_of_the_machine() - PODS;
         let mut config = json!({
@@ -136,7 +136,7 @@ impl World {
             "enforceNodeAllocatable": ["pods"],
             "systemReserved": {"memory": reserved.to_string()},
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "30Mi"},
-            // As long as it takes to start a pod and see it refused, on a slow machine.
+            // Long enough to create a pod and see it rejected, on a slow machine.
             "evictionPressureTransitionPeriod": "20s",
             "volumeStatsAggPeriod": "1s",
             "imageGCHighThresholdPercent": 100,
@@ -150,12 +150,12 @@ impl World {
         fs::write("/var/lib/kubelet/config.yaml", config.to_string()).expect("written");
     }
 
-    /// Waits until something holds of the server.
+    /// Waits until the server meets a condition.
     pub async fn until(&self, what: &str, holds: impl Fn(&Seen<'_>) -> bool) {
         self.api.wait_until(what, PATIENCE, holds).await;
     }
 
-    /// Waits until the node reports that.
+    /// Waits until the node reports a condition with that status.
     pub async fn until_node(&self, kind: &str, status: &str) {
         let holds = |node: &Value| condition(node, kind) == Some(status);
         self.until(&format!("{kind} is {status}"), |seen| {
@@ -174,12 +174,12 @@ impl World {
         self.api.bind(NAMESPACE, name, NODE);
     }
 
-    /// A pod as the server has it.
+    /// The server's copy of a pod.
     pub fn pod(&self, name: &str) -> Arc<Value> {
         self.api.get("pods", NAMESPACE, name).unwrap_or_else(|| panic!("{name} is not there"))
     }
 
-    /// Waits until something holds of a pod, and returns it.
+    /// Waits until a pod meets a condition, and returns it.
     pub async fn until_pod(&self, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Arc<Value> {
         let of_it = |seen: &Seen<'_>| seen.object("pods", NAMESPACE, name).is_some_and(|pod| holds(&pod));
         self.until(&format!("{name} {what}"), of_it).await;
@@ -194,7 +194,7 @@ impl World {
         names.map(|name| self.pod(name))
     }
 
-    /// Waits until that event was sent of a pod or the node; its message.
+    /// Waits for an event with that reason about a pod or the node; returns its message.
     pub async fn until_event(&self, of: &str, reason: &str) -> String {
         let is_it = |event: &Arc<Value>| event["reason"] == reason && event["involvedObject"]["name"] == of;
         self.until(&format!("the event {reason} of {of}"), |seen| seen.all("events").iter().any(is_it)).await;
@@ -213,24 +213,24 @@ impl World {
     }
 }
 
-/// The container `main` with a script of the shell's.
+/// The container `main` with a shell script.
 pub fn shell(script: &str) -> Value {
     json!({"name": "main", "command": ["sh", "-c", script]})
 }
 
-/// A pod of that container.
+/// Pod spec with only that container.
 pub fn only(container: Value) -> Value {
     json!({"containers": [container]})
 }
 
-/// As [`only`], with these resources.
+/// As [`only`], with a shell script and these resources.
 pub fn sized(script: &str, resources: Value) -> Value {
     let mut container = shell(script);
     container["resources"] = resources;
     only(container)
 }
 
-/// The control group of a pod.
+/// Cgroup of a pod: its slice.
 pub fn slice(pod: &Value) -> String {
     let uid = pod["metadata"]["uid"].as_str().expect("a uid").replace('-', "_");
     match pod["status"]["qosClass"].as_str().expect("a class") {
@@ -242,55 +242,55 @@ pub fn slice(pod: &Value) -> String {
     }
 }
 
-/// The control group of the container `main` of a pod.
+/// Cgroup of a pod's container `main`: its scope.
 pub fn scope(pod: &Value) -> String {
     let id = pod["status"]["containerStatuses"][0]["containerID"].as_str().expect("an id");
     format!("{}/berth-{}.scope", slice(pod), id.rsplit('/').next().expect("an id"))
 }
 
-/// What stands in a file of a group.
+/// Content of a cgroup file.
 pub fn file(group: &str, name: &str) -> String {
     let path = directory(group).join(name);
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).trim().to_owned()
 }
 
-/// What stands in these files of a group, `name=value` each.
+/// Content of these cgroup files, as `name=value`.
 pub fn files(group: &str, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| format!("{name}={}", file(group, name))).collect()
 }
 
-/// A number of a file of lines like `name 17`.
+/// A number in a cgroup file with lines like `name 17`.
 pub fn counted(group: &str, name: &str, key: &str) -> u64 {
     let text = file(group, name);
     let found = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
     found.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {key} in {text}"))
 }
 
-/// Where a group is.
+/// Directory of a cgroup.
 pub fn directory(group: &str) -> PathBuf {
     Path::new(GROUPS).join(group.trim_start_matches('/'))
 }
 
-/// The processes of a container, the first of them first.
+/// Processes of a container, the first one first.
 pub fn processes(pod: &Value) -> Vec<u32> {
     file(&scope(pod), "cgroup.procs").lines().map(|pid| pid.parse().expect("a pid")).collect()
 }
 
-/// What a container has written.
+/// Log of a pod's container.
 pub fn log(pod: &Value) -> String {
     let (name, uid) =
         (pod["metadata"]["name"].as_str().expect("a name"), pod["metadata"]["uid"].as_str().expect("a uid"));
     fs::read_to_string(format!("/var/log/pods/{NAMESPACE}_{name}_{uid}/main/0.log")).unwrap_or_default()
 }
 
-/// All memory of the machine, in bytes.
+/// Total memory of the machine, in bytes.
 pub fn memory_of_the_machine() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").expect("readable");
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).expect("told");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 
-/// Waits until something is there; for what no watch tells of.
+/// Polls until a value is available; for states without a watch.
 pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -302,12 +302,12 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T
     }
 }
 
-/// A page of the read-only port; `None` where nobody answers.
+/// A page of the read-only port; `None` if nobody responds.
 pub async fn page(path: &str) -> Option<String> {
     get(10255, path).await.filter(|answer| answer.status == 200).map(|answer| answer.body)
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end; returns its output.
 pub fn command(program: &str, arguments: &[&str]) -> String {
     let said = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
     let text = format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
@@ -315,12 +315,12 @@ pub fn command(program: &str, arguments: &[&str]) -> String {
     text.trim().to_owned()
 }
 
-/// What `systemctl` says.
+/// Output of `systemctl`.
 pub fn systemctl(arguments: &[&str]) -> String {
     command("/bin/systemctl", arguments)
 }
 
-/// A property of a unit.
+/// A property of a systemd unit.
 pub fn property(unit: &str, name: &str) -> String {
     systemctl(&["show", "--property", name, "--value", unit])
 }

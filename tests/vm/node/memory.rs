@@ -1,11 +1,13 @@
-//! Containers over their limit of memory. Behaviour: spec 06 (`singleProcessOOMKill`), 09a §12.
+//! OOM kills of containers over their memory limit.
+//!
+//! Behavior: spec 06 (`singleProcessOOMKill`), 09a §12.
 
 use serde_json::{Value, json};
 
 use crate::node::inside::{World, counted, file, log, scope, sized, slice, until};
 use berth_testkit::process::container;
 
-/// A child eats all there is.
+/// A child process that allocates until it is killed.
 const EATS: &str = "tail /dev/zero";
 
 fn limited(script: &str) -> Value {
@@ -25,7 +27,7 @@ pub async fn a_container_over_its_limit_ends_as_a_whole(world: &World) {
     world.remove(["whole"]).await;
 }
 
-/// The agent was told `singleProcessOOMKill` by the check before.
+/// The agent runs with `singleProcessOOMKill` from the previous check.
 pub async fn a_process_over_the_limit_ends_alone(world: &World) {
     // AC-06a-22
     world.run("alone", limited(&format!("{EATS}; echo it ended with $?; exec sleep 100000")));
@@ -37,7 +39,7 @@ pub async fn a_process_over_the_limit_ends_alone(world: &World) {
     assert_eq!(counted(&slice(&pod), "memory.events", "oom_kill"), 1);
     let message = world.until_event("alone", "OOMKilled").await;
     assert!(message.starts_with("Process tail (pid "), "{message}");
-    // The container lives on, and who ends it later did not want for memory.
+    // The container continues, and its later exit is not an OOM kill.
     let pod = world.pod("alone");
     let main = container(&pod, "main");
     assert!(main["state"]["running"].is_object() && main["restartCount"] == 0, "{main:#}");

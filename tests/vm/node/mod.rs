@@ -1,8 +1,8 @@
-//! A node as most are: cgroup v2 alone, systemd as process 1 with logind beside it, and the agent as its package starts it.
+//! A typical node in a virtual machine: cgroup v2, systemd with logind, and the packaged agent.
 //!
-//! One virtual machine of the kit's is booted for all of it ([`boot`]). Within, this program is an API server and a user of it
-//! ([`inside`]), and looks at what pods of busybox are given and lose ([`groups`], [`memory`], [`pressure`]), at what the
-//! service manager sees of the agent ([`service`]), and at the end of the machine ([`end`]), which is its own.
+//! One virtual machine of the test kit is booted for all checks ([`boot`]). In it, this program is an API server and
+//! its user ([`inside`]), and checks the cgroups and evictions of busybox pods ([`groups`], [`memory`], [`pressure`]),
+//! the agent as a systemd service ([`service`]), and the shutdown of the machine ([`end`]).
 
 mod boot;
 mod end;

@@ -1,4 +1,4 @@
-//! A node that is short of something lets one pod go. Behaviour: spec 05 §3.
+//! Node pressure eviction on cgroup v2: memory, page cache, and disk. Behavior: spec 05 §3.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::node::inside::{NODE, World, counted, file, only, page, shell, sized, 
 
 const WAITS: &str = "exec sleep 100000";
 
-/// A pod that writes so many mebibytes into a volume, and waits.
+/// A pod that writes that many mebibytes into a volume, and waits.
 fn filling(volume: &Value, mebibytes: u32, resources: &Value) -> Value {
     let script = format!("dd if=/dev/zero of=/data/file bs=1M count={mebibytes}; {WAITS}");
     let mut spec = sized(&script, resources.clone());
@@ -21,7 +21,7 @@ fn requesting(memory: &str) -> Value {
     json!({"requests": {"memory": memory}})
 }
 
-/// Waits until a pod was evicted, and looks at what is told of it.
+/// Waits until a pod is evicted, and checks its status.
 async fn until_evicted(world: &World, name: &str, resource: &str, threshold: &str) -> Arc<Value> {
     let pod = world.until_pod(name, "is over", |pod| pod["status"]["phase"] == "Failed").await;
     let (status, message) = (&pod["status"], pod["status"]["message"].as_str().unwrap_or_default());
@@ -35,7 +35,7 @@ async fn until_evicted(world: &World, name: &str, resource: &str, threshold: &st
     pod
 }
 
-/// Waits until a pod that comes while the node is short of something was refused.
+/// Waits until a new pod is rejected because of node pressure.
 async fn is_refused(world: &World, name: &str, condition: &str) {
     world.run(name, only(shell(WAITS)));
     let pod = world.until_pod(name, "is refused", |pod| pod["status"]["phase"] == "Failed").await;
@@ -43,14 +43,14 @@ async fn is_refused(world: &World, name: &str, condition: &str) {
     assert_eq!((&pod["status"]["reason"], &pod["status"]["message"]), (&json!("Evicted"), &json!(expected)));
 }
 
-/// How many pods had to go since the agent began.
+/// Number of evictions since the agent started.
 async fn evictions() -> f64 {
     let page = page("/metrics").await.expect("answered");
     let counts = page.lines().filter_map(|line| line.strip_prefix("kubelet_evictions{")?.rsplit_once(' '));
     counts.map(|(_, count)| count.parse::<f64>().expect("a number")).sum()
 }
 
-/// How many mebibytes the pods may still use, as the agent counts.
+/// Mebibytes that pods may still use, by the agent's formula.
 fn left() -> u64 {
     const GROUP: &str = "/kubepods.slice";
     let told = |name| file(GROUP, name).parse::<u64>().unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -75,7 +75,7 @@ pub async fn of_short_memory_one_pod_goes(world: &World) {
     world.run("steady", filling(&memory, 15, &requesting("40Mi")));
     world.run("modest", only(shell(WAITS)));
     let others = world.until_ready(["steady", "modest"]).await;
-    // Of 320 mebibytes less than 100 are left, and more than none.
+    // Of 320 mebibytes less than 100 are available, but more than none.
     world.run("hungry", filling(&memory, 210, &requesting("10Mi")));
     world.until_node("MemoryPressure", "True").await;
     is_refused(world, "late", "MemoryPressure").await;
@@ -90,7 +90,7 @@ pub async fn of_short_memory_one_pod_goes(world: &World) {
     world.remove(["steady", "modest", "hungry", "late"]).await;
 }
 
-/// What was read more than once counts as used, and the kernel can have it at any time.
+/// Pages read more than once count as used (active file), but the kernel can reclaim them at any time.
 pub async fn of_pages_of_files_no_pod_has_to_go(world: &World) {
     let before = evictions().await;
     let script = format!(
@@ -103,7 +103,8 @@ pub async fn of_pages_of_files_no_pod_has_to_go(world: &World) {
     world.run("reads", reads);
     let active = || counted("/kubepods.slice", "memory.stat", "active_file");
     until("the file was read", async || (active() > 35 << 20).then_some(())).await;
-    // 85 mebibytes would be left, less than the threshold of 100, and 125 without the file; a sandbox takes some, too.
+    // 85 mebibytes would be available, less than the threshold of 100, and 125 without the file; a sandbox takes some,
+    // too.
     let filled = u32::try_from(left() - 85).expect("some mebibytes");
     world.run("holds", filling(&json!({"medium": "Memory"}), filled, &requesting("10Mi")));
     let others = world.until_ready(["reads", "holds"]).await;

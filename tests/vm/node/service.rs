@@ -1,4 +1,6 @@
-//! The agent as a service of systemd: the packaged unit with kubeadm's drop-in. Behaviour: spec 01 §8.2, 09 §5.
+//! The agent as a systemd service: packaged unit with kubeadm's drop-in.
+//!
+//! Behavior: spec 01 §8.2, 09 §5.
 
 use std::{fs, sync::Arc};
 
@@ -9,15 +11,15 @@ use crate::node::inside::{
 };
 use berth_testkit::process::{container, get};
 
-/// It counts as long as it lives.
+/// A script that counts once a second.
 const COUNTS: &str = "n=0; while :; do echo count $n; n=$((n+1)); sleep 1; done";
-/// What has to live through all that happens to the agent.
+/// Name of the pod that must survive everything that happens to the agent.
 const LASTING: &str = "lasting";
 
 pub async fn the_packaged_unit_has_started_when_it_says_so(world: &World) {
     systemctl(&["start", "systemd-logind.service"]);
     systemctl(&["start", UNIT]);
-    // AC-01-29: nobody waits here.
+    // AC-01-29: READY was sent, so no wait is needed here.
     let answer = get(10248, "/healthz").await.expect("it says that it has started");
     assert_eq!(answer.body, "ok");
     let command = fs::read(format!("/proc/{}/cmdline", main_process())).expect("it runs");
@@ -30,7 +32,7 @@ pub async fn the_packaged_unit_has_started_when_it_says_so(world: &World) {
     world.until_node("Ready", "True").await;
     let is_unit = ["kubepods.slice", "kubepods-burstable.slice", "kubepods-besteffort.slice"];
     assert_eq!(is_unit.map(|slice| property(slice, "ActiveState")), ["active"; 3]);
-    // Spec 05 §7.2: logind waits five seconds for those that delay a shutdown, if nobody says otherwise.
+    // Spec 05 §7.2: logind's default delay for inhibitor locks is five seconds.
     until("the agent delays a shutdown", async || (locks() == ["kubelet delay shutdown"]).then_some(())).await;
     let told = fs::read_to_string("/etc/systemd/logind.conf.d/99-kubelet.conf").expect("logind was told");
     assert_eq!(told, "# Kubelet logind override\n[Login]\nInhibitDelayMaxSec=240\n");
@@ -40,7 +42,7 @@ fn main_process() -> u32 {
     property(UNIT, "MainPID").parse().expect("a pid")
 }
 
-/// Who delays what, by logind's own notes.
+/// Inhibitor locks, from logind's state files.
 pub fn locks() -> Vec<String> {
     let entries = fs::read_dir("/run/systemd/inhibit").into_iter().flatten().flatten();
     let notes = entries.map(|entry| entry.path()).filter(|path| path.extension().is_none());
@@ -50,14 +52,14 @@ pub fn locks() -> Vec<String> {
     notes.filter_map(|path| fs::read_to_string(path).ok()).map(lock).collect()
 }
 
-/// The last number a pod has counted to.
+/// The last number that a pod has logged.
 fn count(pod: &Value) -> u32 {
     let log = log(pod);
     let last = log.lines().rev().find_map(|line| line.rsplit_once("count ")?.1.parse().ok());
     last.unwrap_or_default()
 }
 
-/// The pod of before lives, as it was, with the agent that came after another one.
+/// Asserts that the pod is unchanged and running under the new agent.
 async fn lives_on(world: &World, before: &Arc<Value>, pids: &[u32], had: u32) {
     until("the new agent answers", async || page("/pods").await).await;
     world.until_node("Ready", "True").await;
@@ -87,7 +89,7 @@ pub async fn a_restart_keeps_pods(world: &World) {
     assert_eq!(property(UNIT, "NRestarts"), "0", "nobody asked systemd's help so far");
 }
 
-/// Waits until systemd has started the agent again by itself, so often by now.
+/// Waits until systemd has restarted the agent that many times in all.
 async fn until_started_again(times: &str) {
     until(&format!("the agent was started again {times} times"), async || {
         (property(UNIT, "NRestarts") == times && property(UNIT, "ActiveState") == "active").then_some(())

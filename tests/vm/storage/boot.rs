@@ -1,6 +1,6 @@
-//! The machine: a kernel with the client and the server of NFS, and the programs of both as Debian packages them.
+//! Boots the NFS virtual machine: a kernel with NFS client and server, and Debian's programs.
 //!
-//! They are neither installed nor started here: `examples/install-deps.sh` unpacks them.
+//! The programs are neither installed nor started here: `examples/install-deps.sh` unpacks them.
 
 use std::{
     fs,
@@ -11,27 +11,27 @@ use std::{
 use crate::storage::nfs;
 use berth_testkit::machine::{self, END, NFS_MODULES, Root};
 
-/// The machine is not let run for longer.
+/// Timeout of the virtual machine.
 const LIMIT: Duration = Duration::from_secs(400);
-/// Where the programs are looked for, besides where this variable says.
+/// Environment variable with an additional directory of the unpacked programs.
 const PROGRAMS: &str = "BERTH_TEST_NFS";
-/// See [`PROGRAMS`].
+/// Default directories; see [`PROGRAMS`].
 const UNPACKED: [&str; 2] = ["/var/cache/berth-tests/nfs", "/"];
-/// Of the packages.
+/// Server programs of the packages.
 const SERVER: [&str; 3] = ["usr/sbin/rpc.mountd", "usr/sbin/rpc.nfsd", "usr/sbin/exportfs"];
 const CLIENT: &str = "sbin/mount.nfs";
-/// Libraries of the packages; what they need is on every machine with a client of Kerberos.
+/// Libraries of the packages; their dependencies are on every machine with a Kerberos client.
 const LIBRARIES: [&str; 2] = ["libtirpc.so.3", "libwrap.so.0"];
 const FOLDERS: [&str; 4] =
     ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib/aarch64-linux-gnu"];
-/// What names the transports of RPC.
+/// Transports of RPC (`/etc/netconfig`).
 const NETCONFIG: &str = "tcp tpi_cots_ord v inet tcp - -\nudp tpi_clts v inet udp - -\n";
 
 fn library(unpacked: &Path, name: &str) -> Option<PathBuf> {
     FOLDERS.iter().map(|folder| unpacked.join(folder).join(name)).find(|path| path.exists())
 }
 
-/// Where all of the programs are.
+/// Directory with all of the programs, if there is one.
 fn programs() -> Option<PathBuf> {
     let places = std::env::var_os(PROGRAMS).map(PathBuf::from).into_iter().chain(UNPACKED.map(PathBuf::from));
     let is_whole = |place: &PathBuf| {
@@ -41,7 +41,7 @@ fn programs() -> Option<PathBuf> {
     places.into_iter().find(is_whole)
 }
 
-/// Starts the server: what is below `/srv` is what it has.
+/// Start script of the server, which exports directories below `/srv`.
 fn second(modules: &str) -> String {
     format!(
         "ip link set lo up; hostname node

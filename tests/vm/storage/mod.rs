@@ -1,6 +1,6 @@
-//! Storage of a network as it really is: servers and clients of a kernel's own, in a virtual machine of the kit's.
+//! Network storage in a virtual machine with a real NFS server and client.
 //!
-//! This program boots it ([`boot`]) and, within, asks the plugins for what pods want ([`nfs`]).
+//! This program boots it ([`boot`]) and, inside, runs the volume plugins ([`nfs`]).
 
 mod boot;
 mod nfs;

@@ -1,4 +1,5 @@
-//! Shares as pods have them: of a server that answers, of one that lost what it exported, and of one that is away.
+//! NFS volumes of a healthy server, of one with stale exports, and of an unreachable one.
+//!
 //! Covers spec 07 §7.7, §14 "corrupted mount errnos" and §17 "hung NFS".
 
 use std::{
@@ -29,9 +30,9 @@ use tokio_util::{
 
 use berth_testkit::players::{NoApi, Recorder};
 
-/// Patience with anything that should take moments; the machine is emulated.
+/// Timeout of steps that take moments; the machine is emulated.
 const PATIENCE: Duration = Duration::from_secs(75);
-/// What the server has.
+/// Exported directory of the server.
 const EXPORTED: &str = "/srv";
 const ROOT: &str = "/var/lib/kubelet";
 
@@ -51,7 +52,7 @@ checks! {
     a_server_that_is_away_holds_up_its_own_pods_only
 }
 
-/// All checks, as they are told of.
+/// Names of all checks, in order.
 pub fn names() -> impl Iterator<Item = &'static str> {
     CHECKS.iter().map(|(name, _)| *name)
 }
@@ -73,11 +74,11 @@ fn inside() {
             println!("{:.1?}: test {name} ... {verdict}", begun.elapsed());
         }
     });
-    // What still hangs in a share keeps its thread.
+    // A thread that hangs in a share cannot be joined.
     runtime.shutdown_background();
 }
 
-/// Nobody has claims here.
+/// API objects without any claim.
 struct NoClaims;
 
 #[async_trait]
@@ -115,7 +116,7 @@ impl StorageObjects for NoClaims {
     }
 }
 
-/// The volumes of a node.
+/// Volume manager of a node.
 struct Node {
     volumes: Arc<Manager>,
     events: Arc<Recorder>,
@@ -144,7 +145,7 @@ impl Node {
         Self { volumes: Arc::new(Manager::new(config, deps)), events, _stop: stop.drop_guard() }
     }
 
-    /// Mounts the volumes of a pod; where its volume is then, and the mode of what is made in it.
+    /// Mounts a pod's volumes; returns the path of its volume, and the mode of created sub-paths.
     async fn mount(&self, pod: &Arc<Pod>) -> (PathBuf, u32) {
         let mounted = timeout(PATIENCE, self.volumes.mount(pod)).await.expect("in time");
         let mounted = mounted.unwrap_or_else(|error| panic!("{error}; {:?}", self.events.texts()));
@@ -152,7 +153,7 @@ impl Node {
         (volume.host_path.clone().expect("a path"), volume.sub_path_mode)
     }
 
-    /// Until the pod has nothing any more. An attempt may come to its end before the share is taken away.
+    /// Unmounts until the pod has no volume. An attempt may time out before the share is unmounted.
     async fn unmount(&self, pod: &Pod) {
         let begun = Instant::now();
         while let Err(error) = self.volumes.unmount(pod.uid()).await {
@@ -176,7 +177,7 @@ fn of_share(name: &str, path: &str) -> Arc<Pod> {
     pod(name, json!({"nfs": {"server": "127.0.0.1", "path": path}}))
 }
 
-/// A directory of the server.
+/// Creates a directory on the server.
 fn exported(name: &str) -> PathBuf {
     let path = Path::new(EXPORTED).join(name);
     fs::create_dir_all(&path).expect("a directory");
@@ -188,7 +189,7 @@ fn is_mounted(path: &Path) -> bool {
     table.lines().any(|line| line.split(' ').nth(4) == path.to_str())
 }
 
-/// So many threads of the server.
+/// Sets the number of server threads.
 fn serve(threads: &str) {
     if threads == "0" {
         return fs::write("/proc/fs/nfsd/threads", "0\n").expect("told");
@@ -223,7 +224,7 @@ async fn a_read_only_share_is_not_written_to() {
     node.unmount(&pod).await;
 }
 
-/// Takes what is mounted away on the server, until the client has noticed.
+/// Removes a mounted directory on the server, and waits until the client gets ESTALE.
 async fn make_stale(there: &Path, mounted: &Path) {
     fs::remove_dir_all(there).expect("removed");
     let begun = Instant::now();
@@ -276,7 +277,7 @@ async fn a_server_that_is_away_holds_up_its_own_pods_only() {
     let (look, looked) = mpsc::channel();
     let place = path.join("other");
     std::thread::spawn(move || look.send(fs::metadata(place).map(drop)));
-    // One waits for its share meanwhile.
+    // Another pod waits for its share meanwhile.
     let (volumes, waits) = (node.volumes.clone(), late.clone());
     let waiting = tokio::spawn(async move { volumes.mount(&waits).await.map(drop) });
     let begun = Instant::now();
@@ -292,7 +293,7 @@ async fn a_server_that_is_away_holds_up_its_own_pods_only() {
     assert!(told.ends_with("no end within 8s") || told.ends_with("context deadline exceeded"), "{told}");
     assert!(matches!(looked.try_recv(), Err(mpsc::TryRecvError::Empty)), "it hangs");
     assert!(!waiting.is_finished());
-    // Both pods go.
+    // Both pods are removed.
     waiting.abort();
     node.unmount(&late).await;
     node.unmount(&held).await;

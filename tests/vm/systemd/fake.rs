@@ -1,5 +1,6 @@
-//! A service manager that is none: speaks D-Bus on a socket as systemd does on its own, without a bus, and makes the
-//! directories of units in a folder that looks like the unified hierarchy.
+//! Fake systemd: speaks its D-Bus protocol on a private socket, and creates unit directories.
+//!
+//! The directories are in a folder that resembles cgroup v2.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,8 +20,8 @@ use zbus::{Connection, Guid, Message, MessageStream, OwnedVariant, Variant, conn
 
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
-/// Files of a group and what stands in them when it is made: nothing that is longer than what is written over it, which
-/// unlike the kernel's these files keep the end of.
+/// Cgroup files and their initial content: no longer than what is written over it, because these files, unlike the
+/// kernel's, are not truncated.
 const FILES: [(&str, &str); 9] = [
     ("cgroup.controllers", "cpuset cpu memory pids"),
     ("cgroup.subtree_control", ""),
@@ -33,20 +34,20 @@ const FILES: [(&str, &str); 9] = [
     ("cpuset.cpus", ""),
 ];
 
-/// What goes wrong with a unit, once.
+/// A one-time fault of a unit.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// It is refused, with this error and text.
+    /// The call fails, with this error name and text.
     Refused(&'static str, &'static str),
-    /// Its job ends otherwise.
+    /// The job ends with that result.
     Ends(&'static str),
-    /// Its job ends before the answer that names it.
+    /// The job ends before the reply that names it.
     EndsEarly,
-    /// The connection ends without an answer.
+    /// The connection closes without a reply.
     HangsUp,
 }
 
-/// The service manager, as long as it is not dropped.
+/// The fake service manager; stops when dropped.
 pub struct Fake {
     pub place: tempfile::TempDir,
     state: Arc<State>,
@@ -90,12 +91,12 @@ impl Fake {
         self.state.faults.lock().expect("whole").insert(unit.to_owned(), fault);
     }
 
-    /// What was asked since the last time.
+    /// Takes the calls so far.
     pub fn calls(&self) -> Vec<String> {
         std::mem::take(&mut *self.state.calls.lock().expect("whole"))
     }
 
-    /// Waits until something is asked that begins so.
+    /// Waits for a call with that prefix.
     pub async fn asked(&self, beginning: &str) -> String {
         loop {
             let called = self.state.called.notified();
@@ -110,7 +111,7 @@ impl Fake {
         self.state.processes.lock().expect("whole").clone()
     }
 
-    /// What stands in a file of a group.
+    /// Content of a cgroup file.
     pub fn file(&self, path: &str) -> String {
         let at = self.path(path);
         fs::read_to_string(&at).unwrap_or_else(|e| panic!("{}: {e}", at.display()))
@@ -147,7 +148,7 @@ async fn serve(listener: UnixListener, state: Arc<State>) {
 type Properties = Vec<(String, OwnedVariant)>;
 
 impl State {
-    /// `None` where the connection is to end.
+    /// Replies to a message; `None` closes the connection.
     async fn answer(&self, connection: &Connection, message: &Message) -> Option<()> {
         let (header, body) = (message.header(), message.body());
         let member = header.member().map(|member| member.to_string()).unwrap_or_default();

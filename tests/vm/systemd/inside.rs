@@ -1,5 +1,6 @@
-//! What runs on the machine that a real systemd runs: the driver, and an agent on its own runtime. Behaviour: spec 06a §7,
-//! 09a §9.
+//! Checks on a machine with a real systemd: the driver, and an agent on its embedded runtime.
+//!
+//! Behavior: spec 06a §7, 09a §9.
 
 use std::{
     fs,
@@ -25,7 +26,7 @@ use berth_sys::cgroup::{
 
 use berth_testkit::machine::Root;
 
-/// All of them.
+/// Names of all checks.
 pub const NAMES: [&str; 3] = [
     "systemd::inside::slices_have_what_systemd_was_told",
     "systemd::inside::a_scope_lives_as_long_as_somebody_is_in_it",
@@ -67,14 +68,14 @@ embeddedRuntime:
   network: {mode: builtin}
 ";
 
-/// The files of the tests.
+/// Writes the files of the checks.
 pub fn lay_down(root: &Root) {
     for (name, text) in [("pod.yaml", MANIFEST), ("kubelet.yaml", KUBELET), ("berth.yaml", BERTH)] {
         root.file(&format!("t/{name}"), text);
     }
 }
 
-/// Whether this is the machine.
+/// Whether this is the virtual machine.
 fn is_inside() -> bool {
     let inside = std::env::var_os("BERTH_INSIDE").is_some();
     if !inside {
@@ -120,9 +121,9 @@ fn systemctl(arguments: &[&str]) -> String {
     format!("{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr)).trim().to_owned()
 }
 
-/// A runtime that lives as long as its tasks are needed, and the driver on this machine's systemd.
+/// An async runtime for the driver's tasks, and the driver on this machine's systemd.
 fn driver() -> (tokio::runtime::Runtime, Driver, Hierarchy) {
-    // What is warned of is shown where the test fails; another one may have seen to that.
+    // Warnings are printed if the test fails; another test may have set the subscriber.
     let _ = tracing_subscriber::fmt().with_test_writer().try_init();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -145,7 +146,7 @@ fn slices_have_what_systemd_was_told() {
     let values = [("pids.max", "64"), ("memory.max", "67108864"), ("cpu.weight", "39"), ("cpu.max", "42000 100000")];
     let above = driver.make_slice(&on, &slice, &pairs(&values)).expect("made");
     assert_eq!(above, [path("/tests.slice")]);
-    // Nobody but systemd wrote them.
+    // Only systemd wrote these files.
     let names = ["pids.max", "memory.max", "cpu.weight", "cpu.max"];
     assert_eq!(files("/tests.slice/tests-a.slice", names), ["64", "67108864", "39", "42000 100000"]);
     let controllers = file("/tests.slice/tests-a.slice", "cgroup.controllers");
@@ -173,7 +174,7 @@ fn a_scope_lives_as_long_as_somebody_is_in_it() {
     let (_runtime, driver, on) = driver();
     let kernel = KernelGroups::new(on.clone(), facts::Groups::V2 { options: String::new() }, true);
     let scopes = Scopes::new(kernel, driver.clone(), "/t/berth-shim".into());
-    // Made on demand, as critest wants it.
+    // The slice is created on demand, as critest requires.
     let group = scopes.name("/test.slice", "c1").expect("a slice");
     assert_eq!(group, "/test.slice/berth-c1.scope");
     let resources = berth_proto::cri::LinuxContainerResources {
@@ -197,7 +198,7 @@ fn a_scope_lives_as_long_as_somebody_is_in_it() {
     scopes.remove(&group).expect("killed and removed");
     assert!(!at(&group).exists());
     sleeper.wait().expect("killed");
-    // One in which nothing ever ran ends with its keeper.
+    // A scope without any container process ends with its placeholder.
     scopes.create(&group, &Limits::Smallest).expect("the same name again");
     scopes.settle(&group);
     until("systemd removes an empty scope", || (!at(&group).exists()).then_some(()));
@@ -208,7 +209,7 @@ fn a_scope_lives_as_long_as_somebody_is_in_it() {
     assert!(!at("/test.slice").exists());
 }
 
-/// An agent, killed when the test fails.
+/// An agent process, killed when dropped.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -230,7 +231,7 @@ fn agent() -> Agent {
     Agent(command.spawn().expect("an agent"))
 }
 
-/// The body of a page of the read-only port; `None` where nobody is there.
+/// Body of a page of the read-only port; `None` if nobody responds.
 fn page(of: &str) -> Option<serde_json::Value> {
     let mut stream = TcpStream::connect(("127.0.0.1", 10255)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
@@ -280,13 +281,13 @@ fn an_agent_runs_pods_in_slices_and_scopes() {
     for scope in &scopes {
         assert_eq!(systemctl(&["is-active", scope]), "active");
     }
-    // What somebody changes is written again; what systemd does by itself too.
+    // Changed values are written again, also those that systemd changes by itself.
     let slice = POD.rsplit('/').next().expect("a name");
     assert_eq!(systemctl(&["set-property", "--runtime", slice, "CPUWeight=77", "MemoryMax=1G"]), "");
     until("values are written again", || (files(POD, names) == pod).then_some(()));
     assert_eq!(systemctl(&["daemon-reload"]), "");
     until("values are there after a reload", || (files(POD, names) == pod).then_some(()));
-    // An agent that ends takes nothing with it, and the next one finds it.
+    // An agent that exits keeps its pods running, and the next one recovers them.
     let before = processes();
     agent.0.kill().expect("killed");
     agent.0.wait().expect("killed");
@@ -302,7 +303,7 @@ fn an_agent_runs_pods_in_slices_and_scopes() {
     });
 }
 
-/// Processes of the pod.
+/// Processes of the pod, by container.
 fn processes() -> Vec<String> {
     let mut all: Vec<_> = scopes_of_pod().iter().map(|scope| file(&format!("{POD}/{scope}"), "cgroup.procs")).collect();
     all.sort();

@@ -1,7 +1,7 @@
-//! systemd as the maker of control groups: pods' slices, containers' scopes.
+//! systemd cgroup driver: slices of pods, and scopes of containers.
 //!
-//! Most of it runs on a service manager that is none ([`fake`]). What a real one makes of it is seen on a virtual machine
-//! that is run by one ([`real`], [`inside`]).
+//! Most tests run on a fake service manager ([`fake`]). A real systemd is tested in a virtual machine ([`real`],
+//! [`inside`]).
 
 mod fake;
 mod inside;

@@ -1,4 +1,6 @@
-//! A virtual machine that is run by a real systemd, copied from this one. What runs there is in `inside.rs`.
+//! Boots a virtual machine with a real systemd, copied from this machine.
+//!
+//! Its checks are in `inside.rs`.
 
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use berth_testkit::{
     machine_systemd,
 };
 
-/// The machine is not let run for longer.
+/// Timeout of the virtual machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]

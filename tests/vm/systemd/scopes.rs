@@ -1,4 +1,4 @@
-//! Groups of sandboxes and containers as scopes. Behaviour: spec 09a §9.
+//! Cgroups of sandboxes and containers as systemd scopes. Behavior: spec 09a §9.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ use berth_sys::cgroup::systemd::Driver;
 
 use crate::systemd::fake::{Fake, Fault};
 
-/// Scopes whose keepers are of a program that waits as the shim's does.
+/// Scopes whose placeholder program waits as the shim's does.
 fn scopes(fake: &Fake) -> Arc<Scopes> {
     let program = fake.place.path().join("keeper");
     fs::write(&program, "#!/bin/sh\nexec cat\n").expect("written");
@@ -86,7 +86,7 @@ async fn a_scope_is_kept_until_its_container_runs() {
 async fn what_fails_leaves_nothing() {
     let fake = Fake::start();
     let scopes = scopes(&fake);
-    // One of that name that failed: it is forgotten, and tried again once.
+    // A failed unit of that name exists: it is reset, and the start is retried once.
     fake.fault("berth-c1.scope", Fault::Ends("failed"));
     let error = blocking(&scopes, |scopes| scopes.create(GROUP, &Limits::Smallest)).await.expect_err("in the way");
     assert!(error.text.contains("the job ended with result \"failed\""), "{}", error.text);
@@ -95,7 +95,7 @@ async fn what_fails_leaves_nothing() {
     assert!(!fake.path(GROUP).exists());
     blocking(&scopes, |scopes| scopes.create(GROUP, &Limits::Smallest)).await.expect("the second time");
     assert_eq!(fake.file(&format!("{GROUP}/cpu.weight")), "1");
-    // The files refuse: systemd is told what stands.
+    // The cgroup files cannot be written: systemd is set back to the values in effect.
     fs::remove_file(fake.path(&format!("{GROUP}/memory.max"))).expect("removed");
     fake.calls();
     blocking(&scopes, |scopes| scopes.limit(GROUP, &limits(50_000))).await.expect_err("a file is missing");

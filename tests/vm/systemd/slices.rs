@@ -1,4 +1,4 @@
-//! Pods' groups as slices. Behaviour: spec 06a §3-§7.
+//! Cgroups of pods as systemd slices. Behavior: spec 06a §3-§7.
 
 use std::{
     fs,
@@ -82,11 +82,11 @@ async fn pods_are_slices_below_their_class() {
     assert_eq!(calls[1], format!("{} CPUWeight=1", began("kubepods-burstable.slice", "kubepods.slice")));
     assert_eq!(calls[2], format!("{} CPUWeight=1", began("kubepods-besteffort.slice", "kubepods.slice")));
     assert_eq!(fake.file("/kubepods.slice/cpuset.cpus"), "0-1");
-    // AC-06a-1: the parent for the runtime is the path.
+    // AC-06a-1: the runtime's cgroup parent is the path.
     let pod = burstable("b");
     let ensured = manager.ensure(&pod).await.expect("made");
     assert_eq!((ensured.parent.as_str(), ensured.created), (PATH, true));
-    // AC-06a-7, AC-06a-9: what systemd is told is what is written.
+    // AC-06a-7, AC-06a-9: the values in the D-Bus call equal the written ones.
     let expected = format!(
         "{} TasksMax=1024 MemoryMax=134217728 CPUWeight=10 CPUQuotaPeriodUSec=100000 CPUQuotaPerSecUSec=420000",
         began(SLICE, "kubepods-burstable.slice")
@@ -97,7 +97,7 @@ async fn pods_are_slices_below_their_class() {
     assert_eq!(values(&fake), ["10", "42000 100000", "134217728", "1024"]);
     assert!(manager.exists(&pod).await);
     assert_eq!(manager.pods().await, [pod.uid().clone()]);
-    // Once it is there, systemd is not asked again.
+    // An existing slice causes no further call.
     assert!(!manager.ensure(&pod).await.expect("there").created);
     assert_eq!(fake.calls(), Vec::<String>::new());
     // AC-06a-12
@@ -126,7 +126,7 @@ async fn a_resize_is_told_and_written() {
     );
     assert_eq!(values(&fake), ["10", "100000 100000", "134217728", "1024"]);
     assert_eq!(manager.current_pod_values(&pod).await.expect("readable").cpu_quota, Some(100_000));
-    // systemd refuses: the files are written all the same, and the failure is told.
+    // systemd returns an error: the files are written nevertheless, and the failure is returned.
     fake.fault(SLICE, Fault::Refused("DBus.Error.InvalidArgs", "no such thing"));
     let wanted = PodCgroupValues { memory_limit: Some(1 << 28), ..PodCgroupValues::default() };
     let error = manager.apply_pod_values(&pod, wanted).await.expect_err("refused");
@@ -143,7 +143,7 @@ async fn what_is_set_back_is_written_again() {
     let pod = burstable("b");
     first.ensure(&pod).await.expect("made");
     drop(first);
-    // Another life of the agent takes over what is there.
+    // A restarted agent adopts existing slices.
     let second = manager(&fake).await;
     second.start().await.expect("started");
     second.ensure(&pod).await.expect("there");
@@ -164,7 +164,7 @@ async fn what_is_set_back_is_written_again() {
     );
     stop.cancel();
     running.await.expect("ended");
-    // Whoever waits for the end of the repair waits for the removal too.
+    // `run` awaits a repair in progress; the removal must work after it.
     second.remove(pod.id()).await.expect("removed");
     assert!(!fake.path(PATH).exists());
 }

@@ -1,4 +1,6 @@
-//! One call. Pure. Spec 10 §2.1, §4.
+//! API request descriptor: verb, resource, body, deadline, and retry policy. Pure.
+//!
+//! Implements spec 10 §2.1, §4.
 
 use std::time::Duration;
 
@@ -6,33 +8,33 @@ use bytes::Bytes;
 
 use super::Resource;
 
-/// What is done, as authorisation spells it.
+/// API verb, as RBAC authorization names it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Verb {
-    /// One object.
+    /// Reads one object (GET).
     Get,
-    /// All that match.
+    /// Reads all objects that match (GET on the collection).
     List,
-    /// Changes as they happen.
+    /// Streams changes (GET with `watch=true`).
     Watch,
-    /// A new object (POST).
+    /// Creates an object (POST).
     Create,
-    /// The whole object (PUT).
+    /// Replaces the whole object (PUT).
     Update,
-    /// Parts of it (PATCH, strategic merge).
+    /// Changes parts of an object (PATCH, strategic merge).
     Patch,
-    /// One object goes.
+    /// Deletes one object (DELETE).
     Delete,
-    /// All that match go.
+    /// Deletes all objects that match (DELETE on the collection).
     DeleteCollection,
 }
 
-/// Whose call it is: each has a rate and a deadline of its own (spec 10 §2.1).
+/// Request class: each has its own rate limit and deadline (spec 10 §2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Line {
-    /// All but the below.
+    /// Every request that belongs to no other class.
     Main,
-    /// Node status and lease; no rate, and a connection of its own.
+    /// Node status and lease: no rate limit, and a connection of its own.
     Heartbeat,
     /// Events.
     Events,
@@ -40,59 +42,59 @@ pub enum Line {
     Certificates,
 }
 
-/// Whether the client asks again by itself.
+/// Retry policy of the client for one call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Retries {
-    /// As spec 10 §2.6 has it.
+    /// Retries as spec 10 §2.6 defines.
     #[default]
     Usual,
-    /// Never: who asks has rules of its own.
+    /// Never retries: the caller has its own retry policy.
     None,
 }
 
-/// A body and its type.
+/// Request body and its media type.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Body {
-    /// `Content-Type`.
+    /// Value of `Content-Type`.
     pub content_type: &'static str,
-    /// JSON.
+    /// JSON bytes.
     pub bytes: Bytes,
 }
 
-/// What is asked.
+/// One API request, independent of the connection that carries it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Call {
-    /// Whose it is.
+    /// Request class, which selects rate limiter and connection.
     pub line: Line,
-    /// What is done.
+    /// Verb.
     pub verb: Verb,
-    /// To what.
+    /// Resource type.
     pub resource: Resource,
-    /// Where; empty for cluster-scoped objects and for all namespaces.
+    /// Namespace; empty for cluster-scoped objects and for all namespaces.
     pub namespace: String,
-    /// To which one; empty for all.
+    /// Object name; empty for collections.
     pub name: String,
-    /// `status`, `token`; mostly empty.
+    /// Subresource (`status`, `token`); empty for the object itself.
     pub subresource: &'static str,
-    /// Decoded; the client encodes and sorts by name.
+    /// Query parameters, decoded; the client encodes them and sorts them by name.
     pub query: Vec<(&'static str, String)>,
-    /// What is sent along.
+    /// Request body; `None` for reads.
     pub body: Option<Body>,
-    /// How long the whole call may take, retries and waits included; for a watch, until it begins.
+    /// Limit for the whole call, including retries and rate-limiter waits; for a watch, until the watch is established.
     pub deadline: Duration,
-    /// Whether the client asks again by itself.
+    /// Retry policy.
     pub retries: Retries,
 }
 
-/// Deadline of a call that nobody gave one: the server's own for a write is 34 s, for a read 60 s.
+/// Default deadline of a call. The server's own limit is 34 s for a write and 60 s for a read.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Content type of an object.
+/// Media type of an object.
 const JSON: &str = "application/json";
-/// Content type of a patch.
+/// Media type of a strategic merge patch.
 const PATCH: &str = "application/strategic-merge-patch+json";
 
 impl Call {
-    /// A call without a body on the main line.
+    /// Returns a call without a body, in class [`Line::Main`], with the default deadline of 60 s.
     pub fn new(verb: Verb, resource: Resource, namespace: &str, name: &str) -> Self {
         Self {
             line: Line::Main,
@@ -108,40 +110,40 @@ impl Call {
         }
     }
 
-    /// Reads one object.
+    /// Returns a GET of one object.
     pub fn get(resource: Resource, namespace: &str, name: &str) -> Self {
         Self::new(Verb::Get, resource, namespace, name)
     }
 
-    /// Makes an object.
+    /// Returns a POST of a JSON object.
     pub fn create(resource: Resource, namespace: &str, object: impl Into<Bytes>) -> Self {
         Self::new(Verb::Create, resource, namespace, "").with_body(JSON, object)
     }
 
-    /// Replaces an object.
+    /// Returns a PUT of a JSON object.
     pub fn update(resource: Resource, namespace: &str, name: &str, object: impl Into<Bytes>) -> Self {
         Self::new(Verb::Update, resource, namespace, name).with_body(JSON, object)
     }
 
-    /// Changes an object; `patch` is a strategic merge patch.
+    /// Returns a PATCH; `patch` is a strategic merge patch.
     pub fn patch(resource: Resource, namespace: &str, name: &str, patch: impl Into<Bytes>) -> Self {
         Self::new(Verb::Patch, resource, namespace, name).with_body(PATCH, patch)
     }
 
-    /// Deletes an object now, if it still is the one of that UID.
+    /// Returns a DELETE with grace period 0 and a UID precondition.
     pub fn delete_now(resource: Resource, namespace: &str, name: &str, uid: &str) -> Self {
         let options = serde_json::json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
         Self::new(Verb::Delete, resource, namespace, name).with_body(JSON, options.to_string())
     }
 
-    /// On that line.
+    /// Sets the request class.
     #[must_use]
     pub fn on(mut self, line: Line) -> Self {
         self.line = line;
         self
     }
 
-    /// That subresource.
+    /// Sets the subresource.
     #[must_use]
     #[allow(clippy::should_implement_trait, reason = "nobody subtracts from a call")]
     pub fn sub(mut self, subresource: &'static str) -> Self {
@@ -149,21 +151,21 @@ impl Call {
         self
     }
 
-    /// One more parameter.
+    /// Adds a query parameter.
     #[must_use]
     pub fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.query.push((name, value.into()));
         self
     }
 
-    /// That deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn within(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Asked once, whatever comes of it.
+    /// Disables the client's retries.
     #[must_use]
     pub fn once(mut self) -> Self {
         self.retries = Retries::None;
@@ -175,7 +177,7 @@ impl Call {
         self.resource.path(&self.namespace, &self.name, self.subresource)
     }
 
-    /// What stands in messages: `pods "p"`.
+    /// Object as messages name it: `pods "p"`.
     pub fn object(&self) -> String {
         format!("{} {:?}", self.resource.plural, self.name)
     }

@@ -1,50 +1,52 @@
-//! Why a call came to nothing. Pure. Spec 10 §2.6.
+//! Errors of API requests and the `Status` object of a refusal. Pure.
+//!
+//! Implements spec 10 §2.6.
 
 use std::time::Duration;
 
-/// Why a call has no answer to go on with.
+/// Why a call has no usable response.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The server said no.
+    /// The server answered with an error status.
     #[error("{0}")]
     Refused(Box<ApiStatus>),
-    /// Nobody listens, or TLS failed: the request was not made.
+    /// The request was not sent: no connection, a failed TLS handshake, or no usable credentials.
     #[error("{0}")]
     Unreachable(String),
-    /// The connection was lost: the request may have been carried out.
+    /// The connection was lost: the server may have processed the request.
     #[error("{0}")]
     Lost(String),
-    /// No answer in time: the request may have been carried out.
+    /// No response before the deadline: the server may have processed the request.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
-    /// An answer that says nothing: not JSON, of another type, too large.
+    /// Unusable response: not JSON, of another type, or too large.
     #[error("{0}")]
     Malformed(String),
 }
 
-/// A `Status` of the API, made up from the code where the body is none.
+/// API `Status` object; synthesized from the HTTP status code where the body is none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ApiStatus {
     /// HTTP status code.
     pub code: u16,
-    /// Machine-readable: `NotFound`, `AlreadyExists`, `Conflict`, `Expired`; what is decided by.
+    /// Machine-readable reason (`NotFound`, `AlreadyExists`, `Conflict`, `Expired`); error handling branches on it.
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
     /// `details.causes`.
     pub causes: Vec<Cause>,
-    /// How long the server asks to be left alone.
+    /// Delay the server requests before a retry.
     pub retry_after: Option<Duration>,
 }
 
-/// One of the causes of a refusal.
+/// One entry of `details.causes`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Cause {
-    /// Machine-readable (`FieldValueInvalid`).
+    /// Machine-readable reason (`FieldValueInvalid`).
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
-    /// Which field.
+    /// Field the cause refers to.
     pub field: String,
 }
 
@@ -55,7 +57,7 @@ impl std::fmt::Display for ApiStatus {
 }
 
 impl ApiError {
-    /// What the server said, if it said anything.
+    /// The server's `Status`; `None` if the server did not answer with an error status.
     pub fn status(&self) -> Option<&ApiStatus> {
         match self {
             Self::Refused(status) => Some(status),
@@ -63,57 +65,57 @@ impl ApiError {
         }
     }
 
-    /// HTTP status code of a refusal, else 0.
+    /// HTTP status code of a refusal, otherwise 0.
     pub fn code(&self) -> u16 {
         self.status().map_or(0, |status| status.code)
     }
 
-    /// The reason of a refusal, else empty.
+    /// Machine-readable reason of a refusal, otherwise empty.
     pub fn reason(&self) -> &str {
         self.status().map_or("", |status| status.reason.as_str())
     }
 
-    /// There is no such object.
+    /// The object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.reason() == "NotFound"
     }
 
-    /// An object of that name exists.
+    /// An object of that name already exists.
     pub fn is_already_exists(&self) -> bool {
         self.reason() == "AlreadyExists"
     }
 
-    /// Somebody else changed it first, or a precondition does not hold.
+    /// A concurrent update or an unmet precondition prevented the write.
     pub fn is_conflict(&self) -> bool {
         self.reason() == "Conflict"
     }
 
-    /// We may not; also what is not there, for the node authorizer (spec 10 §6.1).
+    /// The server denied access; the node authorizer also denies access to objects that do not exist (spec 10 §6.1).
     pub fn is_forbidden(&self) -> bool {
         self.reason() == "Forbidden"
     }
 
-    /// The request does not suit the object (422).
+    /// The object failed validation (422).
     pub fn is_invalid(&self) -> bool {
         self.reason() == "Invalid"
     }
 
-    /// The version asked for is forgotten (410).
+    /// The requested resource version has expired (410).
     pub fn is_gone(&self) -> bool {
         matches!(self.reason(), "Expired" | "Gone")
     }
 
-    /// The server has too much to do (429).
+    /// The server throttled the request (429).
     pub fn is_throttled(&self) -> bool {
         self.reason() == "TooManyRequests"
     }
 
-    /// The version asked for has not come yet (spec 10 §3.2).
+    /// The requested resource version is newer than the server's cache (spec 10 §3.2).
     pub fn is_version_too_large(&self) -> bool {
         self.status().is_some_and(|status| status.causes.iter().any(|cause| cause.reason == "ResourceVersionTooLarge"))
     }
 
-    /// How long the server asks to be left alone.
+    /// Delay the server requests before a retry.
     pub fn retry_after(&self) -> Option<Duration> {
         self.status()?.retry_after
     }

@@ -1,9 +1,10 @@
-//! What is asked of the API server and what it says, without how: the seam between those who ask
-//! and the connection.
+//! API client seam: request and error types, and the `ApiClient` trait, without connections.
 //!
-//! Who asks builds a [`Call`] and gives it to an [`ApiClient`]; bytes come back, to be parsed by
-//! who knows what they are, or an [`ApiError`] that says all that a retry is decided by. The real
-//! client keeps connections, identities and rates; `testing` plays one. Behaviour: spec 10.
+//! A caller builds a [`Call`] and passes it to an [`ApiClient`]. It receives bytes, which the caller parses, or an
+//! [`ApiError`] with all that a retry decision needs. The real client owns connections, identities, and rate limiters;
+//! `testing` provides a fake.
+//!
+//! Implements spec 10.
 
 mod call;
 mod error;
@@ -24,54 +25,52 @@ pub use error::{ApiError, ApiStatus, Cause};
 pub use resource::Resource;
 pub use typed::{Typed, parse};
 
-/// Largest object we take, in bytes (spec 10 §8.4).
+/// Largest object accepted, in bytes (spec 10 §8.4).
 pub const OBJECT_LIMIT: usize = 8 << 20;
-/// Largest list we take, in bytes (spec 10 §8.4).
+/// Largest list accepted, in bytes (spec 10 §8.4).
 pub const LIST_LIMIT: usize = 64 << 20;
 
-/// A way to the API server.
+/// Client of the API server.
 ///
-/// It waits for its turn (rate), retries what spec 10 §2.6 retries, and nothing else: what else may
-/// be asked twice is known by who asks. Safe to drop while waiting; the call may have been made.
+/// Waits for the rate limiter and retries what spec 10 §2.6 retries, nothing else: only the caller knows which other
+/// requests are idempotent. Cancel-safe: a dropped call may still have been processed.
 #[async_trait]
 pub trait ApiClient: Send + Sync + 'static {
-    /// Asks once and reads the whole answer.
+    /// Sends the request and reads the whole response body.
     ///
     /// # Errors
-    /// There is no answer, or it is no success.
+    /// There is no response, or its status is no success.
     async fn call(&self, call: Call) -> Result<Bytes, ApiError>;
 
-    /// Begins to watch; each item is one event as the server wrote it (`{"type","object"}`).
+    /// Starts a watch; each item is one event as the server wrote it (`{"type","object"}`).
     ///
     /// # Errors
-    /// The watch did not begin. A connection that was lost before anything came is an empty watch.
+    /// The watch was not established. A connection that was lost before the first event is an empty watch.
     async fn watch(&self, call: Call) -> Result<Box<dyn WatchStream>, ApiError>;
 
-    /// Moves when somebody could connect: what could not be asked may be asked now. Closed, where
-    /// nobody tells.
+    /// Counter that changes when a connection succeeds: callers retry requests that found the server unreachable. The
+    /// channel is closed for clients that do not report this.
     fn reached(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
     }
 
-    /// Changes when requests are made with another certificate or other authorities from now on: what was refused before
-    /// may be granted. Closed, where that never happens.
+    /// Changes when later requests use another certificate or other authorities: a request that was refused before may
+    /// succeed now. The channel is closed for clients whose credentials never change.
     fn credentials_changed(&self) -> watch::Receiver<u64> {
         watch::channel(0).1
     }
 }
 
-/// Events of one watch.
+/// Event stream of one watch.
 ///
-/// Of most watches nothing is asked but to wait, and there are thousands: polled, they wait without
-/// a future of their own.
+/// Polled directly, because thousands of watches are idle most of the time: an idle one needs no future of its own.
 pub trait WatchStream: Send {
-    /// The next event; `None` at the end. After an error there is nothing more.
+    /// Polls for the next event; `None` at the end. Nothing follows an error.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>>;
 }
 
 impl dyn WatchStream {
-    /// The next event; `None` at the end. After an error there is nothing more. Safe to drop
-    /// while waiting.
+    /// Returns the next event; `None` at the end. Nothing follows an error. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<Bytes, ApiError>> {
         poll_fn(|context| self.poll_next(context)).await
     }

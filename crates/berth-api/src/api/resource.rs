@@ -1,83 +1,85 @@
-//! Kinds of objects and where they are served. Pure. Spec 10 §4.
+//! Resource types and their REST paths. Pure.
+//!
+//! Implements spec 10 §4.
 
-/// A kind of object.
+/// API resource type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Resource {
     /// API group; empty for the core group.
     pub group: &'static str,
-    /// Version within the group.
+    /// Version within the group; empty for a path that serves no objects.
     pub version: &'static str,
-    /// As it stands in paths.
+    /// Plural name, as in REST paths.
     pub plural: &'static str,
-    /// As it stands in objects.
+    /// Kind, as in objects.
     pub kind: &'static str,
 }
 
 impl Resource {
-    /// Nodes.
+    /// `Node`.
     pub const NODES: Self = Self::core("nodes", "Node");
-    /// Pods.
+    /// `Pod`.
     pub const PODS: Self = Self::core("pods", "Pod");
-    /// Config maps.
+    /// `ConfigMap`.
     pub const CONFIG_MAPS: Self = Self::core("configmaps", "ConfigMap");
-    /// Secrets.
+    /// `Secret`.
     pub const SECRETS: Self = Self::core("secrets", "Secret");
-    /// Services.
+    /// `Service`.
     pub const SERVICES: Self = Self::core("services", "Service");
-    /// Service accounts.
+    /// `ServiceAccount`.
     pub const SERVICE_ACCOUNTS: Self = Self::core("serviceaccounts", "ServiceAccount");
-    /// Events of the core group.
+    /// `Event` of the core group.
     pub const EVENTS: Self = Self::core("events", "Event");
-    /// Claims of persistent volumes.
+    /// `PersistentVolumeClaim`.
     pub const CLAIMS: Self = Self::core("persistentvolumeclaims", "PersistentVolumeClaim");
-    /// Persistent volumes.
+    /// `PersistentVolume`.
     pub const VOLUMES: Self = Self::core("persistentvolumes", "PersistentVolume");
-    /// Leases.
+    /// `Lease`.
     pub const LEASES: Self = Self::new("coordination.k8s.io", "v1", "leases", "Lease");
-    /// Runtime classes.
+    /// `RuntimeClass`.
     pub const RUNTIME_CLASSES: Self = Self::new("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass");
-    /// CSI drivers.
+    /// `CSIDriver`.
     pub const CSI_DRIVERS: Self = Self::new("storage.k8s.io", "v1", "csidrivers", "CSIDriver");
-    /// What a node knows of CSI drivers.
+    /// `CSINode`: the CSI drivers registered on a node.
     pub const CSI_NODES: Self = Self::new("storage.k8s.io", "v1", "csinodes", "CSINode");
-    /// Attachments of volumes.
+    /// `VolumeAttachment`.
     pub const ATTACHMENTS: Self = Self::new("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment");
-    /// Requests for certificates.
+    /// `CertificateSigningRequest`.
     pub const SIGNING_REQUESTS: Self =
         Self::new("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest");
-    /// Requests for certificates of pods.
+    /// `PodCertificateRequest`.
     pub const POD_CERTIFICATES: Self =
         Self::new("certificates.k8s.io", "v1beta1", "podcertificaterequests", "PodCertificateRequest");
-    /// Trust bundles.
+    /// `ClusterTrustBundle`.
     pub const TRUST_BUNDLES: Self =
         Self::new("certificates.k8s.io", "v1beta1", "clustertrustbundles", "ClusterTrustBundle");
-    /// The same of older servers.
+    /// `ClusterTrustBundle` of older servers.
     pub const TRUST_BUNDLES_ALPHA: Self =
         Self::new("certificates.k8s.io", "v1alpha1", "clustertrustbundles", "ClusterTrustBundle");
-    /// Slices of devices.
+    /// `ResourceSlice` of dynamic resource allocation.
     pub const RESOURCE_SLICES: Self = Self::new("resource.k8s.io", "v1", "resourceslices", "ResourceSlice");
-    /// Claims of devices.
+    /// `ResourceClaim` of dynamic resource allocation.
     pub const RESOURCE_CLAIMS: Self = Self::new("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim");
-    /// Who a token belongs to.
+    /// `TokenReview`: authenticates a token.
     pub const TOKEN_REVIEWS: Self = Self::new("authentication.k8s.io", "v1", "tokenreviews", "TokenReview");
-    /// What somebody may do.
+    /// `SubjectAccessReview`: authorizes a request.
     pub const ACCESS_REVIEWS: Self =
         Self::new("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview");
 
-    /// Whether the server is well: no object, and text for an answer.
+    /// Health endpoint: serves no object and answers in plain text.
     pub const HEALTHZ: Self = Self::page("healthz");
 
-    /// What the server has of certificates, by version.
+    /// Discovery document of `certificates.k8s.io/v1beta1`.
     pub const CERTIFICATES_V1BETA1: Self = Self::page("apis/certificates.k8s.io/v1beta1");
-    /// The same of older servers.
+    /// Discovery document of `certificates.k8s.io/v1alpha1`, for older servers.
     pub const CERTIFICATES_V1ALPHA1: Self = Self::page("apis/certificates.k8s.io/v1alpha1");
 
-    /// Any other.
+    /// Returns the resource type of these names.
     pub const fn new(group: &'static str, version: &'static str, plural: &'static str, kind: &'static str) -> Self {
         Self { group, version, plural, kind }
     }
 
-    /// What is no object: it has no version, and lies at the root.
+    /// Path at the root that serves no object and therefore has no version.
     const fn page(plural: &'static str) -> Self {
         Self::new("", "", plural, "")
     }

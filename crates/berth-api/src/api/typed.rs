@@ -1,25 +1,25 @@
-//! Answers as objects.
+//! Deserialization of API responses into typed objects.
 
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 
 use super::{ApiClient, ApiError, Call};
 
-/// Parses an answer.
+/// Parses a response body.
 ///
 /// # Errors
-/// It is not what was asked for.
+/// The body is not JSON of the expected type.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map_err(|error| ApiError::Malformed(format!("unexpected answer: {error}")))
 }
 
-/// Asks and parses.
+/// Typed calls of every [`ApiClient`].
 #[async_trait]
 pub trait Typed: ApiClient {
-    /// Asks once and parses the answer.
+    /// Sends the request and parses the response.
     ///
     /// # Errors
-    /// As [`ApiClient::call`], and an answer that is something else.
+    /// As [`ApiClient::call`], or the response is not of the expected type.
     async fn ask<T: DeserializeOwned + Send>(&self, call: Call) -> Result<T, ApiError> {
         parse(&self.call(call).await?)
     }

@@ -1,7 +1,7 @@
-//! Asks the API server for a certificate and waits for it (spec 10 §4.10).
+//! Certificate signing request client: creates the CSR and waits until it is issued.
 //!
-//! A request has a name that follows from its key, so what was asked for may be asked for again, and
-//! whoever gave up waiting comes back to the same object.
+//! The name of the CSR is derived from its key, so creation is idempotent: a caller that gave up waiting returns to the
+//! same object (spec 10 §4.10).
 
 use std::time::Duration;
 
@@ -18,46 +18,46 @@ use super::{
 };
 use crate::api::{ApiClient, ApiError, Call, Line, Resource, Typed, Verb, parse};
 
-/// Older servers know only this one.
+/// CSR resource of older servers, which serve only `v1beta1`.
 const BEFORE: Resource =
     Resource::new("certificates.k8s.io", "v1beta1", "certificatesigningrequests", "CertificateSigningRequest");
-/// How long one request may take.
+/// Deadline of one API request.
 const CALL: Duration = Duration::from_secs(30);
-/// How long a watch is asked for, in seconds.
+/// Requested duration of a watch, in seconds.
 const WATCH_SECONDS: &str = "600";
-/// Between two looks at the same object, and two attempts that came to nothing.
+/// Pause between polls of the same CSR, and first back-off after a failed creation.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause between attempts to ask while nobody answers.
+/// Longest back-off while the server does not answer.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// No certificate came of it.
+/// Why no certificate was issued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// It could not be asked for.
+    /// The CSR could not be created.
     #[error("cannot create certificate signing request: {0}")]
     Create(ApiError),
-    /// Somebody else's request has the name of ours.
+    /// A foreign CSR has the name of ours.
     #[error("retrieved csr is not compatible: {0}")]
     Incompatible(String),
-    /// There will be none.
+    /// The CSR was denied or failed, or the issued certificate is unusable.
     #[error("{0}")]
     Refused(String),
-    /// The object is gone.
+    /// The CSR was deleted.
     #[error("csr {0:?} was deleted")]
     Deleted(String),
-    /// The object is another.
+    /// The CSR was deleted and recreated under another UID.
     #[error("csr {0:?} changed UIDs")]
     ChangedUid(String),
-    /// Nobody decided, or nobody signed.
+    /// Nobody approved or signed the CSR before the timeout.
     #[error("timed out waiting for the certificate signing request to be approved and signed")]
     TimedOut,
-    /// Our own doing.
+    /// Local error.
     #[error("{0}")]
     Own(String),
 }
 
 impl AskError {
-    /// Whether another look at the same request could still bring a certificate.
+    /// Whether the same CSR may still yield a certificate.
     pub fn may_come_yet(&self) -> bool {
         match self {
             Self::TimedOut => true,
@@ -67,45 +67,45 @@ impl AskError {
     }
 }
 
-/// A request that was made: its key stays until there is a certificate or will never be one.
+/// Signing request with its private key, which is kept until a certificate is issued or can no longer be issued.
 #[derive(Debug)]
 pub struct Request {
-    /// What is asked.
+    /// Subject, names, and usages requested.
     pub template: Template,
     key: Key,
     text: String,
     naming: Naming,
     name: String,
-    /// The object's API version and UID, once it is known to be there.
+    /// API version and UID of the CSR; `None` until it is known to exist.
     made: Option<(Resource, String)>,
 }
 
 impl Request {
-    /// For that key.
+    /// Builds the request for a key.
     ///
     /// # Errors
-    /// The template has a name that cannot be written.
+    /// The template has a name that cannot be encoded.
     pub fn new(template: Template, key: Key, naming: Naming) -> Result<Self, AskError> {
         let text = key.request(&template).map_err(|e| AskError::Own(e.to_string()))?;
         let name = request::name(naming, &key.public(), &template);
         Ok(Self { template, key, text, naming, name, made: None })
     }
 
-    /// The key, PEM.
+    /// Private key, PEM.
     pub fn key(&self) -> String {
         self.key.to_pem()
     }
 
-    /// The object's name.
+    /// Name of the CSR object.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Makes the object, or finds it made. Whoever does not answer is asked again and again: the
-    /// caller ends that. `now` is in seconds since the epoch.
+    /// Creates the CSR, or adopts a compatible one. Retries without limit while the server does not answer; the caller
+    /// sets the timeout. `now` is in seconds since the epoch.
     ///
     /// # Errors
-    /// A server said no, or has another's request of that name.
+    /// The server refused the CSR, or has an incompatible one of that name.
     pub async fn make(&mut self, api: &dyn ApiClient, now: i64) -> Result<(), AskError> {
         if self.made.is_some() {
             return Ok(());
@@ -144,10 +144,10 @@ impl Request {
         Ok(there)
     }
 
-    /// Waits until the object has a certificate (PEM chain) or never will; the caller sets the limit.
+    /// Waits until the CSR has a certificate (PEM chain) or can no longer get one; the caller sets the timeout.
     ///
     /// # Errors
-    /// There will be none.
+    /// No certificate will be issued.
     pub async fn wait(&self, api: &dyn ApiClient) -> Result<String, AskError> {
         let Some((resource, uid)) = &self.made else {
             return Err(AskError::Own("nothing was asked for".to_owned()));
@@ -181,7 +181,7 @@ impl Request {
         api.ask(self.select(Verb::List, resource)).await
     }
 
-    /// Follows the object until it has come to something; `None` where the watch came to nothing.
+    /// Watches the CSR until it has an outcome; `None` if the watch ended without one.
     async fn follow(
         &self,
         api: &dyn ApiClient,
@@ -233,7 +233,7 @@ struct Event {
     object: Value,
 }
 
-/// Whether asking again may help: nobody answered, or not now.
+/// Whether a retry may succeed: the server did not answer, or throttled the request.
 fn is_passing(error: &ApiError) -> bool {
     match error {
         ApiError::Unreachable(_) | ApiError::Lost(_) | ApiError::Timeout(_) => true,

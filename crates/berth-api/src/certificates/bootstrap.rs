@@ -1,5 +1,7 @@
-//! The first client certificate, where nothing else may begin before it is there: without rotation
-//! the kubeconfig must be complete first (spec 01 §11.2).
+//! Blocking TLS bootstrap: obtains the first client certificate and writes the kubeconfig.
+//!
+//! Used without certificate rotation, where the kubeconfig must be complete before anything else starts
+//! (spec 01 §11.2).
 
 use std::{
     path::{Path, PathBuf},
@@ -24,66 +26,66 @@ use crate::api::{ApiClient, ApiError, Call, Line, Resource};
 use berth_ports::Clock;
 use berth_sys::atomic_file;
 
-/// How long somebody may take to approve and sign.
+/// Timeout for approval and signing.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// How long a server is waited for before it is asked all the same.
+/// How long bootstrap waits for a healthy API server before it sends the request anyway.
 const HEALTHY: Duration = Duration::from_secs(60);
-/// Between two looks at its health, how much longer that may be as a share, and how long one may take.
+/// Interval of health checks, its maximum jitter as a share, and the timeout of one check.
 const LOOK: Duration = Duration::from_secs(2);
 const JITTER: f64 = 0.2;
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// Readable by us.
+/// Readable by the agent's user only.
 const MODE: u32 = 0o600;
 
-/// There is no first certificate.
+/// Why bootstrap failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
-    /// None was signed.
+    /// No certificate was issued.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// A key cannot be made.
+    /// The key cannot be generated.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// It cannot be kept.
+    /// The pair cannot be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The kubeconfig cannot be written.
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
-    /// The key cannot be kept while it is waited.
+    /// The key cannot be stored while the CSR is pending.
     #[error("cannot write {path}: {cause}")]
     KeepKey {
-        /// The file.
+        /// Path of the key file.
         path: String,
-        /// Why.
+        /// Cause.
         cause: std::io::Error,
     },
-    /// The pool of threads is gone.
+    /// A blocking task panicked or was cancelled.
     #[error("{0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
-/// What a bootstrap needs.
+/// Dependencies of [`bootstrap`].
 pub struct Bootstrap {
-    /// The certificate directory.
+    /// Certificate directory.
     pub directory: PathBuf,
-    /// The node's name.
+    /// Name of this node.
     pub node: String,
-    /// The cluster, as the bootstrap's kubeconfig has it.
+    /// Cluster of the bootstrap kubeconfig.
     pub cluster: Cluster,
-    /// The kubeconfig to write.
+    /// Path of the kubeconfig to write.
     pub kubeconfig: PathBuf,
-    /// Whom to ask, with the bootstrap's credentials.
+    /// Client that uses the bootstrap credentials.
     pub api: Arc<dyn ApiClient>,
-    /// The wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
 }
 
-/// Gets a first certificate and writes the kubeconfig that names it. Takes up to an hour; may be dropped,
-/// and goes on with the same key and request when it is asked again.
+/// Obtains the first client certificate and writes a kubeconfig that refers to it. Takes up to an hour. Cancel-safe:
+/// the next call continues with the same key and CSR.
 ///
 /// # Errors
-/// There is none.
+/// No certificate was issued, or the result cannot be written.
 pub async fn bootstrap(setup: Bootstrap) -> Result<(), BootstrapError> {
     info!("Using bootstrap kubeconfig to generate TLS client cert, key and kubeconfig file");
     let store = Store::new(&setup.directory, Purpose::Client, None);
@@ -105,7 +107,7 @@ pub async fn bootstrap(setup: Bootstrap) -> Result<(), BootstrapError> {
 fn keep(setup: &Bootstrap, store: &Store, pair: &Pair) -> Result<(), BootstrapError> {
     let now: Timestamp = setup.clock.now();
     store.update(pair, &now.to_zoned(TimeZone::system()))?;
-    // The pair is kept; a key left behind would only be used once more.
+    // The pair is stored; a key left behind would only be reused by the next bootstrap.
     let _ = std::fs::remove_file(temporary(&setup.directory));
     kubeconfig::write(&setup.kubeconfig, &setup.cluster, &store.link())?;
     Ok(())
@@ -115,8 +117,8 @@ fn temporary(directory: &Path) -> PathBuf {
     directory.join("kubelet-client.key.tmp")
 }
 
-/// The key to ask with: of the current pair, else the one of an attempt before, else a new one. What is
-/// there and no key is replaced; the reference refuses to start.
+/// Returns the key of the current pair, else that of an interrupted bootstrap, else a new one. Replaces a file that
+/// contains no key; the kubelet refuses to start then.
 fn key(store: &Store, own: &Path) -> Result<Key, BootstrapError> {
     let read = |path: &Path| Key::read(&std::fs::read_to_string(path).ok()?);
     if let Some(key) = read(&store.link()).or_else(|| read(own)) {
@@ -131,13 +133,13 @@ fn key(store: &Store, own: &Path) -> Result<Key, BootstrapError> {
     Ok(key)
 }
 
-/// Waits a minute at most; a server that is ill is asked all the same.
+/// Waits at most a minute; bootstrap proceeds even if the server is unhealthy.
 async fn wait_until_healthy(api: &dyn ApiClient) {
     let until = Instant::now() + HEALTHY;
     while Instant::now() < until {
         let call = Call::get(Resource::HEALTHZ, "", "").on(Line::Certificates).within(LOOK_LIMIT);
         match timeout(LOOK_LIMIT, api.call(call)).await {
-            // It says "ok", which is no object.
+            // The body is "ok", which is not JSON.
             Ok(Ok(_) | Err(ApiError::Malformed(_))) => return,
             Ok(Err(error)) => warn!(err = %error, "The API server is not healthy yet"),
             Err(_) => warn!("The API server has not told its health in time"),
@@ -179,7 +181,7 @@ mod tests {
         }
     }
 
-    /// An API server that signs at once and keeps what was created.
+    /// Fake API server that signs at once and stores what was created.
     fn signing(authority: Authority, kept: Arc<Mutex<Vec<Value>>>) -> Arc<FakeApi> {
         FakeApi::new(move |call| {
             let mut kept = kept.lock().expect("not poisoned");
@@ -217,7 +219,7 @@ mod tests {
         let now = Timestamp::from_second(DAY).expect("a time");
         assert_eq!(kubeconfig::look(&folder.path().join("kubelet.conf"), now), super::super::Found::Valid);
 
-        // Again: the same key, so the same request, whose certificate still holds.
+        // Second run: the same key yields the same CSR, whose certificate is still valid.
         bootstrap(setup(folder.path(), api)).await.expect("a certificate");
         assert_eq!(kept.lock().expect("not poisoned").len(), 1);
     }

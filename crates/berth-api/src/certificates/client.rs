@@ -1,5 +1,4 @@
-//! The certificate by which the API server knows this node: which way it comes, and the manager that
-//! keeps it good (spec 01 §11).
+//! Client certificate of the node: choice of bootstrap path, and rotation manager (spec 01 §11).
 
 use std::{
     path::{Path, PathBuf},
@@ -22,8 +21,7 @@ use crate::api::ApiClient;
 use berth_metrics::CertificateMetrics;
 use berth_ports::{Clock, EventSink};
 
-/// Decides which way is gone; reads the kubeconfig for that. `bootstrap` is empty where
-/// `--bootstrap-kubeconfig` is not given.
+/// Chooses the bootstrap path; reads the kubeconfig. `bootstrap` is empty without `--bootstrap-kubeconfig`.
 pub fn plan(rotation: Rotation, bootstrap: &Path, kubeconfig: &Path, now: Timestamp) -> ClientPath {
     let given = match bootstrap {
         path if path.as_os_str().is_empty() => BootstrapFile::NotGiven,
@@ -45,11 +43,11 @@ pub fn plan(rotation: Rotation, bootstrap: &Path, kubeconfig: &Path, now: Timest
     plan::plan(rotation, given, found)
 }
 
-/// Writes the kubeconfig that [`ClientPath::BootstrapBehind`] goes on with: the cluster of the bootstrap,
-/// and the manager's files, which need not be there yet. Blocking.
+/// Writes the kubeconfig that [`ClientPath::BootstrapBehind`] continues with: the cluster of the bootstrap kubeconfig,
+/// and the paths of the manager's files, which need not exist yet. Blocking.
 ///
 /// # Errors
-/// The bootstrap's kubeconfig cannot be used, or ours not be written.
+/// The bootstrap kubeconfig is unusable, or the kubeconfig cannot be written.
 pub fn prepare_kubeconfig(bootstrap: &Path, kubeconfig: &Path, directory: &Path) -> Result<(), KubeconfigError> {
     let cluster = Kubeconfig::read(bootstrap)?.cluster;
     kubeconfig::write(kubeconfig, &cluster, &Store::new(directory, Purpose::Client, None).link())?;
@@ -57,36 +55,36 @@ pub fn prepare_kubeconfig(bootstrap: &Path, kubeconfig: &Path, directory: &Path)
     Ok(())
 }
 
-/// What the manager of the client's certificate needs.
+/// Dependencies of the client certificate manager.
 pub struct ClientSetup {
-    /// The certificate directory.
+    /// Certificate directory.
     pub directory: PathBuf,
-    /// The node's name.
+    /// Name of this node.
     pub node: String,
-    /// The kubeconfig in use: a pair in it is used where the directory has none.
+    /// Kubeconfig in use: its pair serves where the directory has none.
     pub kubeconfig: PathBuf,
-    /// Whom to ask with a certificate that holds: the client that `sink` changes.
+    /// Client for requests with a valid certificate: the one that `sink` updates.
     pub api: Arc<dyn ApiClient>,
-    /// Opens whom to ask without one: on the bootstrap's kubeconfig, and without a bootstrap on the
-    /// kubeconfig itself, with the credentials that stand in it.
+    /// Opens a client for requests without a valid certificate: on the bootstrap kubeconfig, else on the kubeconfig
+    /// itself with the credentials in it.
     pub bootstrap: Option<OpenApi>,
-    /// The transport.
+    /// Receives each new pair: the transport.
     pub sink: Arc<dyn IdentitySink>,
-    /// The wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// What is counted ([`CertificateMetrics::client`]).
+    /// Metrics ([`CertificateMetrics::client`]).
     pub metrics: CertificateMetrics,
-    /// Who hears of failures.
+    /// Receives events about failures.
     pub events: Arc<dyn EventSink>,
 }
 
-/// The manager of the client's certificate.
+/// Handle of the client certificate manager.
 pub struct ClientCertificates {
     state: watch::Receiver<CertificateState>,
 }
 
 impl ClientCertificates {
-    /// Shows the pair that is there, before it returns, and keeps one good until stopped.
+    /// Starts the manager task. Publishes an existing pair before it returns; the task renews it until stopped.
     pub async fn start(setup: ClientSetup, tasks: &TaskTracker, stop: CancellationToken) -> Self {
         let kubeconfig = setup.kubeconfig;
         let seed: Seed = Arc::new(move || Kubeconfig::read(&kubeconfig).ok()?.pair());
@@ -107,7 +105,7 @@ impl ClientCertificates {
         Self { state }
     }
 
-    /// How the certificate stands.
+    /// State of the certificate: expiry, failures, last error.
     pub fn state(&self) -> watch::Receiver<CertificateState> {
         self.state.clone()
     }

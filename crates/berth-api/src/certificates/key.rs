@@ -1,7 +1,8 @@
-//! Keys of requests: EC P-256, written as the reference writes them (`EC PRIVATE KEY`), read in either form.
+//! EC P-256 private keys: PEM encoding (SEC 1 and PKCS #8) and certificate signing requests.
 //!
-//! The crypto library knows PKCS #8 only; the two forms hold the same and are turned into each
-//! other here, so that a key which the reference left can be used and the other way round.
+//! Writes `EC PRIVATE KEY`, as the kubelet does, and reads both forms. The crypto library supports PKCS #8 only. Both
+//! forms have the same content and are converted here, so that Berth can use a key that the kubelet wrote and vice
+//! versa.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rcgen::{
@@ -12,39 +13,39 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
 
 use super::template::Template;
 
-/// Tags of DER.
+/// DER tags.
 const SEQUENCE: u8 = 0x30;
 const OCTETS: u8 = 0x04;
 const CURVE: u8 = 0xa0;
 const POINT: u8 = 0xa1;
-/// Version 1 of a key, version 0 of its wrapping.
+/// Version 1 of an EC private key, version 0 of its PKCS #8 wrapping.
 const ONE: &[u8] = &[0x02, 0x01, 0x01];
 const ZERO: &[u8] = &[0x02, 0x01, 0x00];
-/// Object identifiers: elliptic key, P-256.
+/// Object identifiers: EC public key, P-256.
 const ELLIPTIC: &[u8] = &[0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
 const P256: &[u8] = &[0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
-/// Characters of a line of PEM.
+/// Characters per PEM line.
 const LINE: usize = 64;
 
-/// A key cannot be used for what is wanted.
+/// A key operation failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {0}: {1}")]
 pub struct KeyError(&'static str, rcgen::Error);
 
-/// A private key on P-256.
+/// P-256 private key.
 #[derive(Debug)]
 pub struct Key(KeyPair);
 
 impl Key {
-    /// A new one.
+    /// Generates a key.
     ///
     /// # Errors
-    /// There is no randomness.
+    /// The system provides no randomness.
     pub fn generate() -> Result<Self, KeyError> {
         KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(|e| KeyError("make a key", e))
     }
 
-    /// The first key of a PEM text; `None` where there is none on P-256.
+    /// First key of a PEM text; `None` if that is no P-256 key.
     pub fn read(pem: &str) -> Option<Self> {
         let pkcs8 = match PrivateKeyDer::from_pem_slice(pem.as_bytes()).ok()? {
             PrivateKeyDer::Pkcs8(key) => key.secret_pkcs8_der().to_vec(),
@@ -54,7 +55,7 @@ impl Key {
         KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(pkcs8), &PKCS_ECDSA_P256_SHA256).ok().map(Self)
     }
 
-    /// As `EC PRIVATE KEY`.
+    /// Encodes the key as `EC PRIVATE KEY`.
     pub fn to_pem(&self) -> String {
         match named(self.0.serialized_der(), self.0.public_key_raw()) {
             Some(der) => pem("EC PRIVATE KEY", &der),
@@ -62,15 +63,15 @@ impl Key {
         }
     }
 
-    /// The public key with its algorithm (PKIX).
+    /// Public key with its algorithm (PKIX).
     pub fn public(&self) -> Vec<u8> {
         self.0.subject_public_key_info()
     }
 
-    /// A request for what the template says, PEM.
+    /// Signs a request for the subject and names of the template, PEM.
     ///
     /// # Errors
-    /// A name cannot be written.
+    /// A name cannot be encoded.
     pub fn request(&self, template: &Template) -> Result<String, KeyError> {
         let wrong = |e| KeyError("write a certificate signing request", e);
         let mut params = CertificateParams::default();
@@ -86,13 +87,13 @@ impl Key {
     }
 }
 
-/// PKCS #8 around a key in the older form.
+/// Wraps a SEC 1 key in PKCS #8.
 fn wrapped(key: &[u8]) -> Vec<u8> {
     let algorithm = element(SEQUENCE, &[ELLIPTIC, P256].concat());
     element(SEQUENCE, &[ZERO.to_vec(), algorithm, element(OCTETS, key)].concat())
 }
 
-/// The older form, which names the curve; `None` where the key is not the expected shape.
+/// Converts PKCS #8 to SEC 1 with the curve's identifier; `None` if the key does not have the expected structure.
 fn named(pkcs8: &[u8], public: &[u8]) -> Option<Vec<u8>> {
     let (_, all, _) = first(pkcs8)?;
     let (_, _, rest) = first(all)?;
@@ -109,7 +110,7 @@ fn named(pkcs8: &[u8], public: &[u8]) -> Option<Vec<u8>> {
     Some(element(SEQUENCE, &parts.concat()))
 }
 
-/// The first element: its tag, what is in it, what comes after it.
+/// First DER element: its tag, its content, and the remaining bytes.
 pub(crate) fn first(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = der.split_first()?;
     let (short, rest) = rest.split_first()?;
@@ -123,7 +124,7 @@ pub(crate) fn first(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((*tag, content, rest))
 }
 
-/// An element of DER.
+/// Encodes a DER element.
 pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = content.len();
     let mut out = vec![tag];
@@ -131,14 +132,14 @@ pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
         (Ok(short), _) if short < 0x80 => out.push(short),
         (Ok(byte), _) => out.extend([0x81, byte]),
         (_, Ok(word)) => out.extend([&[0x82], &word.to_be_bytes()[..]].concat()),
-        // Nothing that long is a key on P-256; the parser refuses what comes of it.
+        // No P-256 key is that long; the parser rejects the result.
         _ => {}
     }
     out.extend_from_slice(content);
     out
 }
 
-/// A block of PEM.
+/// Encodes a PEM block.
 pub(crate) fn pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut out = format!("-----BEGIN {label}-----\n");

@@ -1,7 +1,6 @@
-//! The kubeconfig as far as certificates go: whether the one there is can be used, and the one a
-//! bootstrap leaves behind (spec 01 §11.1-11.2).
+//! Client certificate in a kubeconfig: reads, validates, and writes the bootstrap result.
 //!
-//! Blocking: small files, read at start and where a certificate is missing.
+//! Blocking: reads small files, at start and while a certificate is missing. Implements spec 01 §11.1-11.2.
 
 use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
 
@@ -13,74 +12,74 @@ use super::{leaf, pair::Pair, plan::Found};
 use crate::transport::{self, Source, User};
 use berth_sys::atomic_file;
 
-/// Readable by us: others must not learn who we are.
+/// Readable by the agent's user only, because the file has credentials.
 const MODE: u32 = 0o600;
-/// Mode of its directory, where it is made.
+/// Mode of the parent directory, if it is created.
 const DIRECTORY: u32 = 0o755;
 
-/// A kubeconfig cannot be used.
+/// Error of a kubeconfig file.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("unable to load kubeconfig {path}: {cause}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause.
         cause: String,
     },
-    /// It says nothing that could be used.
+    /// The file is no usable kubeconfig.
     #[error("invalid configuration: {0}")]
     Invalid(String),
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("cannot write {path}: {cause}")]
     Write {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause.
         cause: io::Error,
     },
 }
 
-/// How the API server is reached.
+/// Address and trust settings of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its URL.
+    /// URL of the server.
     pub server: String,
-    /// The name its certificate is checked for, if not the URL's.
+    /// Host name for certificate verification; empty: the URL's.
     pub tls_server_name: String,
-    /// Whether its certificate is not checked.
+    /// Whether certificate verification is disabled.
     pub insecure: bool,
-    /// The file of its authorities.
+    /// Path of the certificate authorities' file.
     pub authority: String,
-    /// Its authorities: PEM, in base64; counts before the file.
+    /// Certificate authorities: PEM in base64; takes precedence over the file.
     pub authority_data: String,
-    /// Through which proxy.
+    /// URL of the HTTP proxy; empty: none configured.
     pub proxy: String,
 }
 
 /// Where a kubeconfig has its client certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// Within itself.
+    /// Inline.
     Data,
-    /// In files it names.
+    /// In files that it refers to.
     Files,
 }
 
-/// What the current context of a kubeconfig says.
+/// Cluster and user of the current context.
 #[derive(Clone, Debug)]
 pub struct Kubeconfig {
-    /// How the API server is reached.
+    /// Address and trust settings of the API server.
     pub cluster: Cluster,
     user: User,
 }
 
 impl Kubeconfig {
-    /// Reads one.
+    /// Reads and parses a kubeconfig.
     ///
     /// # Errors
-    /// It cannot be read, or has no server.
+    /// The file cannot be read, or names no server.
     pub fn read(path: &Path) -> Result<Self, KubeconfigError> {
         let told = |cause: String| KubeconfigError::Read { path: path.display().to_string(), cause };
         let text = fs::read_to_string(path).map_err(|e| told(e.to_string()))?;
@@ -89,7 +88,7 @@ impl Kubeconfig {
         Ok(Self { cluster: reach(cluster), user })
     }
 
-    /// Its client certificate with the key, and where that is; `None` where there is none that can be used.
+    /// Client certificate and key, and where they are; `None` if there is no usable pair.
     pub fn pair(&self) -> Option<(Pair, Origin)> {
         let (certificate, key) = self.user.pair.as_ref()?;
         let origin = if certificate.file().is_some() { Origin::Files } else { Origin::Data };
@@ -98,7 +97,7 @@ impl Kubeconfig {
     }
 }
 
-/// Whether a kubeconfig can be used as it is: it loads, and its client certificate holds.
+/// Classifies a kubeconfig: whether it loads, and whether its client certificate is valid at `now`.
 pub fn look(path: &Path, now: Timestamp) -> Found {
     let Ok(kubeconfig) = Kubeconfig::read(path) else { return Found::NotValid };
     match kubeconfig.pair() {
@@ -107,12 +106,12 @@ pub fn look(path: &Path, now: Timestamp) -> Found {
     }
 }
 
-/// Writes the kubeconfig of a node whose pair lies behind that link.
+/// Writes a kubeconfig whose client certificate and key are behind the link `pair`.
 ///
-/// Unlike the reference's it keeps the proxy and the server's name.
+/// Unlike the kubelet's, it keeps the proxy and the server's name.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file or its directory cannot be written.
 pub fn write(path: &Path, cluster: &Cluster, pair: &Path) -> Result<(), KubeconfigError> {
     let wrong = |cause| KubeconfigError::Write { path: path.display().to_string(), cause };
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {

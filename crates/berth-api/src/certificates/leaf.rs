@@ -1,4 +1,4 @@
-//! What a certificate says of whom it is for and how long. Pure.
+//! Subject, names, and validity of a leaf certificate. Pure.
 
 use std::net::IpAddr;
 
@@ -10,25 +10,25 @@ use x509_parser::{
 
 use super::template::Template;
 
-/// What counts of the first certificate of a chain.
+/// Subject, names, and validity of the first certificate of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
     /// Common name of the subject.
     pub common_name: String,
-    /// Its organizations.
+    /// Organizations of the subject.
     pub organizations: Vec<String>,
-    /// DNS names.
+    /// DNS names among the subject alternative names.
     pub dns: Vec<String>,
-    /// Addresses.
+    /// IP addresses among the subject alternative names.
     pub ips: Vec<IpAddr>,
-    /// First second it holds, since the epoch.
+    /// First second of validity, since the epoch.
     pub not_before: i64,
-    /// Last second it holds, since the epoch.
+    /// Last second of validity, since the epoch.
     pub not_after: i64,
 }
 
 impl Leaf {
-    /// The first certificate of a PEM text; `None` where there is none that can be read.
+    /// Parses the first certificate of a PEM text; `None` if there is none or it is malformed.
     pub fn read(pem: &str) -> Option<Self> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         let (_, certificate) = X509Certificate::from_der(&der).ok()?;
@@ -45,12 +45,12 @@ impl Leaf {
         })
     }
 
-    /// Whether its last second is over.
+    /// Whether the last second of validity has passed.
     pub fn is_expired(&self, now: i64) -> bool {
         now > self.not_after
     }
 
-    /// Whether it names all that the template wants; more is fine.
+    /// Whether the certificate has all names that the template requests; more names are accepted.
     pub fn covers(&self, template: &Template) -> bool {
         self.common_name == template.common_name()
             && self.organizations.iter().any(|own| own == Template::ORGANIZATION)
@@ -59,7 +59,7 @@ impl Leaf {
     }
 }
 
-/// Whether every certificate of a PEM text can be read and still holds, and there is one at all.
+/// Whether a PEM text has at least one certificate, and all of them parse and are unexpired.
 pub fn all_hold(pem: &str, now: i64) -> bool {
     let mut count = 0_u32;
     for der in CertificateDer::pem_slice_iter(pem.as_bytes()) {

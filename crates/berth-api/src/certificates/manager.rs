@@ -1,9 +1,10 @@
-//! Keeps one certificate good: waits until it is due, asks for the next, keeps it, shows it.
+//! Certificate rotation manager: waits until renewal is due, requests, stores, and publishes.
 //!
-//! One task owns which pair is current. What has expired counts as absent: then whatever lies on disk
-//! is looked at again, and the credentials of the bootstrap are read again and asked with, for as long as
-//! it takes. (The reference ends its process after five minutes and comes back to the same files.)
-//! Behaviour: spec 01 §11.4, §20.
+//! One task owns the current pair. An expired certificate counts as absent: the manager then rereads the files on disk
+//! and the bootstrap credentials, and retries without limit. (The kubelet exits after five minutes and restarts with
+//! the same files.)
+//!
+//! Implements spec 01 §11.4, §20.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -30,18 +31,18 @@ use crate::{CertifiedPair, Identity, api::ApiClient};
 use berth_metrics::CertificateMetrics;
 use berth_ports::{Clock, Event, EventSink};
 
-/// How long somebody may take to approve and sign.
+/// Timeout for approval and signing.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
-/// How often the wall clock is looked at: it may be set, and a machine may sleep.
+/// Longest interval between reads of the wall clock, which may be set, or jump after a suspend.
 const RECHECK: Duration = Duration::from_secs(60);
-/// How long there may be no certificate before that is told, and between two times it is.
+/// How long a client certificate may be absent before this is logged, and interval of the log line.
 const OVERDUE: Duration = Duration::from_secs(5 * 60);
-/// Reason of the event about a certificate that does not come.
+/// Event reason of a failed certificate request.
 const REASON: &str = "CertificateRequestFailed";
 
-/// Who is told which pair to show.
+/// Receives the current pair.
 pub trait IdentitySink: Send + Sync + 'static {
-    /// From now on that one; `None`: nobody.
+    /// Uses `pair` from now on; `None`: no client certificate.
     fn set(&self, pair: Option<Arc<Pair>>);
 }
 
@@ -56,7 +57,7 @@ impl IdentitySink for Identity {
         let read = |pair: &Pair| CertifiedPair::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes());
         match pair.as_deref().map(read).transpose() {
             Ok(pair) => {
-                // Whether that is news is the transport's business.
+                // The transport compares the pair with the previous one.
                 let _ = Self::set(self, pair);
             }
             Err(error) => error!(err = %error, "The client certificate cannot be shown"),
@@ -64,71 +65,71 @@ impl IdentitySink for Identity {
     }
 }
 
-/// Opens a client; what it is opened on is read anew each time. It is there for one attempt: see
+/// Opens a client on configuration that is reread each time. The client serves one attempt: see
 /// [`passing`](super::passing).
 pub type OpenApi =
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Arc<dyn ApiClient>, String>> + Send>> + Send + Sync>;
 
-/// What there may be besides the store: a pair of the kubeconfig. Blocking.
+/// Source of an initial pair besides the store: the kubeconfig. Blocking.
 pub type Seed = Arc<dyn Fn() -> Option<(Pair, Origin)> + Send + Sync>;
 
-/// How a certificate stands.
+/// State of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificateState {
-    /// The last second of the current one, since the epoch; none: there is no current one.
+    /// Last second of validity of the current certificate, since the epoch; `None`: there is none.
     pub valid_until: Option<i64>,
-    /// Attempts in a row that came to nothing.
+    /// Consecutive failed attempts.
     pub failures: u32,
-    /// Why the last one did.
+    /// Error of the last failed attempt.
     pub error: Option<String>,
-    /// Whether the last answer showed that an API server is there and well.
+    /// Whether the last response shows that the API server is up.
     pub server_answers: bool,
 }
 
-/// What a manager works with.
+/// Dependencies of a manager.
 pub struct Parts {
-    /// Where pairs lie.
+    /// Certificate store on disk.
     pub store: Store,
-    /// What else there may be.
+    /// Source of an initial pair where the store has none.
     pub seed: Option<Seed>,
-    /// Whom to ask with a certificate that holds.
+    /// Client for requests with a valid certificate.
     pub api: Arc<dyn ApiClient>,
-    /// Whom to ask without one.
+    /// Opens a client for requests without a valid certificate.
     pub bootstrap: Option<OpenApi>,
-    /// The wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// What is counted.
+    /// Metrics.
     pub metrics: CertificateMetrics,
-    /// Who shows the pair.
+    /// Receives the current pair.
     pub sink: Arc<dyn IdentitySink>,
-    /// Who hears of failures.
+    /// Receives events about failures.
     pub events: Arc<dyn EventSink>,
 }
 
-/// The task.
+/// Rotation task of one certificate.
 pub struct Manager {
     parts: Parts,
     purpose: Purpose,
     templates: watch::Receiver<Option<Template>>,
     state: watch::Sender<CertificateState>,
     held: Option<Held>,
-    /// Whether the current pair is to be replaced whatever its age.
+    /// Whether the current pair is replaced regardless of its age.
     is_forced: bool,
     pending: Option<Request>,
-    /// Since when there has been no pair, or since when that was last told.
+    /// When the pair became absent, or when its absence was last logged.
     absent: Instant,
 }
 
-/// The current pair.
+/// Current pair.
 struct Held {
     pair: Arc<Pair>,
     leaf: Leaf,
-    /// When within the window it is replaced.
+    /// Position of the renewal time within its window, 0..1.
     chance: f64,
 }
 
 impl Manager {
-    /// Finds the current pair and shows it.
+    /// Loads the current pair and publishes it.
     pub async fn open(purpose: Purpose, parts: Parts, templates: watch::Receiver<Option<Template>>) -> Self {
         let mut manager = Self {
             parts,
@@ -144,12 +145,12 @@ impl Manager {
         manager
     }
 
-    /// How the certificate stands.
+    /// State of the certificate.
     pub fn state(&self) -> watch::Receiver<CertificateState> {
         self.state.subscribe()
     }
 
-    /// Works until stopped.
+    /// Runs until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
             biased;
@@ -175,7 +176,7 @@ impl Manager {
         self.parts.clock.now().as_second()
     }
 
-    /// How long until that second; at least one, since a clock may stand still.
+    /// Time until that second or until expiry, at least 1 s because the clock may stand still.
     fn until(&self, at: i64) -> Duration {
         let seconds = at.min(self.held.as_ref().map_or(at, |held| held.leaf.not_after)).saturating_sub(self.now());
         Duration::from_secs(u64::try_from(seconds).unwrap_or_default().max(1))
@@ -188,7 +189,7 @@ impl Manager {
         }
     }
 
-    /// Lets go of what has expired, and takes what lies on disk where there is nothing.
+    /// Drops an expired pair, and loads one from disk where there is none.
     async fn refresh(&mut self) {
         let now = self.now();
         if self.held.as_ref().is_some_and(|held| held.leaf.is_expired(now)) {
@@ -206,10 +207,10 @@ impl Manager {
         self.show(Some((pair, leaf)));
     }
 
-    /// One request, to its end.
+    /// Runs one request until it succeeds, fails, times out, or the template changes.
     async fn attempt(&mut self, template: Template) {
         let mut templates = self.templates.clone();
-        // An expired certificate is not waited with: then others are to be asked with.
+        // Does not wait beyond expiry: then the bootstrap client must be used.
         let limit = self.held.as_ref().map_or(LIMIT, |held| self.until(held.leaf.not_after).min(LIMIT));
         let outcome = tokio::select! {
             biased;
@@ -222,7 +223,7 @@ impl Manager {
         }
     }
 
-    /// Asks for a certificate and waits for it. What was asked for stays in `pending`.
+    /// Requests a certificate and waits for it. The request stays in `pending`.
     async fn issue(&mut self, template: Template) -> Result<(Pair, Leaf), AskError> {
         let now = self.now();
         let request = match self.pending.take().filter(|pending| pending.template == template) {
@@ -238,7 +239,7 @@ impl Manager {
             _ => self.parts.api.clone(),
         };
         match (request.make(&*client, now).await, &self.parts.bootstrap) {
-            // Revoked, or the authority was replaced: who we were at first may still be known.
+            // The certificate was revoked or the authority replaced: the bootstrap credentials may still be valid.
             (Err(AskError::Create(error)), Some(open)) if error.code() == 401 && self.held.is_some() => {
                 client = open().await.map_err(|_| AskError::Create(error))?;
                 request.make(&*client, now).await?;
@@ -308,7 +309,7 @@ impl Manager {
         }
     }
 
-    /// That pair is the current one, for all.
+    /// Makes the pair current: publishes it, its state, and its expiry.
     fn show(&mut self, found: Option<(Pair, Leaf)>) {
         self.held = found.map(|(pair, leaf)| Held { pair: Arc::new(pair), leaf, chance: rand::random() });
         let last = self.held.as_ref().map(|held| held.leaf.not_after);
@@ -318,8 +319,8 @@ impl Manager {
     }
 }
 
-/// What lies on disk and holds: of the store, else of the kubeconfig. Says whether it is to be replaced
-/// at once, as what stands within a kubeconfig is.
+/// Loads an unexpired pair from disk: from the store, else from the kubeconfig. Also returns whether it must be
+/// replaced at once, as an inline pair of a kubeconfig must.
 fn find(
     store: &Store,
     seed: Option<&(dyn Fn() -> Option<(Pair, Origin)> + Send + Sync)>,
@@ -350,14 +351,14 @@ fn local(at: Timestamp) -> jiff::Zoned {
     at.to_zoned(TimeZone::system())
 }
 
-/// The next change; never returns once there can be none.
+/// Waits for the next change; pends forever once the sender is gone.
 async fn moved(templates: &mut watch::Receiver<Option<Template>>) {
     if templates.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Returns when something else is wanted.
+/// Returns when the template differs from `from`.
 async fn differs(templates: &mut watch::Receiver<Option<Template>>, from: &Template) {
     while templates.borrow_and_update().as_ref() == Some(from) {
         moved(templates).await;

@@ -1,5 +1,4 @@
-//! Certificates the cluster signs for this node: the client's, by which the API server knows us,
-//! and the serving one, by which its clients know us.
+//! Certificates of the node: TLS bootstrap and rotation of client and serving certificates.
 //!
 //! ```text
 //!  kubeconfig, flags ─► plan (pure) ─┬─► blocking bootstrap, then a kubeconfig
@@ -7,10 +6,11 @@
 //!  addresses of the node ─► template ────────┘
 //! ```
 //!
-//! A manager is one task; it owns which pair is current and when the next is due. What is decided
-//! stands in pure files: `plan`, `template`, `request`, `progress`, `schedule`, `leaf`. Files lie in the
-//! certificate directory as the reference lays them out, so that either finds what the other left.
-//! Behaviour: spec 01 §11, spec 10 §4.10.
+//! A manager is one task; it owns the current pair and the time of the next renewal. Decisions are in pure files:
+//! `plan`, `template`, `request`, `progress`, `schedule`, `leaf`. The layout of the certificate directory is the
+//! kubelet's, so that either agent can use the other's files.
+//!
+//! Implements spec 01 §11, spec 10 §4.10.
 
 mod ask;
 mod bootstrap;

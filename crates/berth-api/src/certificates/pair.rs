@@ -1,4 +1,4 @@
-//! A certificate chain with its key. Pure.
+//! Certificate chain with its private key, in PEM. Pure.
 
 use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -7,12 +7,12 @@ use rustls::{
 
 use super::leaf::Leaf;
 
-/// A certificate (chain) and its key. Two are equal if their texts are.
+/// Certificate chain and its private key. Two pairs are equal if their texts are.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pair {
-    /// The certificate, then those of its issuers; PEM.
+    /// Leaf certificate, then those of its issuers; PEM.
     pub certificate: String,
-    /// The key, PEM: `EC PRIVATE KEY`, `RSA PRIVATE KEY` or `PRIVATE KEY`.
+    /// Private key, PEM: `EC PRIVATE KEY`, `RSA PRIVATE KEY` or `PRIVATE KEY`.
     pub key: String,
 }
 
@@ -23,34 +23,34 @@ impl std::fmt::Debug for Pair {
 }
 
 impl Pair {
-    /// Certificate and key from one text, as they lie in the certificate directory.
+    /// Parses certificate and key from one text, as stored in the certificate directory.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that names the defect.
     pub fn read(pem: &str) -> Result<Self, String> {
         Self::join(pem, pem)
     }
 
-    /// Certificate and key from two texts, each of which may hold more.
+    /// Parses certificate and key from two texts; other PEM blocks in them are ignored.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// A text that names the defect.
     pub fn join(certificate: &str, key: &str) -> Result<Self, String> {
         let pair = Self { certificate: blocks(certificate, is_certificate), key: blocks(key, is_key) };
         pair.check().map(|()| pair)
     }
 
-    /// As it lies in the certificate directory: leaf, issuers, key.
+    /// Encodes the pair as stored in the certificate directory: leaf, issuers, key.
     pub fn text(&self) -> String {
         format!("{}{}", self.certificate, self.key)
     }
 
-    /// What the certificate says.
+    /// Subject, names, and validity of the leaf certificate.
     pub fn leaf(&self) -> Option<Leaf> {
         Leaf::read(&self.certificate)
     }
 
-    /// Whether both can be used, and belong together.
+    /// Checks that certificate and key parse and belong together.
     fn check(&self) -> Result<(), String> {
         let chain: Result<Vec<CertificateDer<'static>>, _> =
             CertificateDer::pem_slice_iter(self.certificate.as_bytes()).collect();
@@ -74,7 +74,7 @@ fn is_key(label: &str) -> bool {
     label.ends_with("PRIVATE KEY")
 }
 
-/// The blocks of a PEM text whose label is wanted, one after the other.
+/// Concatenates the blocks of a PEM text whose label is wanted.
 fn blocks(pem: &str, wanted: fn(&str) -> bool) -> String {
     let (mut out, mut within) = (String::new(), false);
     for line in pem.lines().map(str::trim) {

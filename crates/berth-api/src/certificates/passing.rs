@@ -1,7 +1,7 @@
-//! A client that is there for one attempt: what it is made of ends when nobody holds it any more.
+//! API client scoped to one attempt: its background tasks stop when the last reference is dropped.
 //!
-//! The bootstrap's credentials are read again for each attempt, so each has a client of its own; without
-//! this, those of a long outage would all stay.
+//! The bootstrap credentials are reread for each attempt, so each attempt has a client of its own; without this, the
+//! clients of a long outage would accumulate.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ struct Passing {
     _stop: DropGuard,
 }
 
-/// Cancels `stop` when the last holder of what is returned is gone.
+/// Returns a client that cancels `stop` when its last reference is dropped.
 pub fn passing(inner: Arc<dyn ApiClient>, stop: CancellationToken) -> Arc<dyn ApiClient> {
     Arc::new(Passing { inner, _stop: stop.drop_guard() })
 }

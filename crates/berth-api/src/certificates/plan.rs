@@ -1,54 +1,56 @@
-//! How the node comes to its client certificate. Pure. Spec 01 §11.1.
+//! Choice of the client certificate path: kubeconfig as is, bootstrap, or rotation. Pure.
+//!
+//! Implements spec 01 §11.1.
 
-/// What the kubeconfig holds.
+/// State of the kubeconfig.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// It loads, and so does a client certificate that has not expired.
+    /// It loads and has a client certificate that is not expired.
     Valid,
-    /// It loads, but has no certificate, or an expired one.
+    /// It loads, but has no certificate or an expired one.
     Unproven,
-    /// It is missing, or cannot be read.
+    /// It is missing or cannot be read.
     NotValid,
 }
 
-/// Whether there are credentials to ask for a first certificate with (`--bootstrap-kubeconfig`).
+/// Whether a bootstrap kubeconfig exists (`--bootstrap-kubeconfig`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BootstrapFile {
-    /// Yes.
+    /// The flag is set and the file exists.
     Given,
-    /// They are named, but not there: who had a node join may have removed them, as kubeadm does.
+    /// The flag is set, but the file is missing: the installer may have deleted it, as kubeadm does.
     Missing,
-    /// No.
+    /// The flag is not set.
     NotGiven,
 }
 
-/// Whether certificates are replaced while the agent runs (`rotateCertificates`).
+/// Whether certificates are rotated while the agent runs (`rotateCertificates`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rotation {
-    /// Yes.
+    /// Rotation is enabled.
     On,
-    /// No.
+    /// Rotation is disabled.
     Off,
 }
 
-/// The way.
+/// Path by which the node obtains its client certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClientPath {
-    /// The kubeconfig as it is.
+    /// Uses the kubeconfig as it is.
     AsIs,
-    /// A certificate is asked for first; then as it is.
+    /// Requests a certificate first, blocking; then uses the kubeconfig as it is.
     BootstrapFirst,
-    /// A manager follows the certificate; the kubeconfig may seed it.
+    /// A manager rotates the certificate; the kubeconfig may seed it.
     Rotate,
-    /// As before, but first a kubeconfig is written that names the manager's files; calls are
-    /// anonymous until the first certificate comes.
+    /// As [`ClientPath::Rotate`], but first writes a kubeconfig that refers to the manager's files; requests are
+    /// anonymous until the first certificate is issued.
     BootstrapBehind,
 }
 
-/// Which way is gone.
+/// Chooses the path.
 ///
-/// A node that was off until its certificate had expired, and whose bootstrap is gone, goes on and looks for
-/// either again and again; the reference ends, and is started again to find the same.
+/// A node that was off until its certificate expired, and whose bootstrap kubeconfig is missing, keeps running and
+/// rereads both files repeatedly; the kubelet exits and is restarted into the same state.
 pub fn plan(rotation: Rotation, bootstrap: BootstrapFile, kubeconfig: Found) -> ClientPath {
     match (rotation, bootstrap, kubeconfig) {
         (Rotation::Off, BootstrapFile::NotGiven, _) | (Rotation::Off, _, Found::Valid) => ClientPath::AsIs,
@@ -79,7 +81,7 @@ mod tests {
             (R::On, B::Given, F::Unproven, P::BootstrapBehind),
             (R::On, B::Missing, F::Valid, P::Rotate),
             (R::On, B::Missing, F::Unproven, P::Rotate),
-            (R::On, B::Missing, F::NotValid, P::BootstrapBehind), // which tells what is missing
+            (R::On, B::Missing, F::NotValid, P::BootstrapBehind), // the error names the missing file
             (R::Off, B::Missing, F::Valid, P::AsIs),
             (R::Off, B::Missing, F::Unproven, P::BootstrapFirst),
             (R::Off, B::Given, F::Unproven, P::BootstrapFirst),

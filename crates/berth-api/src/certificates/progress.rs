@@ -1,88 +1,90 @@
-//! A signing request as the API server tells it, and how far it has come. Pure. Spec 10 §4.10.
+//! `CertificateSigningRequest` as the API server returns it, and its progress. Pure.
+//!
+//! Implements spec 10 §4.10.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 
-/// What counts of a `CertificateSigningRequest`, of any version.
+/// Fields of a `CertificateSigningRequest` that Berth uses; the same in all versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Signing {
-    /// Who it is.
+    /// Object metadata.
     pub metadata: Identity,
-    /// What was asked.
+    /// `spec`.
     pub spec: Asked,
-    /// What came of it.
+    /// `status`.
     pub status: Answered,
 }
 
-/// Which object.
+/// Object or list metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Identity {
-    /// Its name.
+    /// `metadata.name`.
     pub name: String,
-    /// Its UID.
+    /// `metadata.uid`.
     pub uid: String,
-    /// Its version.
+    /// `metadata.resourceVersion`.
     pub resource_version: String,
 }
 
-/// What was asked.
+/// `spec` of a signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Asked {
-    /// The request: PEM, in base64.
+    /// Signing request: PEM in base64.
     pub request: String,
-    /// Who is to sign.
+    /// Name of the signer.
     pub signer_name: String,
 }
 
-/// What came of it.
+/// `status` of a signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Answered {
-    /// Decisions.
+    /// Conditions.
     pub conditions: Vec<Decision>,
-    /// The certificate: PEM, in base64.
+    /// Issued certificate: PEM in base64; empty until signed.
     pub certificate: String,
 }
 
-/// One decision.
+/// Condition of a signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Decision {
-    /// `Approved`, `Denied`, `Failed`.
+    /// Type: `Approved`, `Denied`, `Failed`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Machine-readable.
+    /// Machine-readable reason.
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// A list of them.
+/// List of signing requests.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct SigningList {
-    /// Whose version a watch begins at.
+    /// List metadata; a watch starts at its resource version.
     pub metadata: Identity,
-    /// The requests.
+    /// Signing requests.
     pub items: Vec<Signing>,
 }
 
-/// How far a request has come.
+/// Progress of a signing request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nobody has decided, or nobody has signed.
+    /// Pending: not approved, or not signed.
     Waiting,
-    /// There is a certificate (chain), PEM.
+    /// Issued certificate (chain), PEM.
     Issued(String),
-    /// There will be none, and why.
+    /// Denied or failed, with the cause.
     Refused(String),
 }
 
 impl Signing {
-    /// How far it has come.
+    /// Derives the progress from conditions and certificate.
     pub fn progress(&self) -> Progress {
         let told = |kind: &str| self.status.conditions.iter().find(|decision| decision.kind == kind);
         let because = |what: &str, decision: &Decision| {
@@ -104,12 +106,12 @@ impl Signing {
         }
     }
 
-    /// The certificate that stands in it, decoded; whether approved or not.
+    /// Decoded certificate; approved or not.
     pub fn certificate(&self) -> Option<String> {
         decode(&self.status.certificate).filter(|pem| !pem.is_empty())
     }
 
-    /// The request, PEM.
+    /// Signing request, PEM.
     pub fn request(&self) -> Option<String> {
         decode(&self.spec.request)
     }

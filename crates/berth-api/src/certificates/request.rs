@@ -1,5 +1,6 @@
-//! The object that asks for a certificate: its name, its body, and whether one that is there already asks
-//! the same. Pure. Spec 01 §11.2-11.3.
+//! `CertificateSigningRequest` objects: name, body, and compatibility with an existing one. Pure.
+//!
+//! Implements spec 01 §11.2-11.3.
 
 use base64::{
     Engine,
@@ -13,23 +14,22 @@ use x509_parser::{certification_request::X509CertificationRequest, prelude::From
 use super::{leaf, progress::Signing, template::Template};
 use crate::api::Resource;
 
-/// What the objects of a rotation are called, before what makes them their own.
+/// Name prefix of rotation CSRs.
 const PREFIX: &str = "csr-";
-/// How many hexadecimal digits do that: 80 bits.
+/// Hexadecimal digits of the digest in the name: 80 bits.
 const DIGITS: usize = 20;
 
-/// What a request's object is called.
+/// Naming scheme of CSR objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Naming {
-    /// `node-csr-…`: the first certificate, asked for before anything else runs.
+    /// `node-csr-…`: the first certificate, requested before anything else runs.
     Bootstrap,
-    /// `csr-…`: all others.
+    /// `csr-…`: all other certificates.
     Rotation,
 }
 
-/// The name: the same for the same key and subject, so that what was asked for twice is there once.
-/// The reference has the server choose the names of rotations, and leaves a request behind each
-/// time an answer is lost (AC-10-36).
+/// Name of the CSR: a digest of key and subject, so that a repeated creation is idempotent. For rotations the kubelet
+/// uses server-generated names, and leaves a CSR behind whenever a response is lost (AC-10-36).
 pub fn name(naming: Naming, public: &[u8], template: &Template) -> String {
     let digest = digest(public, template);
     match naming {
@@ -52,7 +52,7 @@ fn digest(public: &[u8], template: &Template) -> Vec<u8> {
     hash.finalize().to_vec()
 }
 
-/// The object. `request` is PEM.
+/// Builds the CSR object. `request` is PEM.
 pub fn object(resource: &Resource, naming: Naming, name: &str, request: &str, template: &Template) -> Value {
     let mut metadata = json!({"name": name});
     if naming == Naming::Rotation {
@@ -70,10 +70,10 @@ pub fn object(resource: &Resource, naming: Naming, name: &str, request: &str, te
     })
 }
 
-/// Whether the object of that name asks what we ask, so that its answer is ours.
+/// Checks whether an existing CSR is equivalent to ours, so that its certificate can be used.
 ///
 /// # Errors
-/// What differs.
+/// A text that names the difference.
 pub fn compatible(there: &Signing, request: &str, template: &Template, now: i64) -> Result<(), String> {
     let signer = template.purpose.signer();
     if there.spec.signer_name != signer {
@@ -156,7 +156,7 @@ mod tests {
         let signer = template.purpose.signer();
         let other = Key::generate().expect("a key").request(&template).expect("a request");
         let renamed = key.request(&Template::client("m")).expect("a request");
-        // A signature is different each time; what is asked is not.
+        // Signatures differ each time; the content of the request does not.
         let again = key.request(&template).expect("a request");
         for (there, expected) in [
             (signing(&again, signer), Ok(())),

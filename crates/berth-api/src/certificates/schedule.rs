@@ -1,38 +1,40 @@
-//! When a certificate is asked for. Pure. Spec 01 §11.4.
+//! Renewal time of certificates and back-off of failed requests. Pure.
+//!
+//! Implements spec 01 §11.4.
 
 use std::time::Duration;
 
 use super::{leaf::Leaf, template::Template};
 use crate::api::ApiError;
 
-/// Waits between attempts before they stay the same.
+/// Failures after which the back-off is constant.
 const STEPS: u32 = 5;
-/// Wait after the first failure.
+/// Back-off after the first failure.
 const FIRST: Duration = Duration::from_secs(2);
-/// Wait after many.
+/// Back-off after [`STEPS`] failures.
 const LATER: Duration = Duration::from_secs(32);
-/// How much longer a wait may be, as a share of it.
+/// Maximum jitter as a share of the back-off.
 const JITTER: f64 = 0.1;
-/// Share of its life after which a certificate may be replaced.
+/// Share of the lifetime after which renewal may start.
 const EARLIEST: f64 = 0.7;
-/// How much later it may be, as a share of its life.
+/// Width of the renewal window, as a share of the lifetime.
 const SPREAD: f64 = 0.2;
 
-/// The cause in a refusal that no API server put into words.
+/// Cause in a `Status` that the client synthesized because no API server wrote one.
 const MADE_UP: &str = "UnexpectedServerResponse";
 
-/// What is to be done about a certificate.
+/// Next action for a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Ask for one.
+    /// Request one.
     Now,
-    /// Ask at that second since the epoch.
+    /// Request one at that second since the epoch.
     At(i64),
-    /// Nobody knows yet what it should say.
+    /// The template is not known yet.
     Unknown,
 }
 
-/// Whether the current certificate is to be replaced; `chance` in 0..1 was drawn with it.
+/// Decides whether the current certificate must be replaced; `chance` in 0..1 was drawn when it became current.
 pub fn due(current: Option<(&Leaf, f64)>, template: Option<&Template>, now: i64) -> Due {
     let Some(template) = template else { return Due::Unknown };
     match current {
@@ -44,15 +46,15 @@ pub fn due(current: Option<(&Leaf, f64)>, template: Option<&Template>, now: i64)
     }
 }
 
-/// When a certificate is replaced: at 70 to 90 % of its life.
+/// Renewal time in seconds since the epoch: at 70 to 90 % of the lifetime.
 pub fn deadline(leaf: &Leaf, chance: f64) -> i64 {
     let life = leaf.not_after.saturating_sub(leaf.not_before);
     let share = EARLIEST + SPREAD * chance.clamp(0.0, 1.0);
-    // A cast of floats saturates; a life has far fewer than 2^53 seconds.
+    // Float casts saturate; a lifetime has far fewer than 2^53 seconds.
     leaf.not_before.saturating_add((life as f64 * share).round() as i64)
 }
 
-/// How long to wait after so many failures in a row: 2 s doubling, then 32 s for ever.
+/// Back-off after that many consecutive failures: 2 s doubling, then 32 s; up to 10 % jitter while it grows.
 pub fn retry(failures: u32, chance: f64) -> Duration {
     if failures >= STEPS {
         return LATER;
@@ -61,14 +63,14 @@ pub fn retry(failures: u32, chance: f64) -> Duration {
     wait.mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0))
 }
 
-/// Whether an answer shows that an API server is there and well: it gave one, or refused us and not
-/// the request.
+/// Whether an outcome shows that an API server is up: success, 401, or a 403 or 404 whose status the server wrote.
+/// These refuse the client, not the request.
 pub fn server_answers(outcome: Result<(), &ApiError>) -> bool {
     match outcome {
         Ok(()) => true,
         Err(error) => match error.code() {
             401 => true,
-            // A page that says so may be anybody's.
+            // A synthesized status may come from any HTTP server.
             403 | 404 => error.status().is_some_and(|status| !status.causes.iter().any(|c| c.reason == MADE_UP)),
             _ => false,
         },

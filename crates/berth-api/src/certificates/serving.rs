@@ -1,8 +1,8 @@
-//! The certificate the node serves with where the cluster signs it (`serverTLSBootstrap`): for the
-//! addresses the node has, asked for again when they change (spec 01 §11.3-11.6).
+//! Rotation of a cluster-signed serving certificate (`serverTLSBootstrap`).
 //!
-//! Nobody approves such requests by himself, so one may lie there for days: it is asked for once, and
-//! its key is kept for as long as the agent lives.
+//! Covers the addresses of the node; requests a new one when they change. No controller approves such CSRs by default,
+//! so one may be pending for days: it is created once, and its key is kept for the lifetime of the agent. Implements
+//! spec 01 §11.3-11.6.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,41 +23,41 @@ use crate::api::ApiClient;
 use berth_metrics::CertificateMetrics;
 use berth_ports::{Clock, EventSink};
 
-/// What the manager of the serving certificate needs.
+/// Dependencies of the serving certificate manager.
 pub struct ServingSetup {
-    /// The certificate directory.
+    /// Certificate directory.
     pub directory: PathBuf,
-    /// The node's name.
+    /// Name of this node.
     pub node: String,
-    /// A certificate and a key to begin with (`tlsCertFile`, `tlsPrivateKeyFile`).
+    /// Certificate and key that seed the store (`tlsCertFile`, `tlsPrivateKeyFile`).
     pub configured: Option<(PathBuf, PathBuf)>,
-    /// Whom to ask.
+    /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
-    /// The addresses in the node's status.
+    /// Addresses in the node's status.
     pub addresses: watch::Receiver<Vec<NodeAddress>>,
-    /// Which of them must be there.
+    /// Which addresses a request requires.
     pub needed: NamesNeeded,
-    /// The wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// What is counted ([`CertificateMetrics::serving`]).
+    /// Metrics ([`CertificateMetrics::serving`]).
     pub metrics: CertificateMetrics,
-    /// Who hears of failures.
+    /// Receives events about failures.
     pub events: Arc<dyn EventSink>,
 }
 
-/// The manager of the serving certificate.
+/// Handle of the serving certificate manager.
 pub struct ServingCertificates {
     pairs: watch::Receiver<Option<Arc<Pair>>>,
     state: watch::Receiver<CertificateState>,
 }
 
 impl ServingCertificates {
-    /// The file that has the current certificate and its key, once there is one; a link.
+    /// Path of the link to the current certificate and key; it exists once there is a certificate.
     pub fn file(directory: &Path) -> PathBuf {
         Store::new(directory, Purpose::Serving, None).link()
     }
 
-    /// Finds the pair that is there, before it returns, and keeps one good until stopped.
+    /// Starts the manager task. Publishes an existing pair before it returns; the task renews it until stopped.
     pub async fn start(setup: ServingSetup, tasks: &TaskTracker, stop: CancellationToken) -> Self {
         let (shown, pairs) = watch::channel(None);
         let (wanted, templates) = watch::channel(None);
@@ -78,18 +78,18 @@ impl ServingCertificates {
         Self { pairs, state }
     }
 
-    /// The current pair; none: nothing can be served yet.
+    /// Current pair; `None`: no certificate to serve with yet.
     pub fn pairs(&self) -> watch::Receiver<Option<Arc<Pair>>> {
         self.pairs.clone()
     }
 
-    /// How the certificate stands.
+    /// State of the certificate: expiry, failures, last error.
     pub fn state(&self) -> watch::Receiver<CertificateState> {
         self.state.clone()
     }
 }
 
-/// Turns addresses into what is wanted.
+/// Maps node addresses to certificate templates.
 async fn follow(
     mut addresses: watch::Receiver<Vec<NodeAddress>>,
     node: String,

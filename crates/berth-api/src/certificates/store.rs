@@ -1,9 +1,9 @@
-//! Where pairs lie: one dated file each in the certificate directory, and a link to the current one.
+//! Certificate store on disk: dated PEM files and a symlink to the current one.
 //!
-//! `kubelet-client-2026-01-31-12-00-00.pem` ← `kubelet-client-current.pem`. The link is replaced by
-//! renaming another over it, so that there is always a current one; the reference removes it first and
-//! mends at start what a crash left, which we do too. The newest few files are kept, the reference
-//! keeps all. Behaviour: spec 01 §11.5. Blocking: call it from the blocking pool.
+//! `kubelet-client-2026-01-31-12-00-00.pem` ← `kubelet-client-current.pem`. The link is replaced atomically by renaming
+//! another over it, so that a current pair always exists. The kubelet removes the link first and repairs at start what
+//! a crash left; Berth performs the same repair. The newest files are kept; the kubelet keeps all. Implements
+//! spec 01 §11.5. Blocking: call it from the blocking pool.
 
 use std::{
     fs::{self, File},
@@ -17,40 +17,40 @@ use jiff::Zoned;
 use super::{pair::Pair, template::Purpose};
 use berth_sys::atomic_file;
 
-/// How many files are kept.
+/// Number of dated files kept.
 const KEPT: usize = 5;
-/// Readable by us.
+/// Readable by the agent's user only.
 const MODE: u32 = 0o600;
 /// Mode of the directory.
 const DIRECTORY: u32 = 0o755;
-/// The largest file that is read, in bytes.
+/// Bytes read of a file at most.
 const LIMIT: u64 = 1 << 20;
 
-/// A pair cannot be read or kept.
+/// A pair cannot be read or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Something is there that is no pair.
+    /// A file exists but is no valid pair.
     #[error("{path}: {cause}")]
     Unusable {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause.
         cause: String,
     },
-    /// Somebody has put a file where the link belongs.
+    /// A regular file is in the place of the link.
     #[error("expected \"{0}\" to be a symlink but it is a file")]
     NoLink(String),
-    /// It cannot be written.
+    /// A file, the link, or the directory cannot be written.
     #[error("cannot write {path}: {cause}")]
     Write {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause.
         cause: io::Error,
     },
 }
 
-/// The files of one purpose.
+/// Certificate files of one purpose.
 #[derive(Clone, Debug)]
 pub struct Store {
     directory: PathBuf,
@@ -59,21 +59,21 @@ pub struct Store {
 }
 
 impl Store {
-    /// In that directory. `configured` are a certificate and a key to begin with where there is no
+    /// Returns the store in `directory`. `configured` are certificate and key files that serve where there is no
     /// current pair.
     pub fn new(directory: &Path, purpose: Purpose, configured: Option<(PathBuf, PathBuf)>) -> Self {
         Self { directory: directory.to_owned(), prefix: purpose.prefix(), configured }
     }
 
-    /// The link.
+    /// Path of the link to the current pair.
     pub fn link(&self) -> PathBuf {
         self.directory.join(format!("{}-current.pem", self.prefix))
     }
 
-    /// The current pair, expired or not; `None` where there is none.
+    /// Current pair, expired or not; `None` if there is none.
     ///
     /// # Errors
-    /// Something is there that is no pair.
+    /// A file exists but is no valid pair.
     pub fn current(&self) -> Result<Option<Pair>, StoreError> {
         self.recover();
         let link = self.link();
@@ -88,10 +88,10 @@ impl Store {
         Ok(None)
     }
 
-    /// Keeps a pair as the current one; `now` names its file, in local time.
+    /// Stores a pair as the current one and returns the path of its file, which is named by `now` in local time.
     ///
     /// # Errors
-    /// It cannot be written; the pair of before is the current one then.
+    /// The pair cannot be written; the previous pair stays current.
     pub fn update(&self, pair: &Pair, now: &Zoned) -> Result<PathBuf, StoreError> {
         let link = self.link();
         if fs::symlink_metadata(&link).is_ok_and(|found| !found.is_symlink()) {
@@ -128,16 +128,16 @@ impl Store {
         self.directory.join(format!("{}-updated.pem", self.prefix))
     }
 
-    /// Ends what the reference was about to do when it was stopped.
+    /// Completes a link replacement in which the kubelet was interrupted.
     fn recover(&self) {
         let (link, updated) = (self.link(), self.updated());
         if fs::symlink_metadata(&link).is_err() && fs::metadata(&updated).is_ok() {
-            // A failure shows as a missing pair, which asks for another.
+            // A failure leaves no current pair, which triggers a new request.
             let _ = fs::rename(updated, link);
         }
     }
 
-    /// Removes all but the newest files. Their names sort by age.
+    /// Removes all but the newest files. Lexical order of the names is order of age.
     fn prune(&self, current: &Path) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         let is_dated = |name: &str| {
@@ -152,7 +152,7 @@ impl Store {
         for name in dated.iter().take(too_many) {
             let path = self.directory.join(name);
             if path != current {
-                // It stays until the next time.
+                // The next update retries the removal.
                 let _ = fs::remove_file(path);
             }
         }
@@ -163,7 +163,7 @@ fn unusable(path: &Path, cause: String) -> StoreError {
     StoreError::Unusable { path: path.display().to_string(), cause }
 }
 
-/// A text; `None` where there is no file.
+/// Reads a file; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<String>, StoreError> {
     use io::Read;
     let mut text = String::new();

@@ -1,20 +1,22 @@
-//! What a certificate is to say: the subject, the names, what it may be used for. Pure. Spec 01 §11.3.
+//! Certificate template: subject, alternative names, and key usages. Pure.
+//!
+//! Implements spec 01 §11.3.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::core::v1::NodeAddress;
 
-/// What a certificate is for.
+/// Purpose of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Purpose {
-    /// We show it to the API server.
+    /// TLS client certificate for requests to the API server.
     Client,
-    /// We serve with it.
+    /// TLS server certificate of the node's own API.
     Serving,
 }
 
 impl Purpose {
-    /// Who signs.
+    /// Signer name.
     pub fn signer(self) -> &'static str {
         match self {
             Self::Client => "kubernetes.io/kube-apiserver-client-kubelet",
@@ -22,12 +24,12 @@ impl Purpose {
         }
     }
 
-    /// What it may be used for; our keys are elliptic, which encipher nothing.
+    /// Key usages. Key encipherment is absent because the keys are elliptic.
     pub fn usages(self) -> [&'static str; 2] {
         ["digital signature", self.extended()]
     }
 
-    /// How its files are called.
+    /// Prefix of the file names.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::Client => "kubelet-client",
@@ -43,38 +45,38 @@ impl Purpose {
     }
 }
 
-/// Which names a serving certificate cannot be asked for without.
+/// Names that a serving certificate request requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NamesNeeded {
-    /// An address.
+    /// At least one IP address.
     Ip,
-    /// An address or a DNS name (gate `AllowDNSOnlyNodeCSR`).
+    /// At least one IP address or DNS name (gate `AllowDNSOnlyNodeCSR`).
     Any,
 }
 
-/// What is wanted.
+/// Content of the requested certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// What for.
+    /// Purpose.
     pub purpose: Purpose,
-    /// Of which node.
+    /// Name of the node.
     pub node: String,
     /// DNS names, sorted.
     pub dns: Vec<String>,
-    /// Addresses, sorted as texts.
+    /// IP addresses, sorted by their text form.
     pub ips: Vec<IpAddr>,
 }
 
 impl Template {
-    /// The group of all nodes.
+    /// Organization of the subject: the group of all nodes.
     pub const ORGANIZATION: &'static str = "system:nodes";
 
-    /// By which a node is known.
+    /// Template of the client certificate.
     pub fn client(node: &str) -> Self {
         Self { purpose: Purpose::Client, node: node.to_owned(), dns: Vec::new(), ips: Vec::new() }
     }
 
-    /// What a node serves with; `None` while too few names are known.
+    /// Template of the serving certificate; `None` while the required addresses are unknown.
     pub fn serving(node: &str, addresses: &[NodeAddress], needed: NamesNeeded) -> Option<Self> {
         let (mut dns, mut ips) = (BTreeSet::new(), BTreeSet::new());
         for address in addresses.iter().filter(|address| !address.address.is_empty()) {

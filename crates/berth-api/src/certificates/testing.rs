@@ -1,4 +1,4 @@
-//! An authority that signs what tests ask it.
+//! Test certificate authority that signs requests of tests.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use super::{key::Key, pair::Pair, template::Template};
 /// Seconds of a day.
 pub const DAY: i64 = 86_400;
 
-/// A cluster's authority.
+/// Certificate authority of a fake cluster.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
 }
 
 impl Authority {
-    /// A new one.
+    /// Generates an authority with a new key.
     pub fn new() -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "kubernetes");
@@ -28,12 +28,12 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Its certificate.
+    /// Certificate of the authority, PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// Signs a request (PEM) as it is, for those seconds since the epoch.
+    /// Signs a request (PEM) as it is, valid between those seconds since the epoch.
     pub fn sign(&self, request: &str, from: i64, until: i64) -> String {
         let time = |at: i64| {
             rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(u64::try_from(at).expect("after the epoch"))
@@ -43,14 +43,14 @@ impl Authority {
         request.signed_by(&self.issuer).expect("signed").pem().replace("\r\n", "\n")
     }
 
-    /// A node's pair.
+    /// Client pair of a node.
     pub fn pair(&self, node: &str, from: i64, until: i64) -> Pair {
         let key = Key::generate().expect("a key");
         let request = key.request(&Template::client(node)).expect("a request");
         Pair::join(&self.sign(&request, from, until), &key.to_pem()).expect("a pair")
     }
 
-    /// An object like the one that was created, approved and signed.
+    /// The created object, approved and signed.
     pub fn answer(&self, created: &Value, from: i64, until: i64) -> Value {
         let request = created["spec"]["request"].as_str().expect("a request");
         let request = String::from_utf8(STANDARD.decode(request).expect("base64")).expect("PEM");
@@ -60,14 +60,14 @@ impl Authority {
     }
 }
 
-/// An object like that one, approved.
+/// The created object, approved.
 pub fn approved(created: &Value) -> Value {
     let mut answer = created.clone();
     answer["status"] = json!({"conditions": [{"type": "Approved", "status": "True"}]});
     answer
 }
 
-/// An object as the server keeps what a call creates.
+/// The object of a create call, as the server stores it.
 pub fn stored(call: &crate::api::Call, uid: &str) -> Value {
     let mut object: Value = serde_json::from_slice(&call.body.as_ref().expect("a body").bytes).expect("JSON");
     object["metadata"]["uid"] = uid.into();
@@ -75,7 +75,7 @@ pub fn stored(call: &crate::api::Call, uid: &str) -> Value {
     object
 }
 
-/// A list of these.
+/// List of these objects.
 pub fn list(items: &[Value]) -> Value {
     json!({"metadata": {"resourceVersion": "5"}, "items": items})
 }

@@ -1,7 +1,10 @@
-//! Which events are one series, which are similar, and which are too many. Pure. Spec 05 §13.1.
+//! Event correlator: aggregation, deduplication, and spam filter. Pure.
 //!
-//! An event passes three stages: ten similar ones within ten minutes become one that says so; the
-//! same again counts up; who causes more than a burst is cut off. Each keeps the 4096 latest.
+//! An event passes three stages. Ten distinct but similar events within ten minutes are aggregated into one; a repeated
+//! event increments a count; a token bucket per object drops what exceeds its burst. Each stage is an LRU cache of 4096
+//! entries.
+//!
+//! Implements spec 05 §13.1.
 
 use std::{
     collections::HashSet,
@@ -13,43 +16,43 @@ use lru::LruCache;
 
 use super::series::{About, Series};
 
-/// Entries each stage keeps.
+/// Entries per stage.
 const KEPT: usize = 4096;
-/// So many distinct messages make similar events one.
+/// Distinct messages from which on similar events are aggregated.
 const SIMILAR: usize = 10;
-/// Similar events further apart, in seconds, begin anew.
+/// Seconds between similar events after which aggregation starts over.
 const SIMILAR_WITHIN: f64 = 600.0;
-/// What a combined event begins with.
+/// Message prefix of an aggregated event.
 const COMBINED: &str = "(combined from similar events): ";
-/// Events of one kind about one object at once.
+/// Size of the token bucket: events of one type about one object at once.
 const BURST: f64 = 25.0;
-/// Seconds until one more may be sent.
+/// Seconds per token.
 const REFILL: f64 = 300.0;
-/// Normal events that tell a container's life; they have a bucket of their own, so that nothing
-/// noisy can hide them.
+/// Reasons of normal events in a container's life cycle. They have a token bucket of their own, so that a flood of
+/// other events does not suppress them.
 const LIFE: [&str; 5] = ["Pulled", "Created", "Started", "Killing", "Pulling"];
 
-/// Events as they happen.
+/// Recorded event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Happened {
-    /// What it is about.
+    /// Involved object.
     pub about: About,
-    /// Whether it is a warning.
+    /// Whether its type is `Warning` rather than `Normal`.
     pub warning: bool,
-    /// The reason.
+    /// Machine-readable reason.
     pub reason: String,
-    /// The message.
+    /// Human-readable message.
     pub message: String,
-    /// Annotations of the event; of a series, those of the first.
+    /// Annotations of the event; a series keeps those of its first event.
     pub annotations: Vec<(&'static str, String)>,
 }
 
-/// What is to be sent of an event.
+/// API write that an event requires.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Send {
-    /// A new series.
+    /// Creates the event: the first of a series.
     First(Series),
-    /// One more of a series that was sent.
+    /// Patches the count of an existing event.
     Again(Series),
 }
 
@@ -69,7 +72,7 @@ struct Bucket {
     filled: Timestamp,
 }
 
-/// The three stages.
+/// State of the three stages.
 pub struct Correlator {
     similar: LruCache<u64, Similar>,
     counted: LruCache<u64, Counted>,
@@ -79,13 +82,13 @@ pub struct Correlator {
 
 impl Default for Correlator {
     fn default() -> Self {
-        // Bounded by `room_for_one`: a bounded cache takes all its room at once, and most nodes have few events.
+        // Bounded by `room_for_one`: a bounded cache allocates its capacity at once, and most nodes have few events.
         let (similar, counted, buckets) = (LruCache::unbounded(), LruCache::unbounded(), LruCache::unbounded());
         Self { similar, counted, buckets, last_name: 0 }
     }
 }
 
-/// What was used least recently goes, where there is no room for one more.
+/// Evicts the least recently used entries while the cache is full.
 fn room_for_one<V>(cache: &mut LruCache<u64, V>) {
     while cache.len() >= KEPT {
         cache.pop_lru();
@@ -93,9 +96,9 @@ fn room_for_one<V>(cache: &mut LruCache<u64, V>) {
 }
 
 impl Correlator {
-    /// What is to be sent of an event; `None` where there were too many.
+    /// Correlates an event and returns the write it requires; `None` if the spam filter drops it.
     ///
-    /// `fallback` names the series where the object's name cannot (a random UUID).
+    /// `fallback` names the series (by a random UUID) if the object's name cannot.
     pub fn take(&mut self, event: Happened, now: Timestamp, fallback: impl FnOnce() -> String) -> Option<Send> {
         let (message, key) = self.combine(&event, now);
         let series = self.count(&event, message, key, now, fallback);
@@ -105,7 +108,7 @@ impl Correlator {
         Some(if series.count == 1 { Send::First(series) } else { Send::Again(series) })
     }
 
-    /// The message, and what tells the series from others.
+    /// Message after aggregation, and the key of the series.
     fn combine(&mut self, event: &Happened, now: Timestamp) -> (String, u64) {
         let group = hash(&(event.about.object(), event.warning, &event.reason));
         room_for_one(&mut self.similar);
@@ -159,7 +162,7 @@ impl Correlator {
         }
     }
 
-    /// Whether the event's bucket holds a token.
+    /// Takes a token from the event's bucket; false if it is empty.
     fn passes(&mut self, event: &Happened, now: Timestamp) -> bool {
         let life = !event.warning && LIFE.contains(&event.reason.as_str());
         let key = hash(&(&event.about, event.warning, life));
@@ -174,7 +177,7 @@ impl Correlator {
         true
     }
 
-    /// `<object>.<hex unix nanos>`, different each time.
+    /// `<object>.<hex unix nanos>`, unique within this process.
     fn name(&mut self, about: &About, now: Timestamp) -> Option<String> {
         self.last_name = now.as_nanosecond().max(self.last_name.saturating_add(1));
         let name = format!("{}.{:x}", about.name, self.last_name);
@@ -186,7 +189,7 @@ fn seconds(from: Timestamp, to: Timestamp) -> f64 {
     to.duration_since(from).as_secs_f64()
 }
 
-/// What memory keeps of a text: keys of thousands of long messages would be large.
+/// Hash used as cache key: thousands of long messages would need much memory.
 fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -300,7 +303,7 @@ mod tests {
         };
         let names = [name(&mut all, late, "a"), name(&mut all, early, "b"), name(&mut all, late, "c")];
         assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2], "{names:?}");
-        // Similar ones are still one, and told apart again ten minutes later.
+        // Similar events are still aggregated, and are separate again ten minutes later.
         let mut all = Correlator::default();
         let similar = |all: &mut Correlator, message: &str, second: i64| {
             take(all, event("Failed", message), second).expect("sent").1

@@ -1,4 +1,4 @@
-//! Events that wait to be sent, in a lane per object: a call that hangs holds up its own lane only.
+//! Per-object queues of event writes: a write that hangs blocks only its own object's queue.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,20 +9,20 @@ use super::{
     verdict::Kind,
 };
 
-/// One write that waits.
+/// Queued write.
 #[derive(Debug)]
 pub struct Waiting {
-    /// What is written.
+    /// Event to write.
     pub series: Series,
-    /// How.
+    /// POST or PATCH.
     pub kind: Kind,
-    /// Tries so far.
+    /// Failed attempts so far.
     pub tries: u32,
     not_before: Option<Instant>,
     number: u64,
 }
 
-/// Whose lane it is.
+/// Queue key: kind, namespace, name, and UID of the involved object.
 pub type Object = (&'static str, String, String, String);
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ struct Lane {
     in_flight: bool,
 }
 
-/// All lanes.
+/// All queues.
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: HashMap<Object, Lane>,
@@ -39,19 +39,19 @@ pub struct Lanes {
     numbers: u64,
 }
 
-/// Whose lane events about that go to.
+/// Queue key of an involved object.
 pub fn object_of(about: &About) -> Object {
     let (kind, namespace, name, uid) = about.object();
     (kind, namespace.to_owned(), name.to_owned(), uid.to_owned())
 }
 
 impl Lanes {
-    /// How many wait.
+    /// Number of queued writes; those in flight do not count.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// One more, at the end of its lane.
+    /// Appends a write to its object's queue.
     pub fn push(&mut self, series: Series, kind: Kind) {
         self.numbers += 1;
         self.waiting += 1;
@@ -59,7 +59,7 @@ impl Lanes {
         lane.queue.push_back(Waiting { series, kind, tries: 0, not_before: None, number: self.numbers });
     }
 
-    /// Forgets the oldest that waits.
+    /// Drops the oldest queued write.
     pub fn drop_oldest(&mut self) {
         let fronts = self.lanes.iter().filter_map(|(object, lane)| Some((lane.queue.front()?.number, object)));
         let Some(object) = fronts.min().map(|(_, object)| object.clone()) else { return };
@@ -71,7 +71,7 @@ impl Lanes {
         self.tidy(&object);
     }
 
-    /// The oldest that may be sent now; its lane is busy until [`Lanes::landed`].
+    /// Takes the oldest write that is due; its queue is blocked until [`Lanes::landed`].
     pub fn take(&mut self, now: Instant) -> Option<Waiting> {
         let may_go = |waiting: &&Waiting| waiting.not_before.is_none_or(|at| at <= now);
         let free = self.lanes.iter().filter(|(_, lane)| !lane.in_flight);
@@ -84,13 +84,13 @@ impl Lanes {
         Some(taken)
     }
 
-    /// When the next may be sent, where that is later than now.
+    /// Earliest time at which a write in back-off becomes due.
     pub fn wakes_at(&self) -> Option<Instant> {
         let free = self.lanes.values().filter(|lane| !lane.in_flight);
         free.filter_map(|lane| lane.queue.front()?.not_before).min()
     }
 
-    /// A write ended for good.
+    /// Unblocks the queue of a completed write.
     pub fn landed(&mut self, object: &Object) {
         if let Some(lane) = self.lanes.get_mut(object) {
             lane.in_flight = false;
@@ -98,7 +98,7 @@ impl Lanes {
         self.tidy(object);
     }
 
-    /// A write is to be made again, before all others of its lane.
+    /// Requeues a failed write at the head of its queue.
     pub fn again(&mut self, mut waiting: Waiting, not_before: Option<Instant>) {
         waiting.not_before = not_before;
         self.waiting += 1;

@@ -1,14 +1,15 @@
-//! Tells the API server what happened: events.
+//! Event recorder: correlates events and writes them to the API server.
 //!
 //! ```text
 //!  EventSink ──bounded queue──► correlate ──► a lane per object ──POST, PATCH──► ApiClient
 //!      └──► log
 //! ```
 //!
-//! Recording never blocks: too many, and the oldest go, counted. One task takes them from the queue,
-//! says which are one series ([`correlate`]) and sends them, of each object one at a time and those of
-//! different objects side by side, so that a call that hangs delays no other object's events.
-//! Behaviour: spec 05 §13, 10 §4.9, §7.
+//! Recording never blocks: a full queue drops its oldest event and counts the loss. One task takes events from the
+//! queue, correlates them ([`correlate`]), and writes them: sequentially per object, concurrently across objects, so
+//! that a write that hangs does not delay other objects' events.
+//!
+//! Implements spec 05 §13, 10 §4.9, §7.
 
 mod correlate;
 mod lanes;
@@ -41,24 +42,24 @@ use super::api::{ApiClient, ApiError, Call, Line, Resource};
 use berth_metrics::{ApiWriteMetrics, EventLoss};
 use berth_ports::{Clock, Event, EventKind, EventSink, EventTarget};
 
-/// Events that may wait.
+/// Maximum number of events in the inbox, and of writes in the queues.
 const WAITING: usize = 1000;
-/// Writes under way at a time.
+/// Maximum number of concurrent writes.
 const IN_FLIGHT: usize = 16;
 /// Deadline of a write.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What the recorder works with.
+/// Dependencies of the recorder.
 pub struct EventDeps {
     /// Name of this node.
     pub node: String,
-    /// The way to the server.
+    /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
-    /// Also takes every event: the log.
+    /// Second sink of every event: the log.
     pub log: Arc<dyn EventSink>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Counts.
+    /// Metrics.
     pub metrics: ApiWriteMetrics,
 }
 
@@ -67,7 +68,7 @@ struct Inbox {
     more: Notify,
 }
 
-/// Takes events; see the module's documentation.
+/// Accepts events and queues them for the [`EventSender`]; see the module's documentation.
 pub struct EventRecorder {
     inbox: Arc<Inbox>,
     log: Arc<dyn EventSink>,
@@ -90,7 +91,7 @@ impl EventSink for EventRecorder {
     }
 }
 
-/// Sends what the recorder took.
+/// Task that writes the recorded events.
 pub struct EventSender {
     node: String,
     api: Arc<dyn ApiClient>,
@@ -101,7 +102,7 @@ pub struct EventSender {
     flights: FuturesUnordered<BoxFuture<'static, (Waiting, Result<Bytes, ApiError>)>>,
 }
 
-/// A recorder, and the task's body that sends what it takes.
+/// Returns a recorder, and the task that writes what it records.
 pub fn recorder(deps: EventDeps) -> (EventRecorder, EventSender) {
     let inbox = Arc::new(Inbox { queue: Mutex::default(), more: Notify::new() });
     let recorder =
@@ -119,7 +120,7 @@ pub fn recorder(deps: EventDeps) -> (EventRecorder, EventSender) {
 }
 
 impl EventSender {
-    /// Sends until stopped; what waits then is lost.
+    /// Runs until stopped; queued events are lost then.
     pub async fn run(mut self, stop: CancellationToken) {
         let inbox = self.inbox.clone();
         loop {
@@ -165,7 +166,7 @@ impl EventSender {
         }
     }
 
-    /// Starts what may be sent while there is room; says when the next may be.
+    /// Starts writes that are due while fewer than [`IN_FLIGHT`] run; returns when the next becomes due.
     fn launch(&mut self) -> Option<Instant> {
         let now = Instant::now();
         while self.flights.len() < IN_FLIGHT {
@@ -221,7 +222,7 @@ impl EventSender {
     }
 }
 
-/// A version 4 UUID.
+/// Random UUID, version 4.
 fn random_name() -> String {
     let bits: u128 = rand::rng().random();
     let bits = (bits & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);

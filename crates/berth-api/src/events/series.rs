@@ -1,32 +1,34 @@
-//! Events as the API server knows them. Pure. Spec 05 §13.1, 10 §4.9.
+//! `Event` objects of the core API group. Pure.
+//!
+//! Implements spec 05 §13.1, 10 §4.9.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use berth_types::PodRef;
 
-/// Who reports.
+/// Component name in the event source.
 const REPORTER: &str = "kubelet";
-/// Namespace of events about what has none.
+/// Namespace of events about cluster-scoped objects.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The involved object.
+/// Involved object.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct About {
     /// `Pod`, `Node`, `PersistentVolumeClaim` or `PersistentVolume`.
     pub kind: &'static str,
-    /// Empty for what is in none.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
-    /// Its name.
+    /// Object name.
     pub name: String,
-    /// Its UID; of the node, its name.
+    /// UID; for the node, its name.
     pub uid: String,
-    /// A field of it (`spec.containers{web}`).
+    /// Field of the object (`spec.containers{web}`).
     pub field_path: Option<String>,
 }
 
 impl About {
-    /// A pod, or a field of it.
+    /// Reference to a pod, or a field of it.
     pub fn of_pod(pod: &PodRef, field_path: Option<String>) -> Self {
         Self {
             kind: "Pod",
@@ -37,18 +39,18 @@ impl About {
         }
     }
 
-    /// This node.
+    /// Reference to this node.
     pub fn of_node(name: &str) -> Self {
         let name = name.to_owned();
         Self { kind: "Node", namespace: String::new(), uid: name.clone(), name, field_path: None }
     }
 
-    /// The object without the field.
+    /// Kind, namespace, name, and UID, without the field path.
     pub fn object(&self) -> (&'static str, &str, &str, &str) {
         (self.kind, &self.namespace, &self.name, &self.uid)
     }
 
-    /// Where its events are.
+    /// Namespace of its events.
     pub fn event_namespace(&self) -> &str {
         if self.namespace.is_empty() { DEFAULT_NAMESPACE } else { &self.namespace }
     }
@@ -65,31 +67,31 @@ impl About {
     }
 }
 
-/// The same event, so many times.
+/// Event with the count of its occurrences.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Series {
-    /// What it is about.
+    /// Involved object.
     pub about: About,
-    /// Whether it is a warning.
+    /// Whether its type is `Warning` rather than `Normal`.
     pub warning: bool,
-    /// The reason.
+    /// Machine-readable reason.
     pub reason: String,
-    /// The latest message.
+    /// Latest message.
     pub message: String,
-    /// Name of the event.
+    /// Object name of the event.
     pub name: String,
-    /// When it happened first.
+    /// Time of the first occurrence.
     pub first: Timestamp,
-    /// When it happened last.
+    /// Time of the latest occurrence.
     pub last: Timestamp,
-    /// How often.
+    /// Number of occurrences.
     pub count: i32,
     /// Annotations of the event.
     pub annotations: Vec<(&'static str, String)>,
 }
 
 impl Series {
-    /// The event; `node` is this node's name.
+    /// Event object to create; `node` is this node's name.
     pub fn object(&self, node: &str) -> Value {
         let mut event = json!({
             "apiVersion": "v1",
@@ -114,13 +116,13 @@ impl Series {
         event
     }
 
-    /// What changes where it happens again.
+    /// Patch for a further occurrence.
     pub fn change(&self) -> Value {
         json!({"count": self.count, "lastTimestamp": seconds(self.last), "message": self.message})
     }
 }
 
-/// Whole seconds, as the API writes times.
+/// RFC 3339 time in whole seconds, as the API server writes times.
 fn seconds(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
 }

@@ -1,4 +1,4 @@
-//! The recorder against a client that answers from a function.
+//! The event recorder against a fake client.
 
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ async fn the_same_event_is_made_once_and_then_counted_up() {
     task.await.expect("it ends");
 }
 
-/// Never answers for events about that pod.
+/// Client that never answers for events about that pod.
 struct Stuck(Arc<FakeApi>, &'static str);
 
 #[async_trait]
@@ -121,7 +121,7 @@ async fn an_outage_costs_the_oldest() {
     let api = FakeApi::new(|_| Ok(json!({})));
     let (recorder, sender, _, registry) = begin(api.clone());
     for i in 0..1100 {
-        recorder.record(Event::normal(&pod(&format!("p{i}")), "Started", "m")); // nobody takes them yet
+        recorder.record(Event::normal(&pod(&format!("p{i}")), "Started", "m")); // the sender does not run yet
     }
     assert_eq!(lost(&registry, "overrun"), 100.0);
     let task = tokio::spawn(sender.run(CancellationToken::new()));

@@ -1,43 +1,45 @@
-//! What a failed write of an event means. Pure. Spec 10 §4.9, §7 row "events".
+//! Retry policy of failed event writes. Pure.
+//!
+//! Implements spec 10 §4.9, §7 row "events".
 
 use std::time::Duration;
 
 use crate::api::ApiError;
 
-/// Tries where the server said that it cannot now.
+/// Maximum attempts if the server is overloaded or throttles.
 const BUSY_TRIES: u32 = 5;
-/// Tries where it is not known what became of the request.
+/// Maximum attempts if the outcome of the request is unknown.
 const LOST_TRIES: u32 = 12;
-/// Between tries after the connection failed.
+/// Back-off after a connection failure.
 const AFTER_LOSS: Duration = Duration::from_secs(10);
 
-/// What is to be done after a write that failed.
+/// Action after a failed write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The server does not want it.
+    /// Drop the event: the server rejected it.
     Refused,
-    /// It was tried often enough.
+    /// Drop the event: the retry limit is exceeded.
     Undeliverable,
-    /// The event is forgotten there: make it anew.
+    /// Create the event: the one to patch no longer exists.
     Create,
-    /// Again after that time.
+    /// Retry after that back-off.
     Again(Duration),
 }
 
-/// Whether a series was to begin or to go on.
+/// Write of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// POST.
+    /// POST of the first event of a series.
     First,
-    /// PATCH.
+    /// PATCH of an existing event.
     Again,
 }
 
-/// After the `tries`-th try (from 1); `chance` in 0..1 spreads what failed together.
+/// Decides after the `tries`-th attempt (from 1); `chance` in 0..1 spreads the first retries.
 pub fn after(error: &ApiError, kind: Kind, tries: u32, chance: f64) -> Verdict {
     let within = |limit: u32, wait: Duration| if tries < limit { Verdict::Again(wait) } else { Verdict::Undeliverable };
     match error {
-        ApiError::Unreachable(_) => Verdict::Again(AFTER_LOSS), // it was not asked: that is no try
+        ApiError::Unreachable(_) => Verdict::Again(AFTER_LOSS), // the request was not sent: no retry limit
         ApiError::Lost(_) | ApiError::Timeout(_) if tries == 1 => {
             Verdict::Again(AFTER_LOSS.mul_f64(chance.clamp(0.0, 1.0)))
         }

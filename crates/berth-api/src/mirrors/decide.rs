@@ -1,4 +1,6 @@
-//! What is to be done next for the mirror of one name. Pure. Spec 02a §5, 10 §4.4, §7.
+//! Next reconciliation step of a mirror pod. Pure.
+//!
+//! Implements spec 02a §5, 10 §4.4, §7.
 
 use std::time::Duration;
 
@@ -10,30 +12,30 @@ use berth_types::{
     spec::{ANNOTATION_HASH, ANNOTATION_MIRROR, PodHead},
 };
 
-/// What is wanted of the mirror.
+/// Desired state of a mirror pod.
 #[derive(Clone, Copy, Debug)]
 pub enum Wish<'a> {
-    /// It mirrors that pod.
+    /// A mirror of this static pod exists.
     Mirror(&'a Pod),
-    /// It stays as it is.
+    /// The mirror is left unchanged.
     Leave,
-    /// It goes.
+    /// The mirror is deleted.
     Remove,
 }
 
-/// The pod that the watch shows under the name.
+/// Pod that the watch shows under the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shown<'a> {
     /// `metadata.uid`.
     pub uid: &'a str,
-    /// The hash of the static pod that this is the mirror of; `None` for what is no mirror.
+    /// Hash of the static pod it mirrors; `None` if it is no mirror pod.
     pub hash: Option<&'a str>,
     /// Whether deletion was requested.
     pub deleting: bool,
 }
 
 impl<'a> Shown<'a> {
-    /// As the watch shows it.
+    /// Extracts the observation from a pod of the watch.
     pub fn of(pod: &'a PodHead) -> Self {
         let meta = &pod.metadata;
         Self {
@@ -44,41 +46,41 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// This node, as it owns mirror pods.
+/// Owner of mirror pods: this node's object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// `metadata.uid` of its object.
+    /// `metadata.uid` of the `Node` object.
     pub uid: String,
 }
 
-/// What earlier steps came to.
+/// Results of earlier steps.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Memory {
-    /// The pod of that UID was deleted.
+    /// UID of the pod that was deleted.
     pub deleted: Option<String>,
-    /// A mirror was made, of that resource version.
+    /// Resource version of the mirror that was created.
     pub created: Option<String>,
-    /// The server does not take the mirror of that hash, owned by that node.
+    /// Hash that the server refused, and the UID of the node if only for that owner.
     pub refused: Option<(String, Option<String>)>,
 }
 
-/// What is to be done.
+/// Next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Nothing now.
+    /// Nothing to do.
     Rest,
-    /// Nothing until the watch shows what became of the mirror that was made.
+    /// Wait until the watch shows the created mirror.
     Await,
-    /// Delete the pod of that UID.
+    /// Delete the pod with that UID.
     Delete(String),
-    /// Make the mirror.
+    /// Create the mirror.
     Create,
 }
 
-/// The next step. `version` is the newest one that the watch has shown of anything: deletions and
-/// creations follow each other by what it shows, so that nothing is made twice.
+/// Computes the next step. `version` is the newest resource version that the watch has shown: deletions and creations
+/// follow the watch, so that no mirror is created twice.
 pub fn next(wish: Wish<'_>, shown: Option<Shown<'_>>, version: &str, owner: Option<&Owner>, memory: &Memory) -> Step {
     let shown_mirror = shown.filter(|shown| shown.hash.is_some());
     let pod = match wish {
@@ -89,7 +91,7 @@ pub fn next(wish: Wish<'_>, shown: Option<Shown<'_>>, version: &str, owner: Opti
     match (shown, shown_mirror) {
         (_, Some(mirror)) if mirror.hash == Some(hash_of(pod)) && !mirror.deleting => Step::Rest,
         (_, Some(mirror)) => delete(mirror, memory),
-        (Some(_), None) => Step::Rest, // a pod of its own right has the name
+        (Some(_), None) => Step::Rest, // a pod that is no mirror has the name
         (None, None) => {
             let awaited = memory.created.as_deref().is_some_and(|created| is_older(version, created));
             if awaited {
@@ -108,12 +110,12 @@ fn delete(mirror: Shown<'_>, memory: &Memory) -> Step {
     if memory.deleted.as_deref() == Some(mirror.uid) { Step::Rest } else { Step::Delete(mirror.uid.to_owned()) }
 }
 
-/// What a mirror is told by.
+/// Hash that identifies the static pod's configuration.
 pub fn hash_of(pod: &Pod) -> &str {
     pod.annotation(ANNOTATION_HASH).unwrap_or(pod.uid().as_str())
 }
 
-/// The mirror of a static pod.
+/// Builds the mirror pod of a static pod.
 pub fn mirror_of(pod: &Pod, owner: &Owner) -> api::Pod {
     let mut mirror = pod.to_object();
     mirror.status = None;
@@ -131,20 +133,20 @@ pub fn mirror_of(pod: &Pod, owner: &Owner) -> api::Pod {
     mirror
 }
 
-/// What a failed POST means.
+/// Classification of a failed creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// Not again until the manifest or the node's UID changes.
+    /// No retry until the manifest or the node's UID changes.
     OfNode,
-    /// Not again until the manifest changes.
+    /// No retry until the manifest changes.
     OfManifest,
-    /// The name is taken, or the namespace is not there: not soon.
+    /// The name is taken or the namespace does not exist: retry with a longer back-off.
     Later,
-    /// Again after that time, or soon.
+    /// Retry after that delay, or after the usual back-off.
     Retry(Option<Duration>),
 }
 
-/// After a POST that failed. What became of a request that was lost shows in the watch.
+/// Classifies a failed creation. If the response was lost, the watch shows the outcome.
 pub fn after_create(error: &ApiError) -> Refusal {
     match error.code() {
         403 => Refusal::OfNode,

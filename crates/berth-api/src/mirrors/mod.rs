@@ -1,4 +1,4 @@
-//! Keeps a mirror of each static pod on the API server.
+//! Mirror pod writer: reconciles one mirror pod per static pod on the API server.
 //!
 //! ```text
 //!  workers ─want──►  ┌─────────┐ ──POST, DELETE──► ApiClient
@@ -6,10 +6,11 @@
 //!  watches ─────────►└─────────┘
 //! ```
 //!
-//! Who wants a mirror says so and goes on; one task holds what is wanted against what the watch
-//! shows and does one thing at a time for each name, those of different names side by side. A mirror
-//! is made only after the watch has shown that its predecessor is gone. Behaviour: spec 02a §5,
-//! 10 §4.4, §7; [`decide`] says what is due.
+//! Requests never block. One task compares the desired mirrors with the watch; writes are sequential per name,
+//! concurrent across names. A mirror is created only after the watch has shown that its predecessor is deleted.
+//! [`decide`] computes the next step.
+//!
+//! Implements spec 02a §5, 10 §4.4, §7.
 
 mod decide;
 #[cfg(test)]
@@ -40,35 +41,35 @@ use berth_types::{Pod, PodFullName, api};
 
 /// Deadline of a write.
 const DEADLINE: Duration = Duration::from_secs(35);
-/// Until a refused mirror is tried again although nothing changed.
+/// Retry interval of a refused mirror when nothing changed.
 const REFUSED: Duration = Duration::from_secs(3600);
-/// Shortest time between two mirrors of one name, whatever the watch shows.
+/// Minimum time between two creations of one name, whatever the watch shows.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How often what the watch shows is looked at again while it is behind.
+/// Interval at which the watch is reevaluated while it lags behind a creation.
 const LOOK: Duration = Duration::from_secs(5);
-/// Longest wait where the name is taken or the namespace is missing.
+/// Maximum back-off if the name is taken or the namespace is missing.
 const LATER: Duration = Duration::from_secs(60);
 
-/// What the writer of mirrors works with.
+/// Dependencies of the mirror pod writer.
 pub struct MirrorDeps {
     /// Name of this node.
     pub node: String,
-    /// The way to the server.
+    /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
-    /// The pods of this node, as the watch shows them.
+    /// Pods of this node, from the watch.
     pub pods: Store<Pod>,
-    /// The own node, as the watch shows it: it owns the mirrors.
+    /// This node's object, from the watch: owner of the mirrors.
     pub nodes: Store<api::Node>,
-    /// Takes `APIWriteRefused`.
+    /// Receives `APIWriteRefused`.
     pub events: Arc<dyn EventSink>,
-    /// Counts.
+    /// Metrics.
     pub metrics: ApiWriteMetrics,
 }
 
 #[derive(Default)]
 struct Wishes {
     wanted: HashMap<PodFullName, Arc<Pod>>,
-    /// `None` until every source has told its pods.
+    /// `None` until every source has delivered its pods.
     kept: Option<HashMap<PodFullName, MirrorFate>>,
 }
 
@@ -84,7 +85,7 @@ impl Shared {
     }
 }
 
-/// Takes wishes; see the module's documentation.
+/// Receives the desired mirrors; see the module's documentation.
 pub struct Mirrors(Arc<Shared>);
 
 impl MirrorPods for Mirrors {
@@ -107,7 +108,7 @@ impl MirrorPods for Mirrors {
     }
 }
 
-/// One name.
+/// Reconciliation state of one name.
 #[derive(Default)]
 struct Track {
     memory: Memory,
@@ -131,7 +132,7 @@ struct Landing {
     answer: Result<Bytes, ApiError>,
 }
 
-/// Writes mirrors.
+/// Task that writes mirror pods.
 pub struct MirrorWriter {
     deps: MirrorDeps,
     shared: Arc<Shared>,
@@ -139,7 +140,7 @@ pub struct MirrorWriter {
     flights: FuturesUnordered<BoxFuture<'static, Landing>>,
 }
 
-/// Who takes wishes, and the task's body that fulfils them.
+/// Returns the receiver of desired mirrors, and the task that reconciles them.
 pub fn mirrors(deps: MirrorDeps) -> (Mirrors, MirrorWriter) {
     let shared = Arc::<Shared>::default();
     let writer =
@@ -148,7 +149,7 @@ pub fn mirrors(deps: MirrorDeps) -> (Mirrors, MirrorWriter) {
 }
 
 impl MirrorWriter {
-    /// Writes until stopped; mirrors stay then.
+    /// Runs until stopped; mirrors stay then.
     pub async fn run(mut self, stop: CancellationToken) {
         let (mut pods, mut nodes) = (self.deps.pods.clone(), self.deps.nodes.clone());
         let shared = self.shared.clone();
@@ -167,7 +168,7 @@ impl MirrorWriter {
         }
     }
 
-    /// Starts what is due.
+    /// Starts the writes that are due.
     fn launch(&mut self) {
         let snapshot = self.deps.pods.snapshot();
         if !snapshot.synced {
@@ -196,7 +197,7 @@ impl MirrorWriter {
                     (call, Asked::Delete { uid })
                 }
                 (Step::Await, ..) => {
-                    track.look_at = Some(now + LOOK); // a full set that changes nothing wakes nobody
+                    track.look_at = Some(now + LOOK); // a relist without changes causes no wake-up
                     continue;
                 }
                 (Step::Create, ..) if track.created_at.is_some_and(|at| now < at + AGAIN) => {
@@ -226,7 +227,7 @@ impl MirrorWriter {
         idle.flat_map(|track| [track.not_before, track.refused_until, track.look_at]).flatten().min()
     }
 
-    /// The node that owns mirrors; none while its object is missing or on its way out.
+    /// Owner of the mirrors; `None` while the node's object is missing or being deleted.
     fn owner(&self) -> Option<Owner> {
         let node = self.deps.nodes.get("", &self.deps.node)?;
         let meta = &node.metadata;
@@ -294,7 +295,7 @@ impl Track {
     }
 }
 
-/// Part of the answer to a POST.
+/// Fields of the response to a POST.
 #[derive(Deserialize)]
 struct Made {
     metadata: MadeMeta,
@@ -307,13 +308,13 @@ struct MadeMeta {
 }
 
 fn create(pod: &Pod, owner: &Owner) -> Option<(Call, Asked)> {
-    // What was read from JSON can be written as JSON.
+    // An object that was parsed from JSON can be serialized.
     let body = serde_json::to_vec(&mirror_of(pod, owner)).ok()?;
     let call = Call::create(Resource::PODS, pod.namespace(), body);
     Some((call, Asked::Create { hash: hash_of(pod).to_owned(), owner: owner.uid.clone() }))
 }
 
-/// Names that have a mirror or shall have one.
+/// Names that have a mirror or should have one.
 fn names(wishes: &Wishes, snapshot: &Snapshot<Pod>) -> HashSet<PodFullName> {
     let mirrors = snapshot.objects.iter().filter(|(_, pod)| Shown::of(pod).hash.is_some());
     let mirrors = mirrors

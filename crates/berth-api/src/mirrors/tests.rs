@@ -1,4 +1,4 @@
-//! The writer of mirrors against a client that answers from a function.
+//! The mirror pod writer against a fake client.
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -108,7 +108,7 @@ fn made(version: &str) -> Result<Value, ApiError> {
 
 #[tokio::test(start_paused = true)]
 async fn a_mirror_lives_as_long_as_its_pod() {
-    // AC-10a-33: steps 1 to 9 of the flow of mirror pods
+    // AC-10a-33: steps 1 to 9 of the mirror pod flow
     let mut version = 4;
     let world = World::begin(move |call| {
         version += if call.verb == Verb::Create { 3 } else { 0 };
@@ -130,7 +130,7 @@ async fn a_mirror_lives_as_long_as_its_pod() {
     assert_eq!(world.verbs().len(), 1, "the watch has not shown it yet");
     world.show(7, Some(mirror("m", "u", false)));
     settle().await;
-    // Somebody deletes it, with grace: it goes at once, and comes back once it is gone.
+    // A user deletes it with a grace period: it is deleted at once, and recreated once it is gone.
     tokio::time::advance(AGAIN).await;
     world.show(8, Some(mirror("m", "u", true)));
     settle().await;
@@ -140,7 +140,7 @@ async fn a_mirror_lives_as_long_as_its_pod() {
     world.show(9, None);
     settle().await;
     assert_eq!(world.verbs(), [Verb::Create, Verb::Delete, Verb::Create]);
-    // The manifest is edited: the old mirror stays until the new pod is worked on.
+    // The manifest is edited: the old mirror stays until a worker starts the new pod.
     world.show(10, Some(mirror("m2", "u", false)));
     world.keep(desired("u2"));
     settle().await;
@@ -153,7 +153,7 @@ async fn a_mirror_lives_as_long_as_its_pod() {
     tokio::time::sleep(AGAIN).await;
     settle().await;
     assert_eq!(world.verbs()[3..], [Verb::Delete, Verb::Create]);
-    // The manifest is removed: its mirror goes when the pod is gone, and does not come back.
+    // The manifest is removed: its mirror is deleted once the pod has terminated, and is not recreated.
     world.show(13, Some(mirror("m3", "u2", false)));
     world.keep(Some(MirrorFate::Leaving));
     settle().await;

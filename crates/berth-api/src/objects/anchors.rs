@@ -1,5 +1,6 @@
-//! Trust bundles as a pod gets them: which are meant, and their certificates as one text. Pure.
-//! Behaviour: spec 07 §9.3.
+//! `ClusterTrustBundle` projection: selection of bundles and PEM concatenation. Pure.
+//!
+//! Implements spec 07 §9.3.
 
 use std::collections::BTreeMap;
 
@@ -10,50 +11,50 @@ use sha2::{Digest, Sha256};
 
 use berth_types::api::ClusterTrustBundleProjection;
 
-/// Bytes of a selector, as text.
+/// Maximum size of a label selector, in bytes.
 const LONGEST_SELECTOR: usize = 100 * 1024;
-/// Bytes of what one pod gets.
+/// Maximum size of a projection's certificates, in bytes.
 const MOST: usize = 8 * 1024 * 1024;
-/// Characters of a line.
+/// Characters per PEM line.
 const LINE: usize = 64;
 
-/// One bundle.
+/// Trust bundle, independent of its API version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bundle {
-    /// Its name.
+    /// Object name.
     pub name: String,
-    /// Whose certificates they are.
+    /// Signer name.
     pub signer: Option<String>,
-    /// Its labels.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// The certificates.
+    /// Certificates, PEM.
     pub text: String,
 }
 
-/// Why a pod does not get what it asks for.
+/// Why a projection cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AnchorsError {
-    /// No bundle of that name.
+    /// No bundle has that name.
     #[error("clustertrustbundle.certificates.k8s.io {0:?} not found")]
     NotFound(String),
-    /// No bundle is meant.
+    /// Signer and selector match no bundle.
     #[error("combination of signerName and labelSelector matched zero ClusterTrustBundles")]
     NoneMatched,
-    /// Neither is set.
+    /// Neither name nor signer is set.
     #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
     NotNamed,
-    /// The selector is too long to be looked at each time.
+    /// The selector is too long to be evaluated on each read.
     #[error("label selector is {0} bytes long, more than {LONGEST_SELECTOR}")]
     Selector(usize),
-    /// More than anybody reads.
+    /// The certificates exceed the size limit.
     #[error("trust bundles are more than {MOST} bytes together")]
     TooMuch,
 }
 
-/// What the projection means of these bundles; nothing where that may be.
+/// Concatenates the certificates of the bundles that a projection selects; empty if it is optional and selects none.
 ///
 /// # Errors
-/// It cannot be had.
+/// The projection is invalid, selects no bundle although it is not optional, or is too large.
 pub fn anchors(
     ask: &ClusterTrustBundleProjection,
     bundles: impl Iterator<Item = Bundle>,
@@ -90,7 +91,7 @@ fn check(selector: Option<&LabelSelector>) -> Result<(), AnchorsError> {
     if length > LONGEST_SELECTOR { Err(AnchorsError::Selector(length)) } else { Ok(()) }
 }
 
-/// No selector means nothing, an empty one everything.
+/// Matches labels; an absent selector matches nothing, an empty one everything.
 fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) -> bool {
     let Some(selector) = selector else { return false };
     let label = |key: &String| labels.get(key);
@@ -109,13 +110,13 @@ fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) 
         })
 }
 
-/// Each certificate once, and nothing else. In no order that says anything, but always in the same: nobody may come
-/// to rely on one, and files that stay the same are not written again.
+/// Deduplicates certificates and drops everything else in the texts. The order is stable but arbitrary (by digest): no
+/// consumer may rely on an order, and unchanged files are not rewritten.
 fn joined(texts: &[String]) -> Result<String, AnchorsError> {
     let mut found: BTreeMap<[u8; 32], CertificateDer<'static>> = BTreeMap::new();
     let mut bytes: usize = 0;
     for text in texts {
-        // The server took no text that is none.
+        // The server admits no invalid certificates.
         for certificate in CertificateDer::pem_slice_iter(text.as_bytes()).filter_map(Result::ok) {
             let digest: [u8; 32] = Sha256::digest(&certificate).into();
             if found.contains_key(&digest) {

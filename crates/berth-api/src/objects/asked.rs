@@ -1,4 +1,6 @@
-//! Strategies `Cache` and `Get`: objects are read when they are needed. Spec 02b §11, spec 10 §4.6.
+//! ConfigMap and Secret change detection strategies `Cache` and `Get`: objects are read on demand.
+//!
+//! Implements spec 02b §11, spec 10 §4.6.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,13 +25,13 @@ use crate::{
 use berth_ports::ObjectError;
 use berth_types::PodUid;
 
-/// How long one read may take.
+/// Deadline of one read.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
-/// Reads an object now; `cached` lets the server answer from what it has at hand.
+/// Reads an object; `cached` permits the server to answer from its watch cache.
 ///
 /// # Errors
-/// The server said no, or nothing.
+/// The server refused the read or did not answer.
 async fn read<T: ObjectKind>(
     api: &Arc<dyn ApiClient>,
     (namespace, name): (&str, &str),
@@ -41,7 +43,7 @@ async fn read<T: ObjectKind>(
         let call = Call::get(T::RESOURCE, namespace, name).within(READ_LIMIT);
         let call = if cached { call.query("resourceVersion", "0") } else { call };
         match api.ask::<T>(call).await {
-            // The authorizer may not have heard of the pod yet.
+            // The node authorizer may not have observed the pod yet.
             Err(error) if error.is_forbidden() => match quick.pause(began.elapsed()) {
                 Some(pause) => sleep(pause).await,
                 None => return Err(error),
@@ -59,10 +61,10 @@ fn told(error: &ApiError, kind: &'static str, name: &str) -> ObjectError {
     }
 }
 
-/// Strategy `Get`: the server is asked each time.
+/// Strategy `Get`: reads from the server each time.
 ///
 /// # Errors
-/// As the server says.
+/// The object does not exist, or the read failed.
 pub async fn get<T: ObjectKind>(
     api: &Arc<dyn ApiClient>,
     namespace: &str,
@@ -72,10 +74,10 @@ pub async fn get<T: ObjectKind>(
     read.map(Arc::new).map_err(|error| told(&error, T::RESOURCE.plural, name))
 }
 
-/// Strategy `Cache`: what was read serves for a while.
+/// Strategy `Cache`: an object is served from the cache until its TTL expires.
 pub struct Cached<T> {
     api: Arc<dyn ApiClient>,
-    /// For how long it serves.
+    /// TTL of cached objects.
     ttl: watch::Receiver<Duration>,
     state: Mutex<State<T>>,
 }
@@ -87,20 +89,20 @@ struct State<T> {
 
 struct Entry<T> {
     object: Option<Arc<Held<T>>>,
-    /// When it was read last, and well; `None` where it is to be read anew.
+    /// Time of the last successful read; `None` forces a read.
     fresh: Option<Instant>,
-    /// Whether it was read at all since somebody began to refer to it.
+    /// Whether it was read since a pod last began to refer to it.
     was_read: bool,
 }
 
 impl<T: ObjectKind> Cached<T> {
-    /// Nothing is used yet.
+    /// Returns an empty cache.
     pub fn new(api: Arc<dyn ApiClient>, ttl: watch::Receiver<Duration>) -> Self {
         let state = State { users: Users::default(), entries: HashMap::new() };
         Self { api, ttl, state: Mutex::new(state) }
     }
 
-    /// The pod uses these, and no others; what it did not use before is read anew.
+    /// Replaces the pod's references; objects it did not refer to before are read again.
     pub fn register(&self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) {
         let mut state = self.locked();
         let change = state.users.register(pod, namespace, names);
@@ -111,7 +113,7 @@ impl<T: ObjectKind> Cached<T> {
         change.unused.iter().for_each(|key| drop(state.entries.remove(key)));
     }
 
-    /// The pod is gone.
+    /// Removes the pod's references.
     pub fn unregister(&self, pod: &PodUid) {
         let mut state = self.locked();
         for key in state.users.unregister(pod) {
@@ -119,11 +121,11 @@ impl<T: ObjectKind> Cached<T> {
         }
     }
 
-    /// The object, not much older than it may be; what was known is served where the server is not
-    /// there to ask.
+    /// Returns the object, at most one TTL old unless it is immutable; a stale one if the read fails for another reason
+    /// than `NotFound`.
     ///
     /// # Errors
-    /// It is not registered, does not exist, or was never read.
+    /// The object is not registered, does not exist, or was never read.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<Held<T>>, ObjectError> {
         let key = Key::new(namespace, name);
         let cached = {
@@ -140,7 +142,7 @@ impl<T: ObjectKind> Cached<T> {
         let read = read::<T>(&self.api, (namespace, name), cached).await;
         let mut state = self.locked();
         let mut gone = Entry { object: None, fresh: None, was_read: false };
-        // The last user may have left meanwhile: then nothing is kept.
+        // The last reference may have been removed during the read: then nothing is cached.
         let entry = state.entries.get_mut(&key).unwrap_or(&mut gone);
         match read {
             Ok(object) => Ok(entry.take(Arc::new(object))),
@@ -158,7 +160,7 @@ impl<T: ObjectKind> Cached<T> {
 }
 
 impl<T> Entry<T> {
-    /// Takes what was read, unless it is older than what is known.
+    /// Caches the object that was read, unless it is older than the cached one.
     fn take(&mut self, object: Arc<Held<T>>) -> Arc<Held<T>> {
         let kept = match self.object.take().filter(|known| object.is_older(known)) {
             Some(known) => known,

@@ -1,7 +1,7 @@
-//! Trust bundles of the cluster, for pods that ask for them. Behaviour: spec 07 §9.3, spec 10 §4 (B1).
+//! `ClusterTrustBundle` cache for projected volumes (spec 07 §9.3, spec 10 §4 (B1)).
 //!
-//! Nobody asks in most clusters, and many do not have them: they are followed from the first ask on, in the newest
-//! version that the server has. A server without any is asked once per process.
+//! Most clusters do not use trust bundles, and many do not serve them: a reflector starts with the first request, in
+//! the newest API version that the server has. A server without trust bundles is queried once per process.
 
 use std::{
     collections::BTreeSet,
@@ -27,23 +27,23 @@ use crate::{
 use berth_ports::ObjectError;
 use berth_types::{PodUid, api::ClusterTrustBundleProjection};
 
-/// How long the server is asked what it has, and how long its first answer is waited for.
+/// Timeout of the API discovery request, and of the wait for the first sync.
 const LIMIT: Duration = Duration::from_secs(10);
 const PLURAL: &str = "clustertrustbundles";
-/// There are none: the gate is off, or the server does not know them.
+/// Error text when trust bundles are unavailable: the gate is off, or the server does not serve them.
 pub const NOT_SUPPORTED: &str = "ClusterTrustBundle projection is not supported in static kubelet mode";
 
-/// The bundles, in the version that the server has.
+/// Reflected bundles, in the API version that the server has.
 enum Followed {
     Beta(Store<v1beta1::ClusterTrustBundle>),
     Alpha(Store<v1alpha1::ClusterTrustBundle>),
 }
 
-/// The bundles.
+/// Trust bundle cache.
 pub struct Bundles {
     deps: WatchedDeps,
     followed: OnceCell<Option<Followed>>,
-    /// Pods that asked.
+    /// Pods that requested a bundle.
     users: Arc<Mutex<BTreeSet<PodUid>>>,
 }
 
@@ -52,15 +52,15 @@ fn locked(users: &Mutex<BTreeSet<PodUid>>) -> MutexGuard<'_, BTreeSet<PodUid>> {
 }
 
 impl Bundles {
-    /// Nobody asked yet.
+    /// Returns an inactive cache; the first request starts the reflector.
     pub fn new(deps: WatchedDeps) -> Self {
         Self { deps, followed: OnceCell::new(), users: Arc::default() }
     }
 
-    /// What the projection of a pod means; the pod looks again when any bundle changes.
+    /// Certificates that a pod's projection selects, PEM; the pod is notified when any bundle changes.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// Trust bundles are unavailable or not synced, or the projection cannot be resolved.
     pub async fn of(&self, pod: &PodUid, ask: &ClusterTrustBundleProjection) -> Result<String, ObjectError> {
         locked(&self.users).insert(pod.clone());
         let followed = self.followed.get_or_try_init(|| self.follow()).await;
@@ -88,7 +88,7 @@ impl Bundles {
         }
     }
 
-    /// A pod is gone.
+    /// Removes a pod from the notified pods.
     pub fn forget(&self, pod: &PodUid) {
         locked(&self.users).remove(pod);
     }
@@ -104,7 +104,7 @@ impl Bundles {
         Ok(None)
     }
 
-    /// Whether a version of the group has bundles.
+    /// Whether an API version of the group serves trust bundles.
     async fn has(&self, version: Resource) -> Result<bool, ApiError> {
         match self.deps.api.ask::<APIResourceList>(Call::get(version, "", "").within(LIMIT)).await {
             Ok(list) => Ok(list.resources.iter().any(|resource| resource.name == PLURAL)),
@@ -158,7 +158,7 @@ mod tests {
     };
     use berth_metrics::{ReflectorMetrics, Registry};
 
-    /// The server has bundles in this version.
+    /// Fake server that serves bundles in this version.
     fn server(version: &'static str) -> Arc<FakeApi> {
         FakeApi::new(move |call| {
             if call.resource.plural != format!("apis/certificates.k8s.io/{version}") {

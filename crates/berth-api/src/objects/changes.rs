@@ -1,7 +1,7 @@
-//! Which pods are to look again because an object they use has changed. Spec 10a §19: within a
-//! second, and not all at once.
+//! Rate-limited notifications: pods to resync because an object they use has changed.
 //!
-//! A set, not a queue: a pod that is told twice before anybody listened looks once.
+//! Pods of one change are spread, all within a second (spec 10a §19). The pending pods are a set, not a queue: repeated
+//! notifications of one pod coalesce.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -16,12 +16,12 @@ use tokio::{
 
 use berth_types::PodUid;
 
-/// Pods of one object are told over so long.
+/// Time over which the pods of one change are spread.
 const SPREAD: Duration = Duration::from_millis(800);
-/// But no further apart than this.
+/// Maximum gap between two pods.
 const GAP: Duration = Duration::from_millis(20);
 
-/// Where changes are told.
+/// Sending half of the notifications.
 #[derive(Clone, Debug, Default)]
 pub struct Teller(Arc<Shared>);
 
@@ -32,19 +32,19 @@ struct Shared {
 }
 
 impl Teller {
-    /// These pods should look again.
+    /// Schedules a resync of these pods.
     pub fn tell(&self, pods: impl IntoIterator<Item = PodUid>) {
         self.0.pods.lock().unwrap_or_else(PoisonError::into_inner).extend(pods);
         self.0.more.notify_one();
     }
 
-    /// Who listens; there is one.
+    /// Returns the receiving half; there must be only one.
     pub fn listen(&self) -> ChangedPods {
         ChangedPods { shared: self.0.clone(), due: VecDeque::new() }
     }
 }
 
-/// Tells pods that should look again.
+/// Receiving half of the notifications.
 #[derive(Debug)]
 pub struct ChangedPods {
     shared: Arc<Shared>,
@@ -53,7 +53,7 @@ pub struct ChangedPods {
 }
 
 impl ChangedPods {
-    /// The next pod, when it is its time. Safe to drop while waiting.
+    /// Returns the next pod when its time has come. Cancel-safe.
     pub async fn next(&mut self) -> PodUid {
         loop {
             self.take_in();

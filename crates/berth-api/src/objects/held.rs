@@ -1,12 +1,12 @@
-//! A ConfigMap or Secret as it is kept: its data, and what tells one version from another. Pure.
+//! Cached data of a ConfigMap or Secret: key-value pairs and version. Pure.
 //!
-//! There are thousands of these. As the types of the API an object without any data takes a kilobyte.
+//! There are thousands of these; the API types need a kilobyte even for an object without data.
 
 use std::{collections::BTreeMap, marker::PhantomData};
 
 use berth_types::api::{ConfigMap, Secret};
 
-/// What is kept of an object of that kind.
+/// Cached ConfigMap or Secret.
 #[derive(Debug)]
 pub struct Held<T> {
     uid: Box<str>,
@@ -17,7 +17,7 @@ pub struct Held<T> {
     of: PhantomData<fn() -> T>,
 }
 
-/// One key and its value.
+/// Key-value pair.
 #[derive(Debug)]
 struct Item {
     key: Box<str>,
@@ -40,38 +40,38 @@ impl Value {
 }
 
 impl<T> Held<T> {
-    /// UID; empty where the server said none.
+    /// UID; empty if the server sent none.
     pub fn uid(&self) -> &str {
         &self.uid
     }
 
-    /// `type` of a Secret; empty for none.
+    /// `type` of a Secret; empty if unset.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// It will never change.
+    /// Whether `immutable` is set.
     pub fn is_immutable(&self) -> bool {
         self.is_immutable
     }
 
-    /// Whether it is the same version of the same object.
+    /// Whether both are the same version of the same object.
     pub fn is_same(&self, other: &Self) -> bool {
         !self.version.is_empty() && self.version == other.version && self.uid == other.uid
     }
 
-    /// Whether it is an older version of the same object.
+    /// Whether this is an older version of the same object.
     pub fn is_older(&self, other: &Self) -> bool {
         let number = |held: &Self| held.version.parse::<u64>().unwrap_or(0);
         self.uid == other.uid && number(self) < number(other)
     }
 
-    /// The value of a key.
+    /// Value of a key.
     pub fn get(&self, key: &str) -> Option<&[u8]> {
         self.items.iter().find(|item| &*item.key == key).map(|item| item.value.bytes())
     }
 
-    /// What is text.
+    /// Values that are text (`data` of a ConfigMap).
     pub fn texts(&self) -> BTreeMap<String, String> {
         let text = |item: &Item| match &item.value {
             Value::Text(text) => Some((item.key.to_string(), text.to_string())),
@@ -80,7 +80,7 @@ impl<T> Held<T> {
         self.items.iter().filter_map(text).collect()
     }
 
-    /// All there is.
+    /// All values, as bytes.
     pub fn files(&self) -> BTreeMap<String, Vec<u8>> {
         self.items.iter().map(|item| (item.key.to_string(), item.value.bytes().to_vec())).collect()
     }
@@ -141,7 +141,7 @@ mod tests {
     fn the_data_is_all_there() {
         let held = config_map(&json!({"data": {"k": "v", "b": "text"}, "binaryData": {"b": "AAE=", "c": ""}}));
         assert_eq!(held.texts(), [("k".into(), "v".into()), ("b".into(), "text".into())].into());
-        // Of two values of one key, which no server has, the bytes are taken.
+        // For a key in both `data` and `binaryData`, which the server rejects, the bytes win.
         let expected = [("b", &[0, 1][..]), ("c", &[]), ("k", b"v")].map(|(key, value)| (key.into(), value.to_vec()));
         assert_eq!(held.files(), expected.into());
         let secret = json!({"metadata": {"uid": "u"}, "type": "Opaque", "data": {"k": "AAE="}, "immutable": true});

@@ -1,14 +1,14 @@
-//! What differs between ConfigMaps and Secrets. Pure.
+//! Trait that abstracts over ConfigMaps and Secrets. Pure.
 
 use super::held::Held;
 use crate::{api::Resource, reflector::Kept};
 use berth_types::api;
 
-/// A kind of object that pods refer to by name.
+/// Object type that pods refer to by name.
 pub trait ObjectKind: Kept + Into<Held<Self>> {
-    /// Where it is served.
+    /// API resource.
     const RESOURCE: Resource;
-    /// What it is called in messages.
+    /// Singular name in messages.
     const SINGULAR: &'static str;
 }
 

@@ -1,10 +1,10 @@
-//! Objects that pods refer to, as the engine, the runtime and the volumes ask for them: the player
-//! of [`ObjectSource`] in a cluster.
+//! Cluster implementation of [`ObjectSource`]: ConfigMaps, Secrets, tokens, and other pod references.
 //!
-//! In: pods that are registered, and reads. Out: objects from stores that follow the server, tokens,
-//! and [`ChangedPods`]: who should look again. One reflector per ConfigMap or Secret, shared by all
-//! pods; one each for services and runtime classes, and one for trust bundles once a pod asks for any. Behaviour:
-//! spec 02b §10.1, §10.4, §11, §12; spec 10 §4.6; spec 07 §9.1, §9.3.
+//! Input: registered pods, and reads by the engine, the runtime, and the volumes. Output: objects from stores that
+//! reflect the server, tokens, and [`ChangedPods`], the pods to resync. One reflector per ConfigMap or Secret, shared
+//! by all pods; one each for services and runtime classes, and one for trust bundles once a pod requests any.
+//!
+//! Implements spec 02b §10.1, §10.4, §11, §12; spec 10 §4.6; spec 07 §9.1, §9.3.
 
 mod anchors;
 mod asked;
@@ -56,25 +56,25 @@ pub use changes::ChangedPods;
 pub(super) use changes::Teller;
 pub(super) use references::named;
 
-/// How often it is looked for objects that nobody reads.
+/// Interval at which reflectors of unread objects are stopped.
 const SWEEP: Duration = Duration::from_secs(60);
-/// How long the creation of a sandbox waits for the runtime classes.
+/// How long the creation of a sandbox waits for the first sync of runtime classes.
 const CLASSES_LIMIT: Duration = Duration::from_secs(10);
 
-/// `configMapAndSecretChangeDetectionStrategy`.
+/// Change detection strategy (`configMapAndSecretChangeDetectionStrategy`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Strategy {
-    /// Every object is followed.
+    /// Watches every referenced object.
     #[default]
     Watch,
-    /// Objects are read again after a while.
+    /// Reads an object again when its TTL has expired.
     Cache,
-    /// Objects are read each time.
+    /// Reads an object each time.
     Get,
 }
 
 impl Strategy {
-    /// Reads the configuration's text; what is unknown counts as the default.
+    /// Parses the configuration value; an unknown one is the default, `Watch`.
     pub fn parse(text: &str) -> Self {
         match text {
             "Cache" => Self::Cache,
@@ -84,10 +84,10 @@ impl Strategy {
     }
 }
 
-/// Settings.
+/// Configuration of the object source.
 #[derive(Clone, Debug)]
 pub struct ObjectsConfig {
-    /// How objects are kept up to date.
+    /// Change detection strategy.
     pub strategy: Strategy,
     /// `syncFrequency`.
     pub sync_frequency: Duration,
@@ -95,58 +95,57 @@ pub struct ObjectsConfig {
     pub trust_bundles: bool,
 }
 
-/// What certificates of pods need to know of the node.
+/// Node data that pod certificates need.
 pub struct NodeCertificates {
-    /// Its name.
+    /// Name of this node.
     pub node: String,
-    /// The UID of its object; empty before that is known.
+    /// UID of the `Node` object; empty until it is known.
     pub uid: watch::Receiver<String>,
-    /// Where refusals and old age are told.
+    /// Receives events about refused, overdue, and expired certificates.
     pub events: Arc<dyn EventSink>,
 }
 
-/// What the objects need of others.
+/// Dependencies of the object source.
 pub struct ObjectsDeps {
-    /// The API server.
+    /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
-    /// What is counted of reflectors.
+    /// Metrics of reflectors.
     pub metrics: ReflectorMetrics,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// For how long an object serves by strategy `Cache`: annotation `node.alpha.kubernetes.io/ttl`
-    /// of the node, else 60 s.
+    /// TTL of strategy `Cache`: annotation `node.alpha.kubernetes.io/ttl` of the node, otherwise 60 s.
     pub ttl: watch::Receiver<Duration>,
-    /// None where the gate `PodCertificateRequest` is off.
+    /// Enables pod certificates; `None` where the gate `PodCertificateRequest` is off.
     pub certificates: Option<NodeCertificates>,
-    /// Where tasks are counted.
+    /// Tracks the spawned tasks.
     pub tasks: TaskTracker,
-    /// Ends them.
+    /// Stops the spawned tasks.
     pub stop: CancellationToken,
 }
 
-/// The objects of one kind, by strategy.
+/// Objects of one type, by strategy.
 enum Kind<T> {
     Watch(Watched<T>),
     Cache(Cached<T>),
     Get(Arc<dyn ApiClient>),
 }
 
-/// Objects of the API server.
+/// Object source backed by the API server.
 pub struct ApiObjects {
     config_maps: Kind<ConfigMap>,
     secrets: Kind<Secret>,
     services: Store<api::Service>,
     classes: Store<RuntimeClass>,
     tokens: Arc<Tokens>,
-    /// None where the gate is off.
+    /// `None` where the gate `ClusterTrustBundleProjection` is off.
     bundles: Option<Bundles>,
-    /// The same.
+    /// `None` where the gate `PodCertificateRequest` is off.
     certificates: Option<PodCertificates>,
 }
 
 impl ApiObjects {
-    /// The objects, who is to look again, and what has to be polled for as long as objects are
-    /// asked for (it ends with `stop`).
+    /// Returns the object source, the receiver of pods to resync, and a future that must be polled while the source is
+    /// in use (it ends with `stop`).
     pub fn new(
         config: &ObjectsConfig,
         deps: ObjectsDeps,
@@ -208,7 +207,7 @@ impl ApiObjects {
         (objects, listener, upkeep)
     }
 
-    /// How many certificates pods have, by signer and state.
+    /// Number of pod certificates by signer and state.
     pub fn certificate_states(&self) -> Vec<(String, &'static str, i64)> {
         self.certificates.as_ref().map(PodCertificates::states).unwrap_or_default()
     }

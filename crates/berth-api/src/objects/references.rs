@@ -1,19 +1,21 @@
-//! Which ConfigMaps and Secrets a pod names. Pure. Spec 07 §9.1.
+//! ConfigMaps and Secrets that a pod references. Pure.
+//!
+//! Implements spec 07 §9.1.
 
 use std::collections::BTreeSet;
 
 use berth_types::{Pod, api, env, spec};
 
-/// Names in the pod's namespace.
+/// Object names in the pod's namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Named {
-    /// ConfigMaps.
+    /// Names of ConfigMaps.
     pub config_maps: BTreeSet<String>,
-    /// Secrets.
+    /// Names of Secrets.
     pub secrets: BTreeSet<String>,
 }
 
-/// What the pod names anywhere: volumes, environments of all its containers, pull secrets.
+/// Collects all references of a pod: volumes, environments of all its containers, pull secrets.
 pub fn named(pod: &Pod) -> Named {
     let mut found = Named::default();
     for container in pod.init_containers().iter().chain(pod.containers()) {
@@ -49,7 +51,7 @@ impl Named {
     }
 }
 
-/// Credentials of storage that is not ours.
+/// Secrets of CSI and in-tree storage drivers.
 fn secrets_of_drivers(volume: &api::Volume) -> [Option<String>; 9] {
     let local = |secret: &Option<api::LocalObjectReference>| secret.as_ref().map(|secret| secret.name.clone());
     [

@@ -1,4 +1,4 @@
-//! Objects of a cluster that is played: a few objects, and watches that tell of them.
+//! The object source against a fake cluster: a few objects, and their watches.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -30,11 +30,11 @@ struct State {
     listeners: Vec<Listener>,
     calls: Vec<Call>,
     version: u32,
-    /// Nobody may read objects of that resource.
+    /// Reads of this resource are forbidden.
     forbidden: Option<&'static str>,
-    /// Watches begin and say nothing.
+    /// Watches are established and send nothing.
     mute: bool,
-    /// Who watches that next panics.
+    /// The next watch of this resource panics.
     panics: Option<&'static str>,
 }
 
@@ -51,7 +51,7 @@ impl Cluster {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the object, and tells who listens.
+    /// Stores the object, and sends it to its watches.
     fn put(&self, resource: &'static str, mut object: Value) {
         let mut state = self.locked();
         state.version += 1;
@@ -214,7 +214,7 @@ async fn objects_are_followed_while_somebody_uses_them() {
     assert_eq!(bench.cluster.watching("configmaps"), 2, "one for each object, whoever uses it");
     let files = bench.objects.config_map_files("ns", "a").await.expect("read");
     assert_eq!(files.get("b").map(Vec::as_slice), Some(&[0, 1][..]));
-    // AC-10a-36: a change is there without a request, and told to who uses it.
+    // AC-10a-36: a change arrives without a request, and its users are notified.
     let (asked, changed) = (bench.cluster.calls("configmaps").len(), Instant::now());
     bench.cluster.put("configmaps", config_map("a", "2"));
     assert_eq!(bench.told(2).await, ["u".to_owned(), "v".to_owned()].into());
@@ -303,7 +303,7 @@ async fn a_secret_that_may_not_be_read_yet_comes_with_the_permission() {
     };
     let (read, ()) = tokio::join!(objects.secret("ns", "s"), grant);
     assert!(read.is_ok() && began.elapsed() <= Duration::from_millis(700), "{:?}", began.elapsed());
-    // Without the permission: the reference's words, and who gave up is told once it is there.
+    // Without the permission: the kubelet's error text; the pod is notified once permission is granted.
     bench.cluster.locked().forbidden = Some("secrets");
     bench.objects.register(&pod("v", &[], &["t"]));
     let failed = bench.objects.secret("ns", "t").await.expect_err("forbidden");

@@ -1,5 +1,7 @@
-//! Which pods use which objects. Pure. Spec 02b §11: references are counted per pod UID, and who
-//! registers again changes only the difference.
+//! Reference counts of ConfigMaps and Secrets per pod. Pure.
+//!
+//! References are counted per pod UID; a repeated registration changes only the difference. Implements spec 02b §11:
+//! reference counting.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,51 +10,51 @@ use std::{
 
 use berth_types::PodUid;
 
-/// Namespace and name: one text, which all who hold it share.
+/// Namespace and name in one string, shared by all clones.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// Of that object.
+    /// Returns the key of an object.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self(format!("{namespace}/{name}").into())
     }
 
-    /// Where it is.
+    /// Namespace of the object.
     pub fn namespace(&self) -> &str {
         self.parts().0
     }
 
-    /// What it is called.
+    /// Name of the object.
     pub fn name(&self) -> &str {
         self.parts().1
     }
 
     fn parts(&self) -> (&str, &str) {
-        // No namespace has a slash in it.
+        // A namespace contains no slash.
         self.0.split_once('/').unwrap_or_default()
     }
 }
 
-/// Who uses what.
+/// References from pods to objects, in both directions.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Users {
-    /// In order.
+    /// Keys are sorted.
     pods: HashMap<PodUid, Box<[Key]>>,
     objects: HashMap<Key, Vec<PodUid>>,
 }
 
-/// What a registration changed.
+/// Difference that a registration made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Change {
-    /// Objects that this pod did not use before, used by others or not.
+    /// Objects that this pod did not reference before, whether or not other pods do.
     pub added: Vec<Key>,
-    /// Objects that nobody uses any more.
+    /// Objects without references.
     pub unused: Vec<Key>,
 }
 
 impl Users {
-    /// The pod uses these, and no others.
+    /// Replaces the references of a pod.
     pub fn register(&mut self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) -> Change {
         let wanted: Box<[Key]> = names.iter().map(|name| self.known(Key::new(namespace, name))).collect();
         let before = match wanted.is_empty() {
@@ -69,22 +71,22 @@ impl Users {
         Change { added, unused }
     }
 
-    /// The pod is gone; tells what nobody uses any more.
+    /// Removes the references of a pod; returns the objects left without references.
     pub fn unregister(&mut self, pod: &PodUid) -> Vec<Key> {
         self.register(pod, "", BTreeSet::new()).unused
     }
 
-    /// Who uses that object.
+    /// Pods that reference an object.
     pub fn of(&self, key: &Key) -> impl Iterator<Item = &PodUid> {
         self.objects.get(key).into_iter().flatten()
     }
 
-    /// The same key as others have, if others have it.
+    /// Returns the existing shared key if there is one, to save memory.
     fn known(&self, key: Key) -> Key {
         self.objects.get_key_value(&key).map_or(key, |(known, _)| known.clone())
     }
 
-    /// Whether the pod was the last user.
+    /// Removes a reference; returns whether it was the last.
     fn leave(&mut self, key: &Key, pod: &PodUid) -> bool {
         let Some(users) = self.objects.get_mut(key) else { return false };
         users.retain(|user| user != pod);

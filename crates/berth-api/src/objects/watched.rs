@@ -1,9 +1,10 @@
-//! Strategy `Watch`: one reflector per object, shared by all pods that use it. Spec 02b §11,
-//! spec 10 §4.6, §8.5.
+//! ConfigMap and Secret change detection strategy `Watch`: one shared reflector per object.
 //!
-//! It begins with the first user and ends with the last. That of an immutable object ends once the
-//! object is known; one that nobody reads for long is put to rest and asked again when somebody
-//! does. What was known is served meanwhile, also where a reflector has panicked, until the next sweep begins it anew.
+//! A reflector starts with the first reference and stops with the last. The reflector of an immutable object stops once
+//! the object is known. One whose object is not read for long is stopped, and restarted by the next read. The last
+//! known object is served meanwhile, also after a panic of the reflector, which the next sweep restarts.
+//!
+//! Implements spec 02b §11, spec 10 §4.6, §8.5.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -36,33 +37,33 @@ use berth_metrics::ReflectorMetrics;
 use berth_ports::ObjectError;
 use berth_types::PodUid;
 
-/// How long a read waits for the first sync. The reference waits a second and fails pods that
-/// start together; who gives up is told of the sync later.
+/// How long a read waits for the first sync. The kubelet waits one second and fails pods that start together; a pod
+/// whose read timed out is notified after the sync.
 const FIRST_SYNC: Duration = Duration::from_secs(10);
-/// How long a read of an object at rest waits before what was known is served.
+/// How long a read of an idle object waits for fresh data before the last known object is served.
 const REVALIDATE: Duration = Duration::from_secs(1);
-/// The least time without reads before an object is put to rest.
+/// Minimum time without reads before the reflector of an object is stopped.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// What the watches need of others.
+/// Dependencies of the watched objects.
 #[derive(Clone)]
 pub struct WatchedDeps {
-    /// The API server.
+    /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
-    /// What is counted of reflectors.
+    /// Metrics of reflectors.
     pub metrics: ReflectorMetrics,
-    /// Where tasks are counted.
+    /// Tracks the reflector tasks.
     pub tasks: TaskTracker,
-    /// Ends all of them.
+    /// Stops all reflectors.
     pub stop: CancellationToken,
-    /// Where changes are told.
+    /// Notifies pods of changed objects.
     pub teller: Teller,
 }
 
-/// The objects of one kind.
+/// Watched objects of one type.
 pub struct Watched<T> {
     deps: WatchedDeps,
-    /// Shared with the tasks: they ask who is to be told.
+    /// Shared with the reflector tasks, which notify the users of their object.
     users: Arc<Mutex<Users>>,
     entries: Mutex<HashMap<Key, Entry<T>>>,
     idle_after: Duration,
@@ -70,20 +71,20 @@ pub struct Watched<T> {
 
 struct Entry<T> {
     place: Arc<Place<T>>,
-    /// Nobody follows it: it will not change, it is at rest, or everything stops.
+    /// `None` if the object is not reflected: it is immutable, idle, or everything stops.
     task: Option<AbortOnDropHandle<()>>,
     read: Instant,
     at_rest: bool,
 }
 
-/// What the server said: the object, or that there is none.
+/// Object on the server, or `None` if it does not exist.
 type Known<T> = Option<Arc<Held<T>>>;
 
-/// Where one object is kept: its task writes, who asks for the object reads.
+/// Cache slot of one object: its reflector writes, readers read.
 struct Place<T> {
     key: Key,
     state: Mutex<State<T>>,
-    /// It is known now.
+    /// Notified when the object is known.
     synced: Notify,
     nudge: Notify,
 }
@@ -91,13 +92,14 @@ struct Place<T> {
 struct State<T> {
     /// `None` before the first sync.
     known: Option<Known<T>>,
-    /// What was known before it was put to rest, until it is known anew.
+    /// Last known object from before the reflector was stopped; `None` after the next sync.
     kept: Option<Known<T>>,
-    /// Somebody stopped waiting for the first sync.
+    /// A read gave up waiting for the first sync.
     given_up: bool,
 }
 
-/// Somebody waits for the first sync. Whoever stops before it comes, for whatever reason, is told of it later.
+/// Read that waits for the first sync. If it ends early for any reason, including cancellation, the pods are notified
+/// after the sync.
 struct Waiting<'a, T> {
     place: &'a Place<T>,
     is_answered: bool,
@@ -129,7 +131,7 @@ impl<T> Place<T> {
         locked(&self.state).known.is_some()
     }
 
-    /// Whether it is known and will never change.
+    /// Whether the object is known and immutable.
     fn is_final(&self) -> bool
     where
         T: ObjectKind,
@@ -139,7 +141,7 @@ impl<T> Place<T> {
 
     async fn synced(&self) -> Known<T> {
         loop {
-            // Before the look: what comes between the two is not missed.
+            // Registered before the check, so that a notification in between is not lost.
             let synced = self.synced.notified();
             if let Some(known) = self.known() {
                 return known;
@@ -148,12 +150,12 @@ impl<T> Place<T> {
         }
     }
 
-    /// The object, as soon as it is known; `None` where it is not in time.
+    /// Returns the object as soon as it is known; `None` after the timeout.
     async fn get(&self) -> Option<Known<T>> {
         let kept = locked(&self.state).kept.clone();
         let mut waiting = Waiting { place: self, is_answered: false };
         let patience = if kept.is_some() { REVALIDATE } else { FIRST_SYNC };
-        // It may have come with the end of the patience.
+        // The object may have arrived at the same time as the timeout.
         let known = timeout(patience, self.synced()).await.ok().or_else(|| self.known());
         waiting.is_answered = known.is_some() || kept.is_some();
         known.or(kept)
@@ -161,19 +163,19 @@ impl<T> Place<T> {
 }
 
 impl<T: ObjectKind> Watched<T> {
-    /// Nothing is used yet; `sync_frequency` is how often a pod reads what it mounts at least.
+    /// Returns an empty cache. `sync_frequency` is the maximum time between two reads of a mounted object.
     pub fn new(deps: WatchedDeps, sync_frequency: Duration) -> Self {
         let idle_after = IDLE.max(sync_frequency.saturating_mul(5));
         Self { deps, users: Arc::default(), entries: Mutex::default(), idle_after }
     }
 
-    /// The pod uses these, and no others.
+    /// Replaces the pod's references; starts and stops reflectors accordingly.
     pub fn register(&self, pod: &PodUid, namespace: &str, names: BTreeSet<String>) {
         let mut entries = locked(&self.entries);
         let change = locked(&self.users).register(pod, namespace, names);
         for key in change.added {
             match entries.get(&key) {
-                // It may be readable now that a pod of ours refers to it.
+                // A new reference may have granted permission to read the object.
                 Some(entry) if !entry.place.is_synced() => entry.place.nudge.notify_one(),
                 Some(_) => {}
                 None => {
@@ -185,17 +187,17 @@ impl<T: ObjectKind> Watched<T> {
         change.unused.iter().for_each(|key| drop(entries.remove(key)));
     }
 
-    /// The pod is gone.
+    /// Removes the pod's references; stops reflectors of unused objects.
     pub fn unregister(&self, pod: &PodUid) {
         let mut entries = locked(&self.entries);
         let unused = locked(&self.users).unregister(pod);
         unused.iter().for_each(|key| drop(entries.remove(key)));
     }
 
-    /// The object as it is known now; waits for the first sync only.
+    /// Returns the last known object; waits only for the first sync.
     ///
     /// # Errors
-    /// It is not registered, does not exist, or could not be read in time.
+    /// The object is not registered, does not exist, or was not synced in time.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Arc<Held<T>>, ObjectError> {
         let place = self.place(namespace, name)?;
         let Some(known) = place.get().await else {
@@ -206,7 +208,7 @@ impl<T: ObjectKind> Watched<T> {
         known.ok_or_else(|| ObjectError::NotFound { kind: T::SINGULAR, name: name.to_owned() })
     }
 
-    /// Puts to rest what nobody has read for long, and follows anew what a task has left before its time.
+    /// Stops the reflectors of objects that were not read for long, and restarts those that panicked.
     pub fn sweep(&self) {
         let now = Instant::now();
         for entry in locked(&self.entries).values_mut() {
@@ -225,9 +227,9 @@ impl<T: ObjectKind> Watched<T> {
         }
     }
 
-    /// Follows nothing any more; what is known is served.
+    /// Stops all reflectors; the last known objects are still served.
     pub fn stop(&self) {
-        // Nothing is started after this: `start` looks at the token under the same lock.
+        // No reflector starts afterwards: `start` checks the token under the same lock.
         locked(&self.entries).values_mut().for_each(|entry| entry.task = None);
     }
 
@@ -253,7 +255,7 @@ impl<T: ObjectKind> Watched<T> {
         Entry { task: self.task(&place), place, read: Instant::now(), at_rest: false }
     }
 
-    /// Follows what is kept there; nothing once everything stops.
+    /// Spawns a reflector for the slot; `None` after shutdown began.
     fn task(&self, place: &Arc<Place<T>>) -> Option<AbortOnDropHandle<()>> {
         let follower = Single { place: place.clone(), users: self.users.clone(), teller: self.deps.teller.clone() };
         let following = follow(self.deps.api.clone(), follower, &self.deps.metrics);
@@ -262,7 +264,7 @@ impl<T: ObjectKind> Watched<T> {
     }
 }
 
-/// Keeps one object, and tells its users of changes.
+/// Follower that stores one object and notifies its users of changes.
 struct Single<T> {
     place: Arc<Place<T>>,
     users: Arc<Mutex<Users>>,
@@ -270,7 +272,7 @@ struct Single<T> {
 }
 
 impl<T: ObjectKind> Single<T> {
-    /// The server says that it is like this now. Ends with what will never change.
+    /// Stores the server's state of the object. Ends the reflector of an immutable object.
     fn take(&self, known: Known<T>, is_news: impl FnOnce(&State<T>) -> bool) -> ControlFlow<()> {
         let is_final = known.as_ref().is_some_and(|object| object.is_immutable());
         let is_news = {
@@ -317,7 +319,7 @@ impl<T: ObjectKind> Follower for Single<T> {
         let news = all.clone();
         self.take(all, |state| match &state.known {
             Some(known) => !is_same(known, &news),
-            // Who waits for it has it now; who gave up comes again for it, and so does who was given what was kept.
+            // Waiting readers get the object now. Users are notified if a read gave up, or was served a stale object.
             None => state.given_up || state.kept.as_ref().is_some_and(|kept| !is_same(kept, &news)),
         })
     }

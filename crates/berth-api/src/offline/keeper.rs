@@ -1,4 +1,4 @@
-//! Owns what is known now, and writes it when it has changed.
+//! Checkpoint writer of last-known pods: owns the data in memory and writes it, debounced.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,31 +16,31 @@ use super::{
 };
 use berth_sys::atomic_file;
 
-/// How long changes are collected before they are written.
+/// Debounce interval between a change and its write.
 pub const COLLECT: Duration = Duration::from_secs(5);
-/// Readable by us.
+/// Readable by the agent's user only.
 const MODE: u32 = 0o600;
 
-/// The task.
+/// Task that owns and writes the checkpoint.
 pub struct Keeper {
     known: Known,
     sealer: Arc<Sealer>,
     file: PathBuf,
     learned: mpsc::Receiver<Learned>,
-    /// When it is to be written.
+    /// Time of the next write; `None`: nothing to write.
     due: Option<Instant>,
-    /// Of what was written last.
+    /// Digest of the last written checkpoint.
     digest: Option<[u8; 32]>,
     complaint: Option<String>,
 }
 
 impl Keeper {
-    /// Begins with what was known.
+    /// Returns a writer that starts with the data of the last checkpoint.
     pub fn new(known: Known, sealer: Sealer, file: PathBuf, learned: mpsc::Receiver<Learned>) -> Self {
         Self { known, sealer: Arc::new(sealer), file, learned, due: None, digest: None, complaint: None }
     }
 
-    /// Works until stopped; then writes what is not written yet.
+    /// Runs until stopped; writes pending changes then.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             let due = self.due;

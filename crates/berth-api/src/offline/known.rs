@@ -1,5 +1,6 @@
-//! What is known of pods and of what they need: how it grows, what is forgotten, and how it is written
-//! down. Pure.
+//! Checkpoint content for offline starts: pods and the objects they reference. Pure.
+//!
+//! Defines how observations update it, how unreferenced data is dropped, and its serialization.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,21 +12,21 @@ use serde::{Deserialize, Serialize};
 use crate::objects::named;
 use berth_types::{Pod, api};
 
-/// How it is written down.
+/// Format version.
 const VERSION: u32 = 1;
 
-/// It cannot be read.
+/// Why a checkpoint cannot be encoded or decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum KnownError {
-    /// It is something else.
+    /// It is not valid JSON of this format.
     #[error("it cannot be read: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Another release wrote it.
+    /// It has the format version of another release.
     #[error("it is of version {0}, this release knows {VERSION}")]
     Version(u32),
 }
 
-/// Which data of an object.
+/// Data type of an object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// `data` of a ConfigMap.
@@ -34,7 +35,7 @@ pub enum Kind {
     ConfigMapFiles,
     /// `data` of a Secret.
     Secret,
-    /// What images are pulled with.
+    /// Image pull credentials of a Secret.
     PullSecret,
 }
 
@@ -44,39 +45,39 @@ impl Kind {
     }
 }
 
-/// An object's data.
+/// Key of an object's data.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Key {
-    /// Which data.
+    /// Data type.
     pub kind: Kind,
-    /// Namespace.
+    /// Namespace of the object.
     pub namespace: String,
-    /// Name.
+    /// Name of the object.
     pub name: String,
 }
 
-/// Data by key.
+/// Values by key.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
-/// One thing that was learned.
+/// Observation that updates the checkpoint.
 #[derive(Clone, Debug)]
 pub enum Learned {
-    /// A full set of pods.
+    /// Complete set of pods.
     Pods(Vec<Arc<Pod>>),
-    /// An object's data.
+    /// Data of an object.
     Object(Key, Arc<Data>),
-    /// The services a namespace's pods see.
+    /// Services visible to the pods of a namespace.
     Services(String, Vec<Arc<api::Service>>),
-    /// What a runtime class stands for.
+    /// Runtime class and its handler.
     Handler(String, String),
 }
 
-/// What is known.
+/// Last-known pods and the objects they reference.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Known {
-    /// The pods.
+    /// Pods, without mirror pods and without volatile fields.
     pub pods: Vec<Arc<api::Pod>>,
-    /// Data of objects.
+    /// Data of objects by key.
     pub objects: BTreeMap<Key, Arc<Data>>,
     /// Services by namespace.
     pub services: BTreeMap<String, Vec<Arc<api::Service>>>,
@@ -88,14 +89,14 @@ pub struct Known {
 struct Document {
     version: u32,
     pods: Vec<Arc<api::Pod>>,
-    /// A list: keys of JSON are texts.
+    /// A list, because JSON keys are strings.
     objects: Vec<(Key, Arc<Data>)>,
     services: BTreeMap<String, Vec<Arc<api::Service>>>,
     handlers: BTreeMap<String, String>,
 }
 
 impl Known {
-    /// Takes it in; says whether it may be news.
+    /// Applies an observation; returns whether the checkpoint may have changed.
     pub fn learn(&mut self, learned: Learned) -> bool {
         match learned {
             Learned::Pods(pods) => {
@@ -111,7 +112,7 @@ impl Known {
         }
     }
 
-    /// Forgets what no pod names.
+    /// Drops objects that no pod references.
     fn forget(&mut self) {
         let (mut used, mut namespaces, mut classes) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for pod in self.pods.iter().filter_map(|pod| Pod::new((**pod).clone()).ok()) {
@@ -127,10 +128,10 @@ impl Known {
         self.handlers.retain(|class, _| classes.contains(class));
     }
 
-    /// As it is written down.
+    /// Serializes the checkpoint.
     ///
     /// # Errors
-    /// Something cannot be written as JSON.
+    /// A value cannot be serialized as JSON.
     pub fn encode(&self) -> Result<Vec<u8>, KnownError> {
         let document = Document {
             version: VERSION,
@@ -142,10 +143,10 @@ impl Known {
         Ok(serde_json::to_vec(&document)?)
     }
 
-    /// As it was written down.
+    /// Deserializes a checkpoint.
     ///
     /// # Errors
-    /// It is something else, or of another version.
+    /// It is malformed or has another format version.
     pub fn decode(bytes: &[u8]) -> Result<Self, KnownError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -168,8 +169,7 @@ fn replaced<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: V) ->
     true
 }
 
-/// Without what changes all the time and starts nothing. The phase stays: what has come to its end must not
-/// begin again.
+/// Strips volatile fields that no pod start needs. The phase stays, so that a terminal pod is not restarted.
 fn trimmed(pod: &Arc<Pod>) -> Arc<api::Pod> {
     let mut pod = pod.to_object();
     pod.metadata.managed_fields = None;

@@ -1,16 +1,17 @@
-//! What it takes to start the last-known pods again after a reboot, while the API server cannot be
-//! asked. Opt-in: section `offlinePods` of the agent's own settings.
+//! Offline start after a reboot: checkpoint of the last-known pods for API server outages.
+//!
+//! Opt-in: section `offlinePods` of the agent's own settings.
 //!
 //! ```text
 //!  sets of pods ────┐                                    ┌─► file, encrypted
-//!  objects read ────┼─► keeper (one task) ─► sealed ─────┤
+//!  objects read ────┼─► writer (one task) ─► sealed ─────┤
 //!  services, classes┘                                    └─► at the next start: pods, objects
 //! ```
 //!
-//! The keeper owns what is known and writes it when it changes, at most every few seconds. What was known
-//! at start is read once and never changes; it is offered only until the API server has told a full set,
-//! and objects out of it only where the server cannot be asked. A node that was emptied meanwhile runs its
-//! old pods until then: that is what is opted into.
+//! The writer task owns the current data and writes changes, at most every few seconds. The checkpoint is read once at
+//! start and never changes. It is used only until the API server has delivered a full set of pods, and its objects only
+//! where the server cannot be reached. A node whose pods were deleted meanwhile runs its old pods until then: that is
+//! what the operator opts into.
 
 mod keeper;
 mod known;
@@ -40,34 +41,34 @@ use berth_types::Pod;
 pub use objects::OfflineObjects;
 pub use seal::SealError;
 
-/// What can wait to be learned; what comes while that is full is learned the next time it is read.
+/// Capacity of the observation queue; an observation that finds it full is recorded at its next read.
 const QUEUE: usize = 1024;
 
-/// Where it lies.
+/// Configuration of offline starts.
 #[derive(Clone, Debug)]
 pub struct OfflineConfig {
-    /// The file.
+    /// Path of the checkpoint.
     pub file: PathBuf,
-    /// Its key: 32 bytes, or 64 hexadecimal digits; for its owner alone.
+    /// Path of the encryption key: 32 bytes, or 64 hexadecimal digits; must be accessible by its owner only.
     pub key_file: PathBuf,
-    /// The node's name: another node's file is not taken.
+    /// Name of this node; the checkpoint of another node is rejected.
     pub node: String,
 }
 
-/// The last-known pods and what they need.
+/// Last-known pods and the objects they reference.
 pub struct Offline {
     last: Known,
     learn: mpsc::Sender<Learned>,
-    /// Whether the last-known pods run, because nobody has told others yet.
+    /// Whether the last-known pods run because the API server has not delivered any yet.
     is_recalling: AtomicBool,
 }
 
 impl Offline {
-    /// Reads what was known, and keeps what is learned until stopped. A file that cannot be used is told and
-    /// counts as none.
+    /// Reads the checkpoint, and records observations until stopped. An unusable checkpoint is logged and treated as
+    /// absent.
     ///
     /// # Errors
-    /// The key cannot be used.
+    /// The encryption key is unusable.
     pub async fn start(
         config: OfflineConfig,
         tasks: &TaskTracker,
@@ -86,8 +87,8 @@ impl Offline {
         Ok(Arc::new(Self { last, learn, is_recalling: AtomicBool::new(false) }))
     }
 
-    /// The pods to run while nobody tells others; `None` where none are known. From now on what they need
-    /// is recalled as well.
+    /// Last-known pods to run until the API server delivers its pods; `None` if there are none. From now on the objects
+    /// they reference are served from the checkpoint as well.
     pub fn recall_pods(&self) -> Option<Vec<Arc<Pod>>> {
         if self.last.pods.is_empty() {
             return None;
@@ -97,7 +98,7 @@ impl Offline {
         Some(self.last.pods.iter().filter_map(|pod| Pod::new((**pod).clone()).ok()).map(Arc::new).collect())
     }
 
-    /// The API server told this full set.
+    /// Records a full set of pods from the API server; ends the use of the checkpoint.
     pub fn saw_pods(&self, pods: &[Arc<Pod>]) {
         if self.is_recalling.swap(false, Ordering::Relaxed) {
             info!("The API server told its pods; the last-known ones are of no more use");
@@ -110,12 +111,12 @@ impl Offline {
     }
 
     fn learn(&self, learned: Learned) {
-        // Full, or stopping: it is learned the next time.
+        // The queue is full, or the agent stops: the next read records it.
         let _ = self.learn.try_send(learned);
     }
 }
 
-/// What lies there; nothing where it cannot be used.
+/// Reads the checkpoint; empty if it is absent or unusable.
 fn read(sealer: &Sealer, file: &std::path::Path) -> Known {
     let content = match atomic_file::read(file) {
         Ok(Some(content)) => content,

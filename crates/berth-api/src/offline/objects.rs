@@ -1,5 +1,7 @@
-//! Objects that pods refer to, remembered: what the API server said is learned, and told again while the
-//! last-known pods run and it cannot be asked.
+//! Object source with a checkpoint fallback while the API server is unreachable.
+//!
+//! Records what the API server returns. Serves recorded objects while the last-known pods run and the server cannot be
+//! reached.
 
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
@@ -13,27 +15,27 @@ use super::{
 use berth_ports::{CertificateAsk, Credential, ObjectError, ObjectSource, PullSecret, TokenAsk};
 use berth_types::{Pod, PodUid, api};
 
-/// How long the API server is waited for while the last-known pods run, where what it would say is remembered:
-/// it was waited for before they were taken, and each object would take as long again.
+/// Timeout of reads from the API server while the last-known pods run, for recorded objects: the agent already waited
+/// for the server before it used the checkpoint, and each object would wait as long again.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What is remembered of a pull secret besides its document.
+/// Keys under which a pull secret is recorded.
 const UID: &str = "uid";
 const KIND: &str = "type";
 const DOCUMENT: &str = "document";
 
-/// Around the source that asks the API server.
+/// Wraps the source that reads from the API server.
 pub struct OfflineObjects {
     inner: Arc<dyn ObjectSource>,
     offline: Arc<Offline>,
 }
 
 impl OfflineObjects {
-    /// Learns what `inner` reads.
+    /// Returns a source that records what `inner` reads.
     pub fn new(inner: Arc<dyn ObjectSource>, offline: Arc<Offline>) -> Self {
         Self { inner, offline }
     }
 
-    /// What the API server says; it is not waited for long where that is remembered and the last-known pods run.
+    /// Reads from the API server; with a short timeout for a recorded object while the last-known pods run.
     async fn said<T>(
         &self,
         is_remembered: bool,
@@ -45,13 +47,13 @@ impl OfflineObjects {
         let mut asking = pin!(asking);
         match timeout(PATIENCE, &mut asking).await {
             Ok(said) => said,
-            // It has come back meanwhile: what it says counts.
+            // The server came back during the read: its response is used.
             Err(_) if !self.offline.is_recalling() => asking.await,
             Err(_) => Err(ObjectError::Other(format!("the API server did not answer within {PATIENCE:?}"))),
         }
     }
 
-    /// What was read, learned; or what is remembered, where it could not be read.
+    /// Reads an object and records it; falls back to the recorded one if the read fails.
     async fn kept(
         &self,
         key: Key,
@@ -68,7 +70,7 @@ impl OfflineObjects {
         }
     }
 
-    /// Whoever says that an object is not there has been asked.
+    /// `NotFound` is a response of the server, so there is no fallback.
     fn may_recall(&self, error: &ObjectError) -> bool {
         self.offline.is_recalling() && !matches!(error, ObjectError::NotFound { .. })
     }
@@ -95,7 +97,7 @@ impl ObjectSource for OfflineObjects {
                 self.offline.learn(Learned::Services(namespace.to_owned(), services.clone()));
                 Some(services)
             }
-            // A pod of a namespace that was never asked about starts without any, rather than never.
+            // Pods of a namespace that was never recorded start without services, rather than never.
             None if self.offline.is_recalling() => {
                 Some(self.offline.last.services.get(namespace).cloned().unwrap_or_default())
             }
@@ -118,7 +120,8 @@ impl ObjectSource for OfflineObjects {
         }
     }
 
-    /// Without them an image that was pulled with one would be asked for again, and could not be had.
+    /// Recorded, because otherwise an image that was pulled with credentials would be requested again and could not be
+    /// pulled.
     async fn pull_secrets(&self, pod: &Pod) -> (Vec<PullSecret>, Vec<String>) {
         let names = pod.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.clone());
         let names: Vec<String> = names.filter(|name| !name.is_empty()).collect();
@@ -158,8 +161,8 @@ impl ObjectSource for OfflineObjects {
         self.inner.adopt_token(pod, ask, held);
     }
 
-    /// Tokens are not kept: an empty one stands in, which nobody takes, as nobody is there to take one. The
-    /// next sync after the server's return brings a good one.
+    /// Tokens are not recorded: an empty one takes their place, which no server accepts, but no server is reachable.
+    /// The next sync after the server's return provides a valid one.
     async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, ObjectError> {
         match self.inner.token(pod, ask).await {
             Err(error) if self.may_recall(&error) => Ok(String::new()),
@@ -167,12 +170,12 @@ impl ObjectSource for OfflineObjects {
         }
     }
 
-    /// Nor are these.
+    /// Not recorded either.
     async fn pod_certificate(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
         self.inner.pod_certificate(pod, ask).await
     }
 
-    /// Certificates are not kept: a volume that shows them goes on showing them.
+    /// Not recorded: a volume keeps the certificates it has.
     async fn trust_bundle(&self, pod: &Pod, ask: &api::ClusterTrustBundleProjection) -> Result<String, ObjectError> {
         self.inner.trust_bundle(pod, ask).await
     }
@@ -186,7 +189,7 @@ fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value).into_owned()
 }
 
-/// A pull secret as it is remembered.
+/// Encodes a pull secret for the checkpoint.
 fn learned(secret: &PullSecret) -> Arc<Data> {
     let parts = [
         (UID, secret.coordinates.2.clone().into_bytes()),
@@ -196,7 +199,7 @@ fn learned(secret: &PullSecret) -> Arc<Data> {
     Arc::new(parts.into_iter().map(|(part, value)| (part.to_owned(), value)).collect())
 }
 
-/// A pull secret that is remembered.
+/// Decodes a pull secret of the checkpoint.
 fn recalled(namespace: &str, name: &str, data: &Data) -> PullSecret {
     let part = |part: &str| data.get(part).cloned().unwrap_or_default();
     PullSecret {

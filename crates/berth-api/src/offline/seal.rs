@@ -1,7 +1,8 @@
-//! Encrypts what lies on disk: AES-256-GCM, a key from a file, a random nonce for each version. The
-//! header and the node's name are authenticated with it.
+//! Encryption at rest with AES-256-GCM and a key file.
 //!
-//! `BERTHOFF` · version (1 byte) · nonce (12 bytes) · ciphertext · tag (16 bytes).
+//! A random nonce per version of the file; the header and the node's name are authenticated.
+//!
+//! Format: `BERTHOFF` · version (1 byte) · nonce (12 bytes) · ciphertext · tag (16 bytes).
 
 use std::{fs::File, io::Read, os::unix::fs::MetadataExt, path::Path};
 
@@ -10,60 +11,60 @@ use ring::{
     rand::{SecureRandom, SystemRandom},
 };
 
-/// How a file begins; the last byte is the version.
+/// Magic bytes of the file; the last byte is the format version.
 const HEADER: &[u8; 9] = b"BERTHOFF\x01";
-/// Bytes of a key.
+/// Key size in bytes.
 const KEY: usize = 32;
-/// The largest key file that is read, in bytes.
+/// Bytes read of the key file at most.
 const KEY_FILE: u64 = 4096;
 
-/// What lies on disk cannot be read or written.
+/// Why a file cannot be encrypted or decrypted.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
     /// The key file cannot be read.
     #[error("cannot read the key file {path}: {cause}")]
     ReadKey {
-        /// The file.
+        /// Path of the key file.
         path: String,
-        /// Why.
+        /// Cause.
         cause: std::io::Error,
     },
-    /// It has no key in it.
+    /// The key file does not contain a key.
     #[error("the key file {0} must hold 32 bytes or 64 hexadecimal digits")]
     NoKey(String),
-    /// Others may read it.
+    /// The key file is accessible by group or others.
     #[error("the key file {path} is open to others (mode {mode:04o}); it must be its owner's alone")]
     OpenKey {
-        /// The file.
+        /// Path of the key file.
         path: String,
-        /// Its mode.
+        /// Permission bits of the key file.
         mode: u32,
     },
-    /// It is no file of ours, or of another release.
+    /// The file has another format or format version.
     #[error("it is not a file of this kind and version")]
     NotOurs,
-    /// It was written with another key, for another node, or was changed.
+    /// Authentication failed: another key or node, or the file was modified.
     #[error("it was not written with this key for this node, or it was changed")]
     Changed,
-    /// There is no randomness.
+    /// The system provides no randomness.
     #[error("there is no randomness for a nonce")]
     NoRandomness,
-    /// The pool of threads is gone.
+    /// A blocking task panicked or was cancelled.
     #[error("{0}")]
     Task(String),
 }
 
-/// Seals and unseals with one key, for one node.
+/// Encrypts and decrypts with one key, for one node.
 pub struct Sealer {
     key: LessSafeKey,
     bound: Vec<u8>,
 }
 
 impl Sealer {
-    /// With the key of a file. Blocking.
+    /// Reads the key from a file. Blocking.
     ///
     /// # Errors
-    /// There is none that could be used.
+    /// The key file is unreadable, accessible by others, or does not contain a key.
     pub fn open(key_file: &Path, node: &str) -> Result<Self, SealError> {
         let path = || key_file.display().to_string();
         let failed = |cause| SealError::ReadKey { path: path(), cause };
@@ -79,10 +80,10 @@ impl Sealer {
         Ok(Self { key: LessSafeKey::new(key), bound: [HEADER, node.as_bytes()].concat() })
     }
 
-    /// Encrypts.
+    /// Encrypts a plaintext and prepends header and nonce.
     ///
     /// # Errors
-    /// There is no randomness.
+    /// The system provides no randomness.
     pub fn seal(&self, plain: &[u8]) -> Result<Vec<u8>, SealError> {
         let mut nonce = [0; NONCE_LEN];
         SystemRandom::new().fill(&mut nonce).map_err(|_| SealError::NoRandomness)?;
@@ -94,10 +95,10 @@ impl Sealer {
         Ok([HEADER.as_slice(), &nonce, &sealed].concat())
     }
 
-    /// Decrypts.
+    /// Decrypts the content of a file.
     ///
     /// # Errors
-    /// It is not what was sealed with this key for this node.
+    /// It was not encrypted with this key for this node.
     pub fn unseal(&self, sealed: Vec<u8>) -> Result<Vec<u8>, SealError> {
         let rest = sealed.strip_prefix(HEADER.as_slice()).ok_or(SealError::NotOurs)?;
         let (nonce, rest) = rest.split_first_chunk::<NONCE_LEN>().ok_or(SealError::NotOurs)?;
@@ -110,7 +111,7 @@ impl Sealer {
     }
 }
 
-/// 32 bytes as they are, or in hexadecimal digits with white space around them.
+/// Parses 32 raw bytes, or 64 hexadecimal digits with surrounding white space.
 fn key(content: &[u8]) -> Option<[u8; KEY]> {
     if let Ok(key) = <[u8; KEY]>::try_from(content) {
         return Some(key);
@@ -129,7 +130,7 @@ mod tests {
 
     fn file(folder: &Path, content: &[u8], mode: u32) -> std::path::PathBuf {
         let path = folder.join("key");
-        // A file of a mode that forbids writing is not written twice.
+        // A file whose mode forbids writing cannot be rewritten.
         let _ = fs::remove_file(&path);
         fs::write(&path, content).expect("written");
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("changed");

@@ -1,4 +1,4 @@
-//! What is learned in one run is told in the next.
+//! Observations of one run are served in the next.
 
 use std::{collections::BTreeMap, os::unix::fs::PermissionsExt, path::Path, sync::Mutex, time::Duration};
 
@@ -10,7 +10,7 @@ use super::*;
 use berth_ports::{ObjectError, ObjectSource, PullSecret, TokenAsk};
 use berth_types::{Pod, api};
 
-/// Answers, or is away (at once, or nobody knows for ten seconds), or says that nothing is there.
+/// Server that answers, fails (at once, or after ten seconds of silence), or has no objects.
 #[derive(Clone, Copy, PartialEq)]
 enum Server {
     There,
@@ -22,7 +22,7 @@ enum Server {
 struct Source(Mutex<Server>);
 
 impl Source {
-    /// As the watches do it.
+    /// Delays like the watches.
     async fn patient_answer<T>(&self, there: T) -> Result<T, ObjectError> {
         if *self.0.lock().expect("not poisoned") == Server::Silent {
             tokio::time::sleep(Duration::from_secs(10)).await;
@@ -86,7 +86,7 @@ async fn start(folder: &Path, tasks: &TaskTracker, stop: &CancellationToken) -> 
     Offline::start(config, tasks, stop.clone()).await.expect("a key")
 }
 
-/// Reads all there is; what came, and whether the token was one.
+/// Reads every object; returns the results, and whether the token is non-empty.
 async fn read(source: &OfflineObjects) -> Vec<Result<String, String>> {
     let told = |e: ObjectError| e.to_string();
     let ask = TokenAsk { audience: String::new(), expiration_seconds: None };

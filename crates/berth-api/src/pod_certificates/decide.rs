@@ -1,4 +1,6 @@
-//! What is asked for a pod's certificate, and what the answer means. Pure. Behaviour: spec 07 §9.4, spec 05 (events).
+//! Pod certificates: `PodCertificateRequest` object, its outcome, and expiry warnings. Pure.
+//!
+//! Implements spec 07 §9.4, spec 05 (events).
 
 use std::collections::BTreeMap;
 
@@ -12,46 +14,46 @@ use crate::{api::Resource, certificates::pem};
 use berth_ports::CertificateAsk;
 use berth_types::PodRef;
 
-/// So long after it was to be renewed a certificate is overdue.
+/// Time after the renewal time from which on a certificate is overdue.
 const OVERDUE: SignedDuration = SignedDuration::from_mins(10);
 
-/// Why there will be no certificate.
+/// Cause of a denied or failed request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Why {
-    /// The condition's reason.
+    /// Machine-readable reason of the condition.
     pub reason: String,
-    /// The condition's message.
+    /// Human-readable message of the condition.
     pub message: String,
 }
 
-/// A certificate that was issued.
+/// Issued certificate.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Issued {
     /// Leaf and intermediates, PEM.
     pub chain: String,
-    /// When another is to be asked for.
+    /// Time from which on it should be renewed.
     pub begin_refresh: Timestamp,
-    /// When it ends.
+    /// Time of expiry.
     pub not_after: Timestamp,
 }
 
-/// What a request has come to.
+/// Outcome of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Nobody decided yet.
+    /// Pending: no condition yet.
     Waiting,
-    /// There is a certificate.
+    /// The certificate was issued.
     Issued(Issued),
-    /// There will be none.
+    /// The request was denied; no certificate will be issued.
     Denied(Why),
-    /// The signer cannot make one.
+    /// The signer failed to issue a certificate.
     Failed(Why),
 }
 
-/// Whom a certificate is for, as far as the request names it.
+/// Identity in a request: pod, service account, node.
 #[derive(Clone, Copy, Debug)]
 pub struct Whose<'a> {
-    /// The pod.
+    /// Pod that gets the certificate.
     pub pod: &'a PodRef,
     /// Name and UID of its service account.
     pub account: (&'a str, &'a str),
@@ -59,7 +61,7 @@ pub struct Whose<'a> {
     pub node: (&'a str, &'a str),
 }
 
-/// The object that asks. `stub` is the empty PKCS #10 request signed by the key.
+/// Builds the request object. `stub` is the empty PKCS #10 request signed by the key.
 pub fn object(whose: &Whose<'_>, ask: &CertificateAsk, stub: &[u8]) -> Value {
     let (pod, wanted) = (whose.pod, &ask.projection);
     let mut spec = json!({
@@ -87,7 +89,7 @@ pub fn object(whose: &Whose<'_>, ask: &CertificateAsk, stub: &[u8]) -> Value {
     })
 }
 
-/// What the object says.
+/// Derives the outcome from the conditions of a request.
 pub fn judge(status: Option<&PodCertificateRequestStatus>) -> Verdict {
     let Some(status) = status else { return Verdict::Waiting };
     for condition in status.conditions.iter().flatten().filter(|condition| condition.status == "True") {
@@ -102,7 +104,7 @@ pub fn judge(status: Option<&PodCertificateRequestStatus>) -> Verdict {
     Verdict::Waiting
 }
 
-/// What cannot be used stays so: none of it changes once it was written.
+/// An unusable certificate is a permanent failure: the issued fields are immutable.
 fn issued(status: &PodCertificateRequestStatus) -> Verdict {
     let chain = status.certificate_chain.as_deref().and_then(alone);
     let times = (status.begin_refresh_at.as_ref(), status.not_after.as_ref());
@@ -113,7 +115,8 @@ fn issued(status: &PodCertificateRequestStatus) -> Verdict {
     Verdict::Issued(Issued { chain, begin_refresh: begin_refresh.0, not_after: not_after.0 })
 }
 
-/// The certificates of a text and nothing else, in their order; `None` without any, or with one that is none.
+/// Concatenates the certificates of a PEM text in order and drops everything else; `None` if there is none or one is
+/// malformed.
 fn alone(text: &str) -> Option<String> {
     let mut chain = String::new();
     for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
@@ -122,20 +125,20 @@ fn alone(text: &str) -> Option<String> {
     (!chain.is_empty()).then_some(chain)
 }
 
-/// What is told of a certificate as time passes, each once.
+/// Expiry warning; each is emitted once per certificate.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Warning {
-    /// It should have been renewed.
+    /// The certificate should have been renewed.
     Overdue,
-    /// It serves nobody any more.
+    /// The certificate has expired.
     Expired,
 }
 
 impl Warning {
-    /// All.
+    /// All warnings.
     pub const ALL: [Self; 2] = [Self::Overdue, Self::Expired];
 
-    /// From when on that is so.
+    /// Time from which on the warning applies.
     pub fn from(self, issued: &Issued) -> Timestamp {
         match self {
             Self::Overdue => issued.begin_refresh.saturating_add(OVERDUE).unwrap_or(Timestamp::MAX),
@@ -152,7 +155,7 @@ impl Warning {
     }
 }
 
-/// The state of a certificate, as the metric has it.
+/// State of a certificate, as the metric labels it.
 pub fn state(issued: &Issued, now: Timestamp) -> &'static str {
     match Warning::ALL.into_iter().rev().find(|warning| now > warning.from(issued)) {
         Some(Warning::Expired) => "expired",
@@ -161,7 +164,7 @@ pub fn state(issued: &Issued, now: Timestamp) -> &'static str {
     }
 }
 
-/// Certificates by signer and state.
+/// Counts certificates by signer and state.
 pub fn counted<'a>(all: impl Iterator<Item = (&'a str, &'static str)>) -> Vec<(String, &'static str, i64)> {
     let mut counts: BTreeMap<(&str, &'static str), i64> = BTreeMap::new();
     for one in all {

@@ -1,4 +1,6 @@
-//! Sees to one certificate of one pod, from the first request to the pod's end. Behaviour: spec 07 §9.4.
+//! Pod certificate controller: requests and renews one certificate until the pod ends.
+//!
+//! Implements spec 07 §9.4.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,39 +26,39 @@ use crate::{
 use berth_ports::{CertificateAsk, Credential, Event};
 use berth_types::PodRef;
 
-/// How long one request may take.
+/// Deadline of one API request.
 const CALL: Duration = Duration::from_secs(10);
-/// First and longest pause between attempts to ask.
+/// First and longest back-off between attempts to create a request.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
-/// Renewals and second requests are spread over so many seconds.
+/// Jitter of renewals and repeated requests, in seconds.
 const SPREAD: i64 = 300;
-/// A request that is nowhere to be seen for that long was deleted.
+/// A request that is missing from the store for that long was deleted.
 const ABANDONED: SignedDuration = SignedDuration::from_mins(10);
-/// Wall time may jump: it is looked at again at least so often.
+/// Longest interval between reads of the wall clock, which may jump.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// A key and its certificate. The key is here, in the pod's volume, and nowhere else.
+/// Key and certificate. The key exists here and in the pod's volume only.
 pub struct Held {
     pub credential: Arc<Credential>,
     pub issued: Issued,
 }
 
-/// What there is of a certificate.
+/// State of a pod certificate.
 pub enum Shown {
     /// None was issued yet.
     Waiting,
-    /// There is one.
+    /// The current certificate.
     Held(Arc<Held>),
-    /// There will be none.
+    /// The request was denied; no certificate will be issued.
     Denied(Why),
-    /// There will be none.
+    /// The request failed; no certificate will be issued.
     Failed(Why),
 }
 
-/// Sees to one certificate.
+/// Controller of one certificate.
 pub(super) struct Keeper {
     pub deps: Arc<CertificateDeps>,
-    /// Keys being made.
+    /// Limits concurrent key generation.
     pub making: Arc<Semaphore>,
     pub requests: Store<PodCertificateRequest>,
     pub pod: PodRef,
@@ -65,14 +67,14 @@ pub(super) struct Keeper {
     pub shown: watch::Sender<Shown>,
 }
 
-/// What was asked for.
+/// Created request.
 struct Asked {
     key: String,
-    /// The object.
+    /// Object name of the request.
     name: String,
 }
 
-/// What came of a request.
+/// Outcome of a request.
 enum End {
     Held(Held),
     Refused(Shown, &'static str, String),
@@ -89,7 +91,7 @@ struct CreatedMetadata {
 }
 
 impl Keeper {
-    /// Asks, and asks again in time, until it is dropped or refused for good.
+    /// Requests and renews the certificate until the future is dropped or a request is refused for good.
     pub async fn run(self) {
         let mut watched: Option<(Arc<Held>, Vec<Warning>)> = None;
         loop {
@@ -122,7 +124,7 @@ impl Keeper {
         self.deps.teller.tell([self.pod.uid.clone()]);
     }
 
-    /// Asks until it has come to something.
+    /// Requests a certificate until there is an outcome; a deleted request is created again.
     async fn obtain(&self) -> End {
         loop {
             let asked = match self.request().await {
@@ -159,7 +161,7 @@ impl Keeper {
         }
     }
 
-    /// Makes a key and asks for its certificate, again and again while nobody takes the request.
+    /// Generates a key and creates a request for it; retries without limit.
     async fn request(&self) -> Result<Asked, KeyError> {
         let Made { key, stub } = self.made().await?;
         let mut pause = PAUSE.0;
@@ -176,7 +178,7 @@ impl Keeper {
         }
     }
 
-    /// One at a time: some take a processor for seconds, and nobody can stop them.
+    /// Generates one key at a time: some types use a processor for seconds and cannot be cancelled.
     async fn made(&self) -> Result<Made, KeyError> {
         let kind = self.ask.projection.key_type.clone();
         let failed = |cause: String| KeyError::Failed(self.ask.projection.key_type.clone(), cause);
@@ -203,7 +205,7 @@ impl Keeper {
         Ok(created.metadata.name)
     }
 
-    /// What the request of that name comes to; `None` where it is gone.
+    /// Waits for the outcome of a request; `None` if it was deleted.
     async fn verdict(&self, name: &str) -> Option<Verdict> {
         let abandoned = later(self.deps.clock.now(), ABANDONED.saturating_add(spread()));
         let mut requests = self.requests.clone();
@@ -225,7 +227,7 @@ impl Keeper {
         }
     }
 
-    /// Tells what is to be told of a certificate that grows old, each once. Returns never.
+    /// Emits the expiry warnings of a certificate, each once. Never returns.
     async fn age(&self, watched: &mut Option<(Arc<Held>, Vec<Warning>)>) {
         if let Some((held, left)) = watched {
             while let Some(next) = left.iter().min_by_key(|warning| warning.from(&held.issued)).copied() {

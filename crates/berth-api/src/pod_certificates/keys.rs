@@ -1,7 +1,8 @@
-//! Keys for pods, and the empty requests that prove that we hold them. Blocking: RSA takes seconds. Spec 07 §9.4.
+//! Private keys of pods, and the empty PKCS #10 requests that prove possession (spec 07 §9.4).
 //!
-//! The crypto library signs with all of these but makes no RSA keys and knows no P-521; those come from crates of
-//! their own. All are PKCS #8 in its first version: older programs do not read the second, in which Ed25519 comes.
+//! Blocking: RSA takes seconds. The crypto library signs with all key types but P-521, and cannot generate RSA keys;
+//! both come from separate crates. All keys are PKCS #8 version 1, because older programs cannot read version 2, in
+//! which the library encodes Ed25519.
 
 use p521::{
     ecdsa::{Signature, SigningKey, signature::RandomizedSigner},
@@ -17,41 +18,41 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 
 use crate::certificates::{element, first, pem};
 
-/// Tags of DER.
+/// DER tags.
 const SEQUENCE: u8 = 0x30;
 const OCTETS: u8 = 0x04;
 const BITS: u8 = 0x03;
 const ATTRIBUTES: u8 = 0xa0;
 const ZERO: &[u8] = &[0x02, 0x01, 0x00];
-/// Object identifiers: elliptic key, P-521, ECDSA with SHA-512, Ed25519.
+/// Object identifiers: EC public key, P-521, ECDSA with SHA-512, Ed25519.
 const ELLIPTIC: &[u8] = &[0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
 const P521: &[u8] = &[0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x23];
 const ECDSA_SHA512: &[u8] = &[0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x04];
 const ED25519: &[u8] = &[0x06, 0x03, 0x2b, 0x65, 0x70];
 
-/// There is no key.
+/// Why a key cannot be generated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KeyError {
-    /// Nobody knows how to make such a one.
+    /// The key type is unknown.
     #[error("unknown key type {0:?}")]
     Unknown(String),
-    /// It cannot be made.
+    /// Key generation or encoding failed.
     #[error("cannot make a key of type {0}: {1}")]
     Failed(String, String),
 }
 
-/// A key that was made.
+/// Generated key.
 pub struct Made {
     /// PKCS #8, PEM.
     pub key: String,
-    /// The empty request signed by it, DER.
+    /// Empty PKCS #10 request signed by the key, DER.
     pub stub: Vec<u8>,
 }
 
-/// Makes a key of that type (`keyType`).
+/// Generates a key of that type (`keyType`). Blocking.
 ///
 /// # Errors
-/// There is no such type, or no randomness.
+/// The type is unknown, or generation failed.
 pub fn make(kind: &str) -> Result<Made, KeyError> {
     let made = match kind {
         "RSA3072" => rsa_of(3072),
@@ -93,7 +94,7 @@ fn p521_of() -> Result<Made, String> {
     let key = secret.to_pkcs8_der().map_err(text)?;
     let signing = SigningKey::from_bytes(&secret.to_bytes()).map_err(text)?;
     let public = [element(SEQUENCE, &[ELLIPTIC, P521].concat()), element(BITS, &[&[0], point.as_bytes()].concat())];
-    // Version, no subject, the key, no attributes (RFC 2986).
+    // Version, empty subject, public key, no attributes (RFC 2986).
     let asked = [ZERO.to_vec(), element(SEQUENCE, &[]), element(SEQUENCE, &public.concat()), element(ATTRIBUTES, &[])];
     let asked = element(SEQUENCE, &asked.concat());
     let signature: Signature = signing.try_sign_with_rng(&mut OsRng, &asked).map_err(text)?;
@@ -102,7 +103,7 @@ fn p521_of() -> Result<Made, String> {
     Ok(Made { key: pem("PRIVATE KEY", key.as_bytes()), stub })
 }
 
-/// An Ed25519 key without the public half that the second version of PKCS #8 puts behind it.
+/// Strips the public key that PKCS #8 version 2 appends to an Ed25519 key.
 fn first_version(pkcs8: &[u8]) -> Option<Vec<u8>> {
     let (_, all, _) = first(pkcs8)?;
     let (_, _version, rest) = first(all)?;
@@ -123,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// What openssl prints, where there is one.
+    /// Output of openssl; `None` where it is not installed.
     fn openssl(arguments: &[&str], input: &[u8]) -> Option<String> {
         let mut started = Command::new("openssl");
         let started = started.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,16 +1,17 @@
-//! Certificates of pods: keys are made here, certificates for them are asked for and renewed in time. Behaviour: spec
-//! 07 §9.4.
+//! Pod certificates: generates keys, requests certificates for them, and renews them in time.
 //!
 //! ```text
-//!  a projection ─► PodCertificates ─► a keeper each ─► key ─► PodCertificateRequest ─► the signer
+//!  a projection ─► PodCertificates ─► one task each ─► key ─► PodCertificateRequest ─► the signer
 //!        ▲                              │   ▲                                            │
 //!        └── key and chain, errors ◄────┘   └────── requests of this node, followed ◄────┘
 //! ```
 //!
-//! In: the projections of pods that are set up. Out: a key and the chain for it, and who should look again. A task
-//! owns each certificate: it ends with its pod, and the key with it. Keys are in memory and in the pod's volume only, so
-//! that an agent that starts asks anew; volumes go on showing what they show meanwhile. `decide.rs` says what is asked
-//! and what answers mean, `keys.rs` makes keys, `keeper.rs` does it.
+//! Input: the projections of pods whose volumes are set up. Output: a key and its certificate chain, and the pods to
+//! resync. One task owns each certificate; it ends with its pod, and drops the key. Keys exist in memory and in the
+//! pod's volume only, so a restarted agent requests new certificates; volumes keep their content meanwhile. `decide.rs`
+//! builds requests and interprets their outcome, `keys.rs` generates keys, `keeper.rs` runs the task.
+//!
+//! Implements spec 07 §9.4.
 
 mod decide;
 mod keeper;
@@ -45,62 +46,62 @@ use berth_ports::{CertificateAsk, Clock, Credential, EventSink, ObjectError};
 use berth_types::{Pod, PodUid};
 use keeper::{Keeper, Shown};
 
-/// How long the first who asks waits for the signer: most answer at once, and a pod that waits tells no failure.
+/// How long the first read waits for the signer: most signers answer at once, and a pod that waits reports no failure.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What certificates need of others.
+/// Dependencies of pod certificates.
 pub struct CertificateDeps {
-    /// The API server.
+    /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
-    /// What is counted of reflectors.
+    /// Metrics of reflectors.
     pub metrics: ReflectorMetrics,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Where refusals and old age are told.
+    /// Receives events about refused, overdue, and expired certificates.
     pub events: Arc<dyn EventSink>,
-    /// The node's name.
+    /// Name of this node.
     pub node: String,
-    /// The UID of its object; empty before that is known.
+    /// UID of the `Node` object; empty until it is known.
     pub node_uid: watch::Receiver<String>,
-    /// Who is to look again.
+    /// Notifies pods of new certificates.
     pub teller: Teller,
-    /// Where tasks are counted.
+    /// Tracks the spawned tasks.
     pub tasks: TaskTracker,
-    /// Ends them.
+    /// Stops the spawned tasks.
     pub stop: CancellationToken,
 }
 
-/// Which certificate: the pod, the volume, the source in it.
+/// Pod, volume, and index of the source in the volume.
 type Key = (PodUid, String, usize);
 
 struct Entry {
     signer: String,
     shown: watch::Receiver<Shown>,
     since: Instant,
-    /// The keeper goes with it.
+    /// Stops the task when the entry is dropped.
     _keeper: DropGuard,
 }
 
-/// The certificates of all pods.
+/// Certificates of all pods.
 pub struct PodCertificates {
     deps: Arc<CertificateDeps>,
     entries: Mutex<HashMap<Key, Entry>>,
-    /// Requests of this node, from the first on.
+    /// Requests of this node; the reflector starts with the first certificate.
     requests: OnceLock<Store<PodCertificateRequest>>,
     making: Arc<Semaphore>,
 }
 
 impl PodCertificates {
-    /// None yet.
+    /// Returns an empty set of certificates.
     pub fn new(deps: CertificateDeps) -> Self {
         let (deps, making) = (Arc::new(deps), Arc::new(Semaphore::new(1)));
         Self { deps, entries: Mutex::default(), requests: OnceLock::new(), making }
     }
 
-    /// The key and certificate that a projection is to show now. The first ask begins to see to it.
+    /// Key and certificate for a projection. The first call starts the task that requests it.
     ///
     /// # Errors
-    /// None was issued yet, or none will be, in the reference's words.
+    /// None was issued yet, or the request was denied or failed; the text is the kubelet's.
     pub async fn of(&self, pod: &Pod, ask: &CertificateAsk) -> Result<Arc<Credential>, ObjectError> {
         let (mut shown, since) = {
             let mut entries = self.locked();
@@ -119,12 +120,12 @@ impl PodCertificates {
         Err(ObjectError::Other(text))
     }
 
-    /// The pod is gone, and so are its keys.
+    /// Stops the tasks of a pod and drops its keys.
     pub fn forget(&self, pod: &PodUid) {
         self.locked().retain(|(of, ..), _| of != pod);
     }
 
-    /// How many certificates there are, by signer and state.
+    /// Number of certificates by signer and state.
     pub fn states(&self) -> Vec<(String, &'static str, i64)> {
         let (entries, now) = (self.locked(), self.deps.clock.now());
         let state = |entry: &Entry| match &*entry.shown.borrow() {

@@ -1,4 +1,4 @@
-//! Certificates before a server and a signer that are played, under a paused clock.
+//! Pod certificates against a fake server and a fake signer, under a paused clock.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -16,10 +16,10 @@ use berth_ports::Event;
 const EPOCH: i64 = 1_800_000_000;
 const KIND: &str = "PodCertificateRequest";
 const VERSION: &str = "certificates.k8s.io/v1beta1";
-/// Longer than anything here takes.
+/// Longer than any test takes.
 const EVER: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Wall time that goes with tokio's.
+/// Wall clock that advances with tokio's.
 struct Wall(Instant);
 
 impl Clock for Wall {
@@ -102,7 +102,7 @@ impl Bench {
         self.api.calls().into_iter().filter(|call| call.verb == Verb::Create).collect()
     }
 
-    /// Waits for so many requests that were taken.
+    /// Waits for that many calls.
     async fn until_asked(&self, count: usize) {
         let mut asked = self.api.asked.subscribe();
         let is_asked = async {
@@ -113,7 +113,7 @@ impl Bench {
         timeout(EVER, is_asked).await.expect("asked for");
     }
 
-    /// The signer says that of a request.
+    /// Sets the status of a request, as the signer does.
     fn decide(&mut self, number: usize, status: Value) {
         self.version += 1;
         let name = format!("req-{number}");
@@ -132,7 +132,7 @@ impl Bench {
         self.certificates.of(&pod(), &ask()).await.map_err(|error| error.to_string())
     }
 
-    /// Waits until the pod is told.
+    /// Waits until the pod is notified.
     async fn until_told(&self) {
         timeout(EVER, self.teller.listen().next()).await.expect("told");
     }
@@ -183,7 +183,7 @@ async fn a_certificate_is_asked_for_once_and_renewed_in_time() {
     let after = bench.now() - 3600;
     assert!((0..=300).contains(&after), "asked again after {after} s");
     assert_eq!(bench.get().await.expect("it serves on").key, first.key);
-    // The first watch is over by now; the next one that is asked for begins.
+    // The first watch has ended by now; the next one starts.
     bench.watch = bench.api.next_watch();
     bench.issue(2, 90_000, 99_000);
     bench.watch.send(marker(VERSION, KIND, "9")).expect("it listens");
@@ -213,7 +213,7 @@ async fn a_certificate_that_is_not_renewed_serves_and_is_told_once() {
         assert_eq!(told, reasons, "{second}");
         assert_eq!(bench.get().await.expect("it serves").key, held.key);
     }
-    // Nobody sees the request of the renewal: it was deleted, and is made again after ten minutes.
+    // The renewal's request never appears in the watch: it counts as deleted, and is created again after ten minutes.
     assert!(bench.created().len() > 3, "{}", bench.created().len());
 }
 
@@ -244,7 +244,7 @@ async fn a_request_that_is_gone_is_made_again() {
     let began = bench.now();
     bench.until_asked(2).await;
     let after = bench.now() - began;
-    // Ten minutes and up to five, and the look after that.
+    // Ten minutes, up to five of jitter, and the check after that.
     assert!((590..=960).contains(&after), "after {after} s");
 }
 

@@ -1,28 +1,28 @@
-//! How long to wait after a failure. Pure. Spec 10 §3.2, §7.
+//! Back-off of failed watches and lists. Pure.
 //!
-//! Time is given as what has passed since some fixed moment.
+//! Times are durations since some fixed moment. Implements spec 10 §3.2, §7.
 
 use std::time::Duration;
 
-/// First and longest pause, before the jitter that may double it.
+/// First and longest back-off, before the jitter, which may double it.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
-/// Without use for so long, the next pause is the first again.
+/// Time without failures after which the back-off is reset.
 const FORGET: Duration = Duration::from_secs(120);
-/// First and longest pause of who is not yet known to the authorizer.
+/// First and longest back-off while the node authorizer lags.
 const QUICK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// For how long that is taken for the reason.
+/// How long a refusal is attributed to that lag.
 const QUICK_FOR: Duration = Duration::from_secs(10);
 
-/// Pauses that double, jittered.
+/// Exponential back-off with jitter.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Backoff {
     doublings: u32,
-    /// When the last pause ended.
+    /// When the last back-off ended.
     used: Option<Duration>,
 }
 
 impl Backoff {
-    /// The next pause; `chance` is uniform in 0..1.
+    /// Next back-off; `chance` is uniform in 0..1.
     pub fn pause(&mut self, now: Duration, chance: f64) -> Duration {
         if self.used.is_some_and(|used| now.saturating_sub(used) > FORGET) {
             self.doublings = 0;
@@ -34,8 +34,8 @@ impl Backoff {
     }
 }
 
-/// Short pauses for a node that was bound a pod so recently that it may not read what the pod
-/// refers to: the authorizer has not heard of it (spec 10 §6.1).
+/// Short back-off for a node to which a pod was bound so recently that it may not read the objects the pod references:
+/// the node authorizer has not observed the pod yet (spec 10 §6.1).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct QuickRetry {
     since: Option<Duration>,
@@ -43,7 +43,7 @@ pub struct QuickRetry {
 }
 
 impl QuickRetry {
-    /// The next pause; `None` once it has taken too long to be the authorizer's delay.
+    /// Next back-off; `None` once the refusal has lasted longer than the authorizer's lag.
     pub fn pause(&mut self, now: Duration) -> Option<Duration> {
         let since = *self.since.get_or_insert(now);
         if now.saturating_sub(since) >= QUICK_FOR {

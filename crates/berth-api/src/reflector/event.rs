@@ -1,7 +1,7 @@
-//! Reads events of watches and pages of lists. Pure. Spec 10 §3, §8.4.
+//! Parser of watch events and list pages. Pure.
 //!
-//! An object that cannot be read is told by its name and costs nobody else anything: its event is
-//! read once more, for the metadata alone.
+//! An object that cannot be parsed is reported by name and does not affect others: its event is parsed once more for
+//! the metadata alone. Implements spec 10 §3, §8.4.
 
 use k8s_openapi::{Metadata, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -19,12 +19,12 @@ use k8s_openapi::api::{
     storage::v1::{CSIDriver, CSINode},
 };
 
-/// Objects that can be followed.
+/// Object type that a reflector can follow.
 pub trait Kept: DeserializeOwned + Send + Sync + 'static {
-    /// Its metadata.
+    /// Object metadata.
     fn meta(&self) -> &ObjectMeta;
 
-    /// Shares with an older version what is the same.
+    /// Shares equal parts with an older version of the object, to save memory.
     fn share(&mut self, _older: &Self) {}
 }
 
@@ -53,36 +53,36 @@ impl Kept for Pod {
 /// Namespace (may be empty) and name.
 pub type Key = (String, String);
 
-/// How the events begin that carry an object to keep.
+/// Prefixes of the events that carry an object to store.
 const PUT: [&[u8]; 2] = [br#"{"type":"ADDED","#, br#"{"type":"MODIFIED","#];
 
-/// What a watch said.
+/// Parsed watch event.
 #[derive(Debug)]
 pub enum Event<T> {
-    /// It is like this now.
+    /// The object was added or modified.
     Put(Key, T),
-    /// It is gone, or does not match any more.
+    /// The object was deleted, or no longer matches the selection.
     Gone(Key),
-    /// All before that version was told; `true` at the end of what there was at the beginning.
+    /// All changes up to the event's version were sent; `true` at the end of the initial events.
     Bookmark(bool),
-    /// The watch ends because of this.
+    /// The server ended the watch with this error.
     Error(ApiError),
-    /// We do not know what that is.
+    /// Event of an unknown type.
     Unknown(String),
-    /// An object of that name that is not what it should be, and why.
+    /// Name of an object that cannot be parsed, and the cause.
     Broken(String, String),
 }
 
-/// One page of a list.
+/// Page of a list.
 #[derive(Debug)]
 pub struct Page<T> {
-    /// The list's version.
+    /// Resource version of the list.
     pub version: String,
-    /// Where the next page begins; empty at the end.
+    /// Continue token; empty on the last page.
     pub next: String,
-    /// The objects.
+    /// Objects by key.
     pub items: Vec<(Key, T)>,
-    /// Names of objects that cannot be read, and why.
+    /// Names of objects that cannot be parsed, and the causes.
     pub broken: Vec<(String, String)>,
 }
 
@@ -109,7 +109,7 @@ struct Meta {
     annotations: Option<Marks>,
 }
 
-/// The one annotation that is looked for.
+/// The only annotation that is read.
 #[derive(Deserialize)]
 struct Marks {
     #[serde(rename = "k8s.io/initial-events-end")]
@@ -121,12 +121,12 @@ struct Whole<O> {
     object: O,
 }
 
-/// The event and the version it leaves us at (empty where it says none).
+/// Parses a watch event; also returns its resource version (empty if it has none).
 ///
 /// # Errors
-/// The text is no event at all.
+/// The line is not a watch event.
 pub fn event<T: Kept>(line: &[u8]) -> Result<(Event<T>, String), ApiError> {
-    // Nearly all events, as servers write them: read once.
+    // Fast path: nearly all events, as servers write them, are parsed once.
     if PUT.iter().any(|start| line.starts_with(start))
         && let Ok((key, object)) = object::<T>(line)
     {
@@ -167,7 +167,7 @@ fn keyed<T: Kept>(object: T) -> Result<(Key, T), String> {
 #[derive(Deserialize)]
 struct ListOf<O> {
     metadata: ListMeta,
-    /// It may be null, and must be there: who takes any answer for an empty list stops all pods.
+    /// May be null but must be present: to accept an unrelated response as an empty list would stop all pods.
     #[serde(deserialize_with = "Option::deserialize", bound(deserialize = "O: Deserialize<'de>"))]
     items: Option<Vec<O>>,
 }
@@ -180,14 +180,14 @@ struct ListMeta {
     next: String,
 }
 
-/// One page of a list.
+/// Parses a page of a list.
 ///
 /// # Errors
-/// It is no list.
+/// The text is not a list.
 pub fn page<T: Kept>(text: &[u8]) -> Result<Page<T>, ApiError> {
     let mut page = match serde_json::from_slice::<ListOf<Lean<T>>>(text) {
         Ok(list) => Page::of(list.metadata, list.items.unwrap_or_default().into_iter().map(|Lean(object)| Ok(object))),
-        // Rare and dear: one by one, to lose only those that are broken.
+        // Rare and expensive: parses the items one by one, to lose only the broken ones.
         Err(_) => {
             let list: ListOf<serde_json::Value> = serde_json::from_slice(text).map_err(|e| malformed("list", &e))?;
             let read = |value: serde_json::Value| {
@@ -238,7 +238,7 @@ struct StatusCause {
     field: String,
 }
 
-/// The status that an ERROR event carries.
+/// Parses the status of an ERROR event.
 fn status(line: &[u8]) -> ApiError {
     let status = match serde_json::from_slice::<Whole<Status>>(line) {
         Ok(whole) => whole.object,
@@ -314,7 +314,7 @@ mod tests {
         assert!(matches!(&event, Event::Unknown(kind) if kind == "RENAMED"));
         let (event, version) = read(&testing::marker("v1", "ConfigMap", "9"));
         assert!(matches!(event, Event::Bookmark(true)) && version == "9");
-        // AC-10-10: any other value does not end anything.
+        // AC-10-10: no other value ends the initial events.
         let mut other = testing::marker("v1", "ConfigMap", "9");
         other["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"] = json!("false");
         assert!(matches!(read(&other).0, Event::Bookmark(false)));
@@ -372,8 +372,8 @@ mod tests {
 
     #[test]
     fn reading_many_pods_is_cheap() {
-        // Spec 10 §8.6: 500 pods of 8 KiB in 40 ms of a released build. Here only that it is no
-        // matter of seconds without optimisation.
+        // Spec 10 §8.6: 500 pods of 8 KiB in 40 ms in a release build. The test only checks that it does not take
+        // seconds without optimization.
         let fields: Vec<Value> =
             (0..40).map(|n| json!({"manager": format!("m{n}"), "fieldsV1": {"f:a": {"f:b": {}}}})).collect();
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "managedFields": fields},

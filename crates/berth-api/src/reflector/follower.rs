@@ -1,5 +1,4 @@
-//! Who takes what a reflector reads: the seam between asking and keeping. [`Snapshots`] keeps all objects of a
-//! selection for whoever reads a store.
+//! Consumer interface of reflectors, and [`Snapshots`], which publishes all objects of a selection.
 
 use std::{collections::BTreeMap, future::Future, ops::ControlFlow, sync::Arc};
 
@@ -12,32 +11,32 @@ use super::{
 };
 use crate::store::Snapshot;
 
-/// Follows objects. `Break` says that there is nothing more to follow.
+/// Consumer of a reflector. `ControlFlow::Break` ends the reflector.
 pub trait Follower: Send + Sync + 'static {
-    /// What is followed.
+    /// Object type.
     type Object: Kept;
-    /// What there is, until all of it is there.
+    /// Accumulator of the initial objects until the set is complete.
     type All: Default + Send + 'static;
 
-    /// What is asked for; always the same.
+    /// Selection to list and watch; constant.
     fn selection(&self) -> Selection;
 
-    /// Adds an object to what there is; `None`: it is gone meanwhile.
+    /// Adds an object to the initial set; `None`: it was deleted meanwhile.
     fn gather(&self, all: &mut Self::All, key: Key, object: Option<Self::Object>);
 
-    /// That is all there is, as of that version.
+    /// The initial set is complete, as of that version.
     fn replace(&mut self, all: Self::All, version: &str) -> ControlFlow<()>;
 
-    /// One object is like this now; `None`: it is gone. All there is, is as of that version.
+    /// One object was changed; `None`: it was deleted. `version` is the version of the whole set.
     fn change(&mut self, key: Key, object: Option<Self::Object>, version: &str) -> ControlFlow<()>;
 
-    /// Somebody wants it now: a wait ends at once, for a refusal may be no longer true.
+    /// Resolves when a caller needs an object now: ends a back-off, because a refusal may no longer apply.
     fn nudged(&self) -> impl Future<Output = ()> + Send;
 }
 
 type Objects<T> = BTreeMap<Key, Arc<T>>;
 
-/// Keeps all objects, for whoever reads them.
+/// Follower that publishes all objects as snapshots.
 pub struct Snapshots<T> {
     selection: Selection,
     snapshots: watch::Sender<Arc<Snapshot<T>>>,
@@ -45,7 +44,7 @@ pub struct Snapshots<T> {
 }
 
 impl<T: Kept> Snapshots<T> {
-    /// What is selected goes there.
+    /// Returns a follower that publishes to `snapshots`.
     pub fn new(selection: Selection, snapshots: watch::Sender<Arc<Snapshot<T>>>, nudge: Arc<Notify>) -> Self {
         Self { selection, snapshots, nudge }
     }
@@ -66,7 +65,7 @@ impl<T: Kept> Follower for Snapshots<T> {
         };
     }
 
-    /// Objects that are the same stay the same, so that whoever compares sees it.
+    /// Unchanged objects keep their `Arc`, so that consumers can compare pointers.
     fn replace(&mut self, mut objects: Objects<T>, version: &str) -> ControlFlow<()> {
         let known = self.snapshots.borrow().clone();
         let mut changed = !known.synced || known.objects.len() != objects.len();
@@ -93,7 +92,7 @@ impl<T: Kept> Follower for Snapshots<T> {
     }
 
     fn change(&mut self, key: Key, object: Option<T>, version: &str) -> ControlFlow<()> {
-        // The map is copied only while somebody holds the last one.
+        // Copies the map only while a reader has the last snapshot.
         self.snapshots.send_modify(|snapshot| {
             let snapshot = Arc::make_mut(snapshot);
             version.clone_into(&mut snapshot.version);

@@ -1,8 +1,7 @@
-//! Reads an object without `metadata.managedFields`: often half of it, and nobody's business here.
-//! Pure. Spec 10 §8.4.
+//! Deserializer that skips `metadata.managedFields`. Pure.
 //!
-//! The types of the API would read it into trees of values only to be thrown away; here it is
-//! skipped as text.
+//! Managed fields are often half of an object and unused here. The API types would parse them into trees of values only
+//! to drop them; this deserializer skips them as text. Implements spec 10 §8.4: memory.
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
@@ -12,7 +11,7 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-/// An object that was read without its managed fields.
+/// Object deserialized without its managed fields.
 #[derive(Debug)]
 pub struct Lean<T>(pub T);
 
@@ -30,7 +29,7 @@ enum Depth {
     Metadata,
 }
 
-/// Reads from `inner`; maps lose what is not wanted at that depth.
+/// Deserializer and visitor wrapper that drops the unwanted map entries of its depth.
 struct Sieve<I> {
     inner: I,
     depth: Depth,

@@ -1,9 +1,10 @@
-//! Keeps a copy of what the API server has: one reflector for whatever is followed.
+//! Reflector: list and watch of API objects into a local cache.
 //!
-//! In: a selection. Out: a [`Store`], read as snapshots, never empty because of an outage; or whatever
-//! a [`Follower`] makes of what comes, where a store would be too much. One task owns the objects.
-//! `step.rs` decides what is asked next, `event.rs` and `lean.rs` read what comes, `run.rs` does it,
-//! `follower.rs` keeps it. Behaviour: spec 10 §3, §8.4, §8.5.
+//! Input: a selection. Output: a [`Store`], read as snapshots and never emptied by an outage, or whatever a
+//! [`Follower`] builds where a store would need too much memory. One task owns the objects. `step.rs` decides the next
+//! request, `event.rs` and `lean.rs` parse responses, `run.rs` performs requests, `follower.rs` stores objects.
+//!
+//! Implements spec 10 §3, §8.4, §8.5.
 
 mod backoff;
 mod event;
@@ -28,28 +29,27 @@ pub use event::Kept;
 pub use follower::Follower;
 pub use request::Selection;
 
-/// What a reflector needs of others.
+/// Dependencies of a reflector.
 #[derive(Clone, Debug)]
 pub struct ReflectorDeps {
-    /// What is counted.
+    /// Metrics of reflectors.
     pub metrics: ReflectorMetrics,
-    /// Ends it; the store keeps what it has.
+    /// Stops the reflector; the store keeps its content.
     pub stop: CancellationToken,
-    /// Ends a wait at once: somebody wants it now, and a refusal may be no longer true.
+    /// Ends a back-off at once: a caller needs an object now, and a refusal may no longer apply.
     pub nudge: Arc<Notify>,
 }
 
 impl ReflectorDeps {
-    /// Never nudged.
+    /// Returns dependencies whose `nudge` is never notified.
     pub fn new(metrics: ReflectorMetrics, stop: CancellationToken) -> Self {
         Self { metrics, stop, nudge: Arc::default() }
     }
 }
 
-/// Follows what is selected for as long as the future is polled and not stopped. Safe to drop.
+/// Reflects a selection while the returned future is polled, until stopped. Cancel-safe.
 ///
-/// The store is unsynced until everything was there once; from then on it is only ever as new as
-/// can be had.
+/// The store is unsynced until it has been complete once; afterwards it is as current as the last received event.
 pub fn reflect<T: Kept>(
     api: Arc<dyn ApiClient>,
     selection: Selection,
@@ -59,13 +59,13 @@ pub fn reflect<T: Kept>(
     let stop = deps.stop.clone();
     let following = follow(api, follower::Snapshots::new(selection, send, deps.nudge), &deps.metrics);
     let until_stopped = async move {
-        // What was known stays: the store outlives who filled it.
+        // The store keeps its content: it outlives the reflector.
         let _stopped = stop.run_until_cancelled(following).await;
     };
     (Store::new(snapshots), until_stopped)
 }
 
-/// Gives `follower` what it follows for as long as the future is polled and it has not enough. Safe to drop.
+/// Feeds a follower while the returned future is polled, until the follower breaks. Cancel-safe.
 pub fn follow<F: Follower>(
     api: Arc<dyn ApiClient>,
     follower: F,

@@ -1,20 +1,22 @@
-//! What is followed, and how it is asked for. Pure. Spec 10 §3.1.
+//! List and watch requests of a selection. Pure.
+//!
+//! Implements spec 10 §3.1.
 
 use std::{ops::RangeInclusive, time::Duration};
 
 use super::step::{Ask, Patience};
 use crate::api::{Call, Resource, Verb};
 
-/// Objects per page of a list.
+/// Objects per list page.
 const PAGE: &str = "500";
-/// For how long a watch is asked for, in seconds.
+/// Requested duration of a watch, in seconds.
 const MANY_SECONDS: RangeInclusive<u32> = 300..=600;
-/// The same for single objects, of which there are many.
+/// Requested duration of a single-object watch, of which there are many, in seconds.
 const ONE_SECONDS: RangeInclusive<u32> = 1800..=3600;
-/// Until a watch begins: the server waits at most 3 s for a version that has not come.
+/// Deadline for a watch to be established: the server waits at most 3 s for a version that it does not have yet.
 const BEGIN_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is followed.
+/// Objects to list and watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Selection {
     resource: Resource,
@@ -25,12 +27,12 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// All objects of a resource, in all namespaces.
+    /// Selects all objects of a resource, in all namespaces.
     pub fn all(resource: Resource) -> Self {
         Self::matching(resource, "")
     }
 
-    /// Those that a field selector takes, e.g. `spec.nodeName=n`.
+    /// Selects objects by a field selector, e.g. `spec.nodeName=n`.
     pub fn matching(resource: Resource, fields: &str) -> Self {
         Self {
             resource,
@@ -41,7 +43,7 @@ impl Selection {
         }
     }
 
-    /// One ConfigMap or Secret that a pod refers to: the only way in which a node may follow it.
+    /// Selects one ConfigMap or Secret that a pod references: a node is authorized to watch these only by name.
     pub fn one(resource: Resource, namespace: &str, name: &str) -> Self {
         Self {
             resource,
@@ -52,17 +54,17 @@ impl Selection {
         }
     }
 
-    /// What is followed.
+    /// Resource type.
     pub fn resource(&self) -> Resource {
         self.resource
     }
 
-    /// How soon a refusal is tried again.
+    /// Retry policy of refusals.
     pub fn patience(&self) -> Patience {
         self.patience
     }
 
-    /// The call, and for how long it is asked for (a list: for no time); `chance` is in 0..1.
+    /// Builds the request, and returns the requested duration of the watch (zero for a list); `chance` is in 0..1.
     pub fn call(&self, ask: &Ask, chance: f64) -> (Call, Duration) {
         let seconds = spread(&self.seconds, chance);
         let watch = |call: Call| {
@@ -83,7 +85,7 @@ impl Selection {
         }
     }
 
-    /// The page of a list that begins there; the version is in the token.
+    /// Builds the request for the next list page; the token determines the version.
     pub fn next_page(&self, token: &str) -> Call {
         self.plain(Verb::List).query("limit", PAGE).query("continue", token)
     }
@@ -107,7 +109,7 @@ fn spread(range: &RangeInclusive<u32>, chance: f64) -> u32 {
 mod tests {
     use super::*;
 
-    /// The query as it goes over the wire, but not encoded.
+    /// Query as sent, without percent-encoding.
     fn query(selection: &Selection, ask: Ask) -> String {
         shown(selection.call(&ask, 0.0).0)
     }

@@ -1,7 +1,7 @@
-//! Asks what `step.rs` says and gives what comes to who follows. Spec 10 §3.2.
+//! Reflector task: performs the requests that `step.rs` decides and feeds the follower.
 //!
-//! There may be thousands of these, and nearly all of them wait for the next event: what only asking needs is in a
-//! box of its own, and goes with it.
+//! There may be thousands of reflectors, nearly all idle: state that only requests need is in a separate box, which is
+//! dropped after the request. Implements spec 10 §3.2, I/O part.
 
 use std::{
     future::{pending, poll_fn},
@@ -25,14 +25,14 @@ use super::{
 use crate::api::{ApiClient, ApiError, LIST_LIMIT, WatchStream};
 use berth_metrics::{Following, ReflectorMeter, ReflectorMetrics};
 
-/// What there is should be there after so long; if not, that is told.
+/// Time after which missing initial events are logged.
 const SLOW: Duration = Duration::from_secs(10);
-/// So long after its end a watch is taken for dead.
+/// Time after its requested duration when a watch counts as dead.
 const OVERDUE: Duration = Duration::from_secs(60);
-/// A longer list is read where it holds up nobody, in bytes.
+/// Size from which on a list is parsed in the blocking pool, in bytes.
 const LONG: usize = 256 << 10;
 
-/// Asks for the objects of one follower.
+/// Lists and watches the objects of one follower.
 pub struct Reflector<F: Follower> {
     api: Arc<dyn ApiClient>,
     credentials_changed: watch::Receiver<u64>,
@@ -42,33 +42,33 @@ pub struct Reflector<F: Follower> {
     started: Instant,
 }
 
-/// What came of asking.
+/// Outcome of a request.
 enum Asked<A> {
-    /// A watch has begun.
+    /// A watch was established.
     Watch(Watch<A>),
-    /// Something else is to be asked.
+    /// The next request is due.
     Again(Next),
-    /// Nothing more is to be known.
+    /// The follower needs no more objects.
     Done,
 }
 
-/// How a watch came to its end.
+/// How a watch ended.
 enum End {
-    /// It failed, or the server said why it ends.
+    /// It failed, or the server sent an error.
     Failed(ApiError),
-    /// It ended, or was lost.
+    /// It ended regularly, or the connection was lost.
     Over,
-    /// Nothing more is to be known.
+    /// The follower needs no more objects.
     Done,
 }
 
-/// One watch.
+/// Established watch.
 struct Watch<A> {
     stream: Box<dyn WatchStream>,
-    /// What there is, until all of it is there.
+    /// Initial objects until the set is complete.
     incoming: Option<Box<Incoming<A>>>,
     began: Instant,
-    /// When it is taken for dead.
+    /// When the watch counts as dead.
     overdue: Instant,
     silent: bool,
 }
@@ -79,7 +79,7 @@ struct Incoming<A> {
 }
 
 impl<F: Follower> Reflector<F> {
-    /// Gives what it sees to `follower`.
+    /// Returns a reflector that feeds `follower`.
     pub fn new(api: Arc<dyn ApiClient>, follower: F, metrics: &ReflectorMetrics) -> Self {
         let selection = follower.selection();
         Self {
@@ -92,7 +92,7 @@ impl<F: Follower> Reflector<F> {
         }
     }
 
-    /// Returns once the follower has enough.
+    /// Runs until the follower breaks.
     pub async fn run(&mut self) {
         let mut next = self.machine.first();
         loop {
@@ -120,7 +120,7 @@ impl<F: Follower> Reflector<F> {
         self.follower.selection().resource().plural
     }
 
-    /// Tells a failure and says what comes next.
+    /// Logs a failure and returns the next request.
     fn failed(&mut self, error: &ApiError) -> Next {
         let next = self.machine.failed(error.into(), self.moment());
         let (resource, retry) = (self.resource(), next.pause);
@@ -134,7 +134,7 @@ impl<F: Follower> Reflector<F> {
         next
     }
 
-    /// Asks when it is time.
+    /// Waits for the back-off and performs the request.
     async fn ask(&mut self, next: Next) -> Asked<F::All> {
         if let Some(reason) = next.why.relist() {
             self.meter.relisted(reason);
@@ -196,7 +196,7 @@ impl<F: Follower> Reflector<F> {
         }
     }
 
-    /// Takes events until there are no more.
+    /// Processes events until the watch ends.
     async fn follow(&mut self, watch: &mut Watch<F::All>) -> End {
         loop {
             let line = match self.line(watch).await {
@@ -214,7 +214,7 @@ impl<F: Follower> Reflector<F> {
         }
     }
 
-    /// The next line of a watch; says so if what there is takes long to come.
+    /// Returns the next line of a watch; logs if the initial events are slow.
     async fn line(&self, watch: &mut Watch<F::All>) -> Option<Result<Bytes, ApiError>> {
         let mut may_be_slow = watch.incoming.is_some();
         loop {
@@ -237,11 +237,11 @@ impl<F: Follower> Reflector<F> {
         match event::event::<F::Object>(line) {
             Ok((event, version)) => {
                 self.take(watch, event, &version, line.len())?;
-                // From what has no version nobody can go on: it is no reason to ask again at once.
+                // An event without a version is no progress: it does not justify an immediate retry.
                 watch.silent &= version.is_empty();
                 ControlFlow::Continue(())
             }
-            // What came before it is kept, and the rest is asked for again.
+            // Events before the malformed one are kept; the next watch sends the rest.
             Err(error) => {
                 warn!(resource = self.resource(), err = %error, "A watch broke off");
                 ControlFlow::Break(End::Over)
@@ -298,7 +298,7 @@ impl<F: Follower> Reflector<F> {
     }
 }
 
-/// Waits for a change; for ever once nobody can make one.
+/// Waits for a change; pends forever once the sender is gone.
 async fn changed(receiver: &mut watch::Receiver<u64>) {
     if receiver.changed().await.is_err() {
         pending::<()>().await;

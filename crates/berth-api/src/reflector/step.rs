@@ -1,4 +1,6 @@
-//! What a reflector asks next, by what came of the last. Pure. Spec 10 §3.2, §7 row "watches".
+//! State machine of a reflector: next list or watch request after each outcome. Pure.
+//!
+//! Implements spec 10 §3.2, §7 row "watches".
 //!
 //! ```text
 //!        ┌──────── any failure, after a pause ────────┐
@@ -8,50 +10,49 @@
 //!        └────────► Listing ── listed ────┘◄──┘
 //! ```
 //!
-//! The version last seen goes along everywhere, so that nothing ever goes back in time; only a
-//! server that does not know it makes us forget it. Time is what has passed since the start.
+//! Every request carries the last seen version, so that the cache never moves back in time; the version is dropped only
+//! if the server does not know it. Times are durations since the start.
 
 use std::time::Duration;
 
 use super::backoff::{Backoff, QuickRetry};
 use crate::api::ApiError;
 
-/// A watch that ended sooner, and without an event, failed.
+/// A watch that ended sooner than this, and without an event, counts as failed.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What is asked.
+/// Request of a reflector.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// A watch that begins with what there is, at least as new as that version (if any).
+    /// Watch with initial events (`sendInitialEvents`), at least as new as that version (if any).
     Stream(String),
-    /// All there is, at least as new as that version: `"0"` for whatever the server has at hand,
-    /// empty for the newest.
+    /// List at least as new as that version: `"0"` for the server's watch cache, empty for the most recent.
     List(String),
-    /// What changes after that version.
+    /// Watch of the changes after that version.
     Watch(String),
 }
 
-/// Why it is asked.
+/// Cause of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// Nothing is known yet.
+    /// First request.
     Start,
-    /// The last watch ended as it should, or is to be tried again where it was.
+    /// The last watch ended regularly, or is retried from its last version.
     Resume,
-    /// The server refuses to begin a watch with what there is.
+    /// The server rejects a watch with initial events.
     Fallback,
-    /// The server does not know the version any more, or not yet.
+    /// The server no longer has the version, or does not have it yet.
     Version,
-    /// It ended before everything was there.
+    /// The stream ended before the initial events were complete.
     Cut,
-    /// It ended at once.
+    /// The watch ended at once.
     Short,
-    /// It failed.
+    /// The request failed.
     Failed,
 }
 
 impl Why {
-    /// The metric's label; `None` where nothing is read anew.
+    /// Label of the relist metric; `None` if no objects are read again.
     pub fn relist(self) -> Option<&'static str> {
         match self {
             Self::Start | Self::Resume => None,
@@ -64,38 +65,38 @@ impl Why {
     }
 }
 
-/// What is done next.
+/// Next request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Next {
-    /// After how long.
+    /// Delay before the request.
     pub pause: Duration,
-    /// What is asked then.
+    /// Request to perform.
     pub ask: Ask,
-    /// Why.
+    /// Cause, for the metric.
     pub why: Why,
 }
 
-/// What a failure means for the next step.
+/// Class of a failure, which determines the next request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Later, please.
+    /// The server throttled the request.
     Throttled,
-    /// There was nobody to answer, or the answer got lost.
+    /// The server is unreachable, or its response was lost.
     Unreachable,
-    /// Nobody knows who asks: a certificate has run out. A list would be refused like the watch.
+    /// Authentication failed: a certificate has expired. A list would be refused as well.
     Unauthenticated,
-    /// The version is not known any more, or not yet.
+    /// The server no longer has the version, or does not have it yet.
     Version,
-    /// Not allowed, or not yet.
+    /// Not authorized, or not yet.
     Forbidden,
-    /// Anything else.
+    /// Any other failure.
     Other,
 }
 
-/// A failure, and how long the server asks to be left alone.
+/// Failure and the delay that the server requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// What it means.
+    /// Class of the failure.
     pub fault: Fault,
     /// `Retry-After`.
     pub retry_after: Option<Duration>,
@@ -116,21 +117,21 @@ impl From<&ApiError> for Failure {
     }
 }
 
-/// When something happened: what has passed since the start, and a chance in 0..1 for the jitter.
+/// Time of an outcome, and the random number for the jitter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Moment {
-    /// Since the start.
+    /// Time since the start.
     pub now: Duration,
     /// Uniform in 0..1.
     pub chance: f64,
 }
 
-/// How soon a refusal is tried again.
+/// Retry policy of refusals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// After the ordinary pause.
+    /// Retries after the usual back-off.
     Ordinary,
-    /// Soon at first: the object is one that a pod refers to (spec 10 §6.1).
+    /// Retries soon at first, because a pod references the object (spec 10 §6.1).
     Quick,
 }
 
@@ -141,20 +142,20 @@ enum Phase {
     Watching,
 }
 
-/// Where a reflector stands.
+/// State of a reflector.
 #[derive(Clone, Debug)]
 pub struct Machine {
     patience: Patience,
     phase: Phase,
     version: Option<String>,
-    /// How often in a row it was cut before everything was there.
+    /// Consecutive streams that ended before the initial events were complete.
     cuts: u32,
     backoff: Backoff,
     quick: QuickRetry,
 }
 
 impl Machine {
-    /// At the start.
+    /// Returns the initial state.
     pub fn new(patience: Patience) -> Self {
         Self {
             patience,
@@ -166,23 +167,23 @@ impl Machine {
         }
     }
 
-    /// What is asked first.
+    /// First request.
     pub fn first(&self) -> Next {
         Next { pause: Duration::ZERO, ask: Ask::Stream(self.known()), why: Why::Start }
     }
 
-    /// The version last seen; empty for none.
+    /// Last seen version; empty if there is none.
     pub fn version(&self) -> &str {
         self.version.as_deref().unwrap_or_default()
     }
 
-    /// Whether everything is there, and changes are followed.
+    /// Whether the set is complete, and changes are watched.
     pub fn is_watching(&self) -> bool {
         self.phase == Phase::Watching
     }
 
-    /// An event or bookmark was seen. A watch that says something is one that works: the next failure is the first again,
-    /// or a pod that is bound after a bad minute would wait half a minute more (the reference forgets after two).
+    /// Records an event or bookmark. An event proves that the watch works and resets the back-off; otherwise a pod that
+    /// is bound after a bad minute would wait half a minute more (the kubelet resets it after two minutes).
     pub fn moved(&mut self, version: &str) {
         if self.is_watching() {
             self.backoff = Backoff::default();
@@ -196,12 +197,12 @@ impl Machine {
         }
     }
 
-    /// Somebody wants it now: refusals count as new again.
+    /// Resets the quick retries of refusals, because a caller needs an object now.
     pub fn nudged(&mut self) {
         self.quick = QuickRetry::default();
     }
 
-    /// The marker ended what there is.
+    /// Records the bookmark that ends the initial events.
     pub fn streamed(&mut self, version: &str) {
         self.phase = Phase::Watching;
         self.cuts = 0;
@@ -209,13 +210,13 @@ impl Machine {
         self.reached(version);
     }
 
-    /// The list was read.
+    /// Records a complete list; returns the watch to start.
     pub fn listed(&mut self, version: &str) -> Next {
         self.streamed(version);
         self.at_once(Ask::Watch(self.known()), Why::Resume)
     }
 
-    /// It did not begin, or an ERROR event ended it.
+    /// Next request after a request failed or an ERROR event ended the watch.
     pub fn failed(&mut self, failure: Failure, at: Moment) -> Next {
         if failure.fault == Fault::Forbidden
             && self.patience == Patience::Quick
@@ -241,7 +242,7 @@ impl Machine {
         }
     }
 
-    /// It ended after that long, with or without having said anything.
+    /// Next request after a watch ended; `silent`: no event with a version was received.
     pub fn ended(&mut self, lasted: Duration, silent: bool, at: Moment) -> Next {
         let none = Failure { fault: Fault::Other, retry_after: None };
         match (self.phase, silent && lasted < SHORT) {
@@ -250,7 +251,7 @@ impl Machine {
             (_, true) => self.list(Why::Fallback),
             (_, false) => {
                 self.cuts = self.cuts.saturating_add(1);
-                // One that is cut again and again is not asked in a loop.
+                // A stream that is cut repeatedly is not retried in a busy loop.
                 if self.cuts == 1 {
                     self.at_once(Ask::Stream(self.known()), Why::Cut)
                 } else {
@@ -266,8 +267,8 @@ impl Machine {
 
     fn list(&mut self, why: Why) -> Next {
         self.phase = Phase::Listing { newest: false };
-        // Nothing known yet: what the server has at hand will do. A version that was given up:
-        // only the newest is sure not to be older.
+        // Without a version the server's watch cache is sufficient. After a version was dropped, only the most recent
+        // state is certain not to be older.
         let version = self.version.clone().unwrap_or_else(|| "0".to_owned());
         self.at_once(Ask::List(version), why)
     }
@@ -316,7 +317,7 @@ mod tests {
         Ask::Watch(version.to_owned())
     }
 
-    /// What is asked, after how many milliseconds.
+    /// Next request, and its delay in milliseconds.
     fn shown(next: Next) -> (Ask, u128) {
         (next.ask, next.pause.as_millis())
     }
@@ -327,10 +328,10 @@ mod tests {
             ("429", Fault::Throttled, (stream(""), 800), (watch("5"), 800)),
             ("refused", Fault::Unreachable, (stream(""), 800), (watch("5"), 800)),
             ("401", Fault::Unauthenticated, (stream(""), 800), (watch("5"), 800)),
-            // AC-10-8: the list begins with what the server has at hand.
+            // AC-10-8: the list starts from the server's watch cache.
             ("422", Fault::Other, (list("0"), 0), (stream("5"), 800)),
             ("403", Fault::Forbidden, (list("0"), 0), (stream("5"), 800)),
-            // AC-10-11: from where it was, never back in time.
+            // AC-10-11: resumes from its version, never back in time.
             ("410", Fault::Version, (stream(""), 800), (stream("5"), 800)),
         ] {
             let mut start = Machine::new(Patience::Ordinary);

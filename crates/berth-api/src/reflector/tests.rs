@@ -1,4 +1,4 @@
-//! Reflectors before a server that is played, under a paused clock.
+//! Reflectors against a fake server, under a paused clock.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ struct Bench {
     registry: Registry,
 }
 
-/// Follows config maps; lists are answered by `answer`.
+/// Reflects ConfigMaps; `answer` answers lists.
 fn follow(
     prepare: impl FnOnce(&FakeApi),
     answer: impl FnMut(&Call) -> Result<Value, ApiError> + Send + 'static,
@@ -42,7 +42,7 @@ fn no_list(call: &Call) -> Result<Value, ApiError> {
 }
 
 impl Bench {
-    /// Waits until so many calls were made, and tells the last one and when it came.
+    /// Waits for that many calls; returns the last one and its time.
     async fn asked(&self, count: usize) -> (Call, Instant) {
         let mut asked = self.api.asked.subscribe();
         let waited = tokio::time::timeout(Duration::from_secs(3600), asked.wait_for(|now| *now >= count)).await;
@@ -67,7 +67,7 @@ impl Bench {
         self.store.snapshot().objects.keys().map(|(_, name)| name.clone()).collect()
     }
 
-    /// The gauge of what it does.
+    /// Value of the state gauge.
     fn state(&self) -> Option<f64> {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name() == "berth_reflector_state")?;
@@ -139,7 +139,7 @@ async fn a_stream_cut_before_the_marker_leaves_nothing_behind() {
     let (call, _) = bench.asked(2).await;
     assert!(is_stream(&call) && version(&call).is_none());
     assert!(!bench.store.snapshot().synced);
-    // AC-10-10: a bookmark that says "false" ends nothing.
+    // AC-10-10: a bookmark with the value "false" ends nothing.
     let mut not_yet = end("8");
     not_yet["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"] = json!("false");
     say(&fresh, [event("ADDED", map("a", "3", "1")), not_yet]);
@@ -231,7 +231,7 @@ async fn watches_that_end_are_taken_up_where_they_were() {
         assert_eq!((is_stream(&call), version(&call)), (false, Some(format!("{round}0").as_str())));
         assert_eq!(at - ended, Duration::ZERO);
     }
-    // AC-10-28 of part B, seen from here: a line that broke off costs what it said, no more.
+    // AC-10-28 of part B: a truncated line loses only its own event.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let next = bench.api.next_watch();
     say(&watch, [json!("half a li")]);
@@ -291,7 +291,7 @@ async fn a_nudge_ends_a_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn other_credentials_end_a_wait() {
-    // A node that joins asks as system:anonymous until its first certificate comes.
+    // A joining node is `system:anonymous` until its first certificate is issued.
     let refuse = |_: &Call| Err(refused(403, "Forbidden", "no"));
     let mut bench = follow(|_| {}, refuse);
     bench.asked(12).await;

@@ -1,4 +1,6 @@
-//! What is to be done next for one pod's status. Pure. Spec 02b §8.3, 10 §4.3, §5.3.
+//! Next reconciliation step of a pod's status on the API server. Pure.
+//!
+//! Implements spec 02b §8.3, 10 §4.3, §5.3.
 
 use jiff::Timestamp;
 
@@ -13,18 +15,18 @@ use berth_status::{
 };
 use berth_types::api;
 
-/// What is known of the pod's object on the server.
+/// Observation of the pod's object on the server.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Sight<'a> {
-    /// The watch has not shown its first full set.
+    /// The watch is not synced yet.
     Unknown,
-    /// There is none under that name.
+    /// No object has that name.
     Absent,
-    /// This one.
+    /// This object has that name.
     Seen(ServerPod<'a>),
 }
 
-/// A status version, and the server's version that it was held against.
+/// Version of a status, and the version of the server's pod that it was compared with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
     /// Version of the status.
@@ -33,52 +35,51 @@ pub struct Held {
     pub server: String,
 }
 
-/// What earlier steps came to, for one pod.
+/// Results of earlier steps for one pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Memory {
-    /// Nothing more is to be written of this version against that one: it was written, is the same,
-    /// or was refused for good.
+    /// This comparison needs no further write: the status was written, is equal, or was refused for good.
     pub settled: Option<Held>,
-    /// The server said that there is no such pod, when the watch showed that version of it.
+    /// Resource version that the watch showed when the server answered that the pod does not exist.
     pub gone: Option<String>,
-    /// It was deleted.
+    /// Whether the pod was deleted by this writer.
     pub deleted: bool,
 }
 
-/// What is to be done.
+/// Next step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Change the status of the server's pod.
+    /// Patch the status of the server's pod.
     Patch {
-        /// The body.
+        /// Body of the patch.
         body: Vec<u8>,
-        /// Which version that writes.
+        /// Versions that the write settles.
         held: Held,
     },
-    /// Delete the server's pod, if it still is the one of that UID.
+    /// Delete the server's pod, with a UID precondition.
     Delete {
         /// `metadata.uid`.
         uid: String,
     },
-    /// Nothing: the server has it.
+    /// Nothing to write: the server already has this status.
     Told(Held),
-    /// Nothing now.
+    /// Nothing to do now.
     Rest(Rest),
 }
 
-/// Why nothing is to be done.
+/// Why there is nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rest {
-    /// There is nothing to hold it against yet: no first full set, or a static pod without mirror; or what is
-    /// kept does not know yet what the mirror tells.
+    /// There is no object to compare with yet: the watch is not synced, a static pod has no mirror, or the local status
+    /// has not caught up with the one that the mirror shows.
     Waits,
-    /// The pod is gone, or another one has its name; it is never written again.
+    /// The pod was deleted, or another one has its name; its status is never written again.
     Gone,
-    /// Nothing new since it was settled.
+    /// Nothing changed since the last settled comparison.
     Settled,
 }
 
-/// The next step for one pod.
+/// Computes the next step for one pod.
 pub fn next(kept: &Kept, sight: Sight<'_>, memory: &Memory, now: Timestamp) -> Step {
     let server = match sight {
         Sight::Unknown => return Step::Rest(Rest::Waits),
@@ -87,10 +88,10 @@ pub fn next(kept: &Kept, sight: Sight<'_>, memory: &Memory, now: Timestamp) -> S
         Sight::Seen(server) => server,
     };
     if kept.is_static && server.mirror_of != Some(kept.pod.uid.as_str()) {
-        return Step::Rest(Rest::Waits); // a mirror of its past, or a pod that took the name
+        return Step::Rest(Rest::Waits); // a mirror of an earlier version, or another pod with the name
     }
     if kept.is_static && server.status.is_some_and(|told| waits_for(&kept.status, told)) {
-        return Step::Rest(Rest::Waits); // what an earlier agent told of it is about to be followed
+        return Step::Rest(Rest::Waits); // the local status is about to catch up with the one an earlier agent wrote
     }
     let is_other = !kept.is_static && server.uid != kept.pod.uid.as_str();
     if is_other || memory.deleted || memory.gone.as_deref() == Some(server.version) {
@@ -107,8 +108,8 @@ pub fn next(kept: &Kept, sight: Sight<'_>, memory: &Memory, now: Timestamp) -> S
     if settled { Step::Rest(Rest::Settled) } else { Step::Told(held) }
 }
 
-/// The patch that makes the server's status say what ours does. What was sent before is sent again
-/// only where somebody changed what it says.
+/// Builds the patch from the server's status to ours; `None` if none is needed. A status that was sent before is sent
+/// again only if the server's differs.
 fn change(kept: &Kept, server: &ServerPod<'_>, now: Timestamp) -> Option<Vec<u8>> {
     let empty = api::PodStatus::default();
     let theirs = server.status.unwrap_or(&empty);
@@ -119,13 +120,13 @@ fn change(kept: &Kept, server: &ServerPod<'_>, now: Timestamp) -> Option<Vec<u8>
     patch(server.uid, theirs, &merged)
 }
 
-/// Whether the server's pod can be deleted: deletion requested, no mirror, its end told, and the
-/// pod finished here.
+/// Whether the server's pod can be deleted: deletion was requested, it is no mirror, its status is terminal, and the
+/// pod has finished locally.
 fn may_be_deleted(server: &ServerPod<'_>, finished: bool) -> bool {
     server.deleting && server.mirror_of.is_none() && server.is_terminal() && finished
 }
 
-/// Whether it is to go before others: the end of a pod, or what traffic depends on.
+/// Whether the write takes precedence over others: the end of a pod, or a change of readiness, which routes traffic.
 pub fn is_urgent(kept: &Kept, sight: Sight<'_>) -> bool {
     let Sight::Seen(server) = sight else { return false };
     let was_ready = server.status.is_some_and(|status| is_true(status, "Ready"));
@@ -187,9 +188,9 @@ mod tests {
         let body = patch_of(step(&running, &pending, &Memory::default()));
         assert_eq!(body, json!({"metadata": {"uid": "u"}, "status": {"phase": "Running"}}));
         let same = object(json!({}), json!({"phase": "Running"}));
-        // AC-10-42: equal to what the watch shows, nothing is sent.
+        // AC-10-42: a status equal to the watched one is not sent.
         assert_eq!(step(&running, &same, &Memory::default()), Step::Told(held()));
-        // AC-02b-14, AC-10-20: another pod of that name is left alone.
+        // AC-02b-14, AC-10-20: another pod of that name is not touched.
         let other = object(json!({"uid": "v"}), json!({"phase": "Pending"}));
         assert_eq!(step(&running, &other, &Memory::default()), Step::Rest(Rest::Gone));
         for (sight, rest) in [(Sight::Unknown, Rest::Waits), (Sight::Absent, Rest::Gone)] {
@@ -247,12 +248,12 @@ mod tests {
         let pending = object(json!({}), json!({"phase": "Pending"}));
         let settled = Memory { settled: Some(held()), ..Memory::default() };
         assert_eq!(step(&running, &pending, &settled), Step::Rest(Rest::Settled));
-        // AC-10-22: a new version, or a newer object, is another try.
+        // AC-10-22: a new version, or a newer object, is tried again.
         let newer = Kept { version: 4, ..running.clone() };
         assert!(matches!(step(&newer, &pending, &settled), Step::Patch { .. }));
         let changed = object(json!({"resourceVersion": "8"}), json!({"phase": "Pending"}));
         assert!(matches!(step(&running, &changed, &settled), Step::Patch { .. }));
-        // AC-10-21: gone is gone, whatever is new here.
+        // AC-10-21: a deleted pod is never written, whatever is new locally.
         let gone = Memory { gone: Some("7".to_owned()), ..Memory::default() };
         assert_eq!(step(&newer, &pending, &gone), Step::Rest(Rest::Gone));
     }
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(step(&finished, &over, &settled), delete);
         let nobody = object(json!({}), json!({"phase": "Failed"}));
         assert_eq!(step(&finished, &nobody, &Memory::default()), Step::Told(held()), "no deletion requested");
-        // AC-10-25: whatever finalizers keep of it.
+        // AC-10-25: even while finalizers keep the object.
         let deleted = Memory { deleted: true, ..Memory::default() };
         assert_eq!(step(&finished, &over, &deleted), Step::Rest(Rest::Gone));
     }

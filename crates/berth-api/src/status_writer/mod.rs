@@ -1,4 +1,4 @@
-//! Writes what pods do to the API server, and ends them there.
+//! Pod status writer: patches pod statuses on the API server and deletes terminated pods.
 //!
 //! ```text
 //!  StatusManager ──changes──► ┌────────┐ ──PATCH status, DELETE──► ApiClient
@@ -6,13 +6,13 @@
 //!  delays ──────────────────► └────────┘ ──sent, forget──► StatusManager
 //! ```
 //!
-//! One task. Nothing is read before a write: a status is held against what the watch shows, or
-//! against the server's last answer while the watch has not caught up, and the UID in the patch
-//! guards it. Writes of one pod follow each other, those of different pods run side by side, ends
-//! and readiness first: the rest waits while [`CALM`] writes are under way, so that what changes
-//! meanwhile goes out in one and the client's rate is left to what matters. What the server has
-//! already causes no request. Behaviour: spec 02b §8.3-8.5, 10 §4.3, §7, §11; [`decide`] says what
-//! is due, [`verdict`] what a failure means.
+//! One task. Nothing is read before a write: a status is compared with the watched object, or with the server's last
+//! response while the watch lags behind, and the UID in the patch guards the write. Writes are sequential per pod and
+//! concurrent across pods. Terminal statuses and readiness changes take precedence: other writes wait while [`CALM`]
+//! writes are in flight, so that intermediate changes coalesce and the client's rate limit is left to what matters. A
+//! status that the server already has causes no request.
+//!
+//! Implements spec 02b §8.3-8.5, 10 §4.3, §7, §11; [`decide`] computes the next step, [`verdict`] classifies failures.
 
 mod decide;
 mod server;
@@ -44,55 +44,55 @@ use berth_ports::{Clock, Event, EventSink, Pulse};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodRef, PodUid, api};
 
-/// Writes under way at a time.
+/// Maximum number of concurrent writes.
 const IN_FLIGHT: usize = 16;
-/// Writes under way with which only ends and readiness still begin. With 110 pods at once most
-/// states in between are over before their turn comes.
+/// Writes in flight from which on only urgent writes start. With 110 pods starting at once, most intermediate states
+/// are obsolete before their turn.
 const CALM: usize = 2;
-/// A write that takes longer than this counts no more among them: a stuck one delays nobody.
+/// A write in flight for longer than this no longer counts towards [`CALM`], so that a stuck one delays no other.
 const STUCK: Duration = Duration::from_secs(3);
 /// Deadline of a write; the server's own is 34 s (spec 10 §9).
 const DEADLINE: Duration = Duration::from_secs(35);
 
-/// Hears of each status that was written.
+/// Callback for each status that was written.
 pub type OnWritten = Arc<dyn Fn(&PodUid, &api::PodStatus) + Send + Sync>;
 
-/// What the writer works with.
+/// Dependencies of the status writer.
 pub struct StatusWriterDeps {
-    /// Where statuses are kept.
+    /// Source of the local statuses.
     pub status: Arc<StatusManager>,
-    /// The way to the server.
+    /// Client of the API server.
     pub api: Arc<dyn ApiClient>,
-    /// The pods of this node, as the watch shows them.
+    /// Pods of this node, from the watch.
     pub pods: Store<Pod>,
-    /// Takes `StatusUpdateRejected`.
+    /// Receives `StatusUpdateRejected`.
     pub events: Arc<dyn EventSink>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Counts.
+    /// Metrics.
     pub metrics: ApiWriteMetrics,
-    /// Hears of each status that was written (startup latency, spec 02b §9).
+    /// Called for each status that was written (startup latency, spec 02b §9).
     pub on_written: Option<OnWritten>,
-    /// Tells that the task lives.
+    /// Reports liveness of the task.
     pub pulse: Pulse,
 }
 
-/// The one writer of pod statuses; see the module's documentation.
+/// Only writer of pod statuses; see the module's documentation.
 pub struct StatusWriter {
     deps: StatusWriterDeps,
-    /// In boxes: the table has twice the room it needs.
+    /// Boxed, because a hash table has up to twice the capacity it needs.
     tracks: HashMap<PodUid, Box<Track>>,
     flights: FuturesUnordered<BoxFuture<'static, Landing>>,
 }
 
-/// What was asked.
+/// Request of a write in flight.
 #[derive(Clone, Debug)]
 enum Asked {
     Patch { held: Held, status: Arc<api::PodStatus> },
     Delete,
 }
 
-/// A write that ended.
+/// Completed write.
 struct Landing {
     pod: PodRef,
     asked: Asked,
@@ -100,12 +100,12 @@ struct Landing {
 }
 
 impl StatusWriter {
-    /// A writer that has not begun.
+    /// Returns a writer; [`StatusWriter::run`] starts it.
     pub fn new(deps: StatusWriterDeps) -> Self {
         Self { deps, tracks: HashMap::new(), flights: FuturesUnordered::new() }
     }
 
-    /// Writes until stopped; what is under way then is given up.
+    /// Runs until stopped; writes in flight are cancelled then.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut changes = self.deps.status.changes();
         let mut pods = self.deps.pods.clone();
@@ -122,7 +122,7 @@ impl StatusWriter {
                 Some(landing) = self.flights.next(), if !self.flights.is_empty() => self.landed(landing),
                 changed = changes.changed() => match changed {
                     Ok(()) => self.look(),
-                    Err(_) => return, // nobody keeps statuses any more
+                    Err(_) => return, // the status manager is gone
                 },
                 () = pods.changed() => self.look(),
                 () = super::sleep_until(wake) => {}
@@ -130,7 +130,7 @@ impl StatusWriter {
         }
     }
 
-    /// Takes in what is kept and what the watch shows; what changed is due.
+    /// Reads the local statuses and the watched pods; marks changed pods as due.
     fn look(&mut self) {
         let snapshot = self.deps.pods.snapshot();
         let room = HashMap::with_capacity(self.tracks.len());
@@ -144,7 +144,7 @@ impl StatusWriter {
         }
     }
 
-    /// Starts what is due while there is room; says when something is due next.
+    /// Starts due writes while the limits allow; returns when the next write becomes due.
     fn launch(&mut self) -> Option<Instant> {
         let now = Instant::now();
         while self.flights.len() < IN_FLIGHT {
@@ -183,7 +183,7 @@ impl StatusWriter {
         self.tracks.values().filter_map(|track| track.wakes_at()).chain(relief).min()
     }
 
-    /// When the writes that are under way, and not stuck, began.
+    /// Start times of the writes in flight that are not stuck.
     fn under_way(&self, now: Instant) -> impl Iterator<Item = Instant> {
         self.tracks
             .values()
@@ -203,13 +203,13 @@ impl StatusWriter {
         }));
     }
 
-    /// A write ended.
+    /// Processes a completed write.
     fn landed(&mut self, landing: Landing) {
         let Landing { pod, asked, answer } = landing;
         match (asked, answer) {
             (Asked::Patch { held, status }, Ok(body)) => match parse::<Answered>(&body) {
                 Ok(answer) => self.written(&pod, held, &status, answer),
-                // Whoever says such a thing may have written nothing: what the watch shows then decides.
+                // A malformed response may come from a server that wrote nothing: the watch decides.
                 Err(error) => self.not_written(&pod, held, &error),
             },
             (Asked::Patch { held, .. }, Err(error)) => self.not_written(&pod, held, &error),
@@ -232,7 +232,7 @@ impl StatusWriter {
         }
     }
 
-    /// The server has that version.
+    /// Records that the server has that version.
     fn told(&mut self, uid: &PodUid, version: u64) {
         self.deps.status.sent(uid, version, self.deps.clock.now());
         if let (Some(track), Some(kept)) = (self.tracks.get_mut(uid), self.deps.status.kept_of(uid)) {
@@ -262,7 +262,7 @@ impl StatusWriter {
         }
     }
 
-    /// The pod is gone from the server, or will be once its finalizers are.
+    /// Forgets a pod that was deleted, or will be once its finalizers are removed.
     fn deleted(&mut self, pod: &PodRef) {
         debug!(pod = %pod.object_name(), podUID = %pod.uid, "Pod fully terminated and removed from the API server");
         if let Some(track) = self.tracks.get_mut(&pod.uid) {
@@ -284,7 +284,7 @@ impl StatusWriter {
     }
 }
 
-/// An outage is told once by who dials, not by each pod.
+/// Logs a failure. The connection pool logs an outage once, so it is not repeated for each pod.
 fn log_failure(pod: &PodRef, error: &ApiError, retry_in: Duration, text: &'static str) {
     if matches!(error, ApiError::Unreachable(_)) {
         debug!(pod = %pod.object_name(), podUID = %pod.uid, err = %error, retryIn = ?retry_in, "{text}");

@@ -1,5 +1,6 @@
-//! What the API server holds under a pod's name: as the watch shows it, or as its answer to our own
-//! write does while the watch has not caught up. Pure. Spec 10 §4.3, §11.
+//! Latest known pod object on the server: from the watch, or from the response to our last write. Pure.
+//!
+//! The response counts while the watch lags behind it. Implements spec 10 §4.3, §11.
 
 use serde::Deserialize;
 
@@ -9,23 +10,23 @@ use berth_types::{
     spec::{ANNOTATION_MIRROR, PodHead},
 };
 
-/// The server's pod, as far as a status is concerned.
+/// Fields of the server's pod that matter for its status.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ServerPod<'a> {
     /// `metadata.uid`.
     pub uid: &'a str,
     /// `metadata.resourceVersion`.
     pub version: &'a str,
-    /// Whether deletion was requested.
+    /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// The hash of the static pod that this is the mirror of.
+    /// Hash of the static pod that it mirrors; `None` if it is no mirror pod.
     pub mirror_of: Option<&'a str>,
-    /// Its status; `None` where it has none.
+    /// Status; `None` if unset.
     pub status: Option<&'a api::PodStatus>,
 }
 
 impl<'a> ServerPod<'a> {
-    /// As the watch shows it.
+    /// Extracts the fields from a watched pod.
     pub fn watched(pod: &'a PodHead) -> Self {
         let meta = &pod.metadata;
         Self {
@@ -37,14 +38,14 @@ impl<'a> ServerPod<'a> {
         }
     }
 
-    /// Whether its phase is an end.
+    /// Whether the phase is terminal.
     pub fn is_terminal(&self) -> bool {
         let phase = self.status.and_then(|status| status.phase.as_deref());
         matches!(phase, Some("Succeeded" | "Failed"))
     }
 }
 
-/// The server's answer to a write; only what matters here is parsed.
+/// Response to a write; only the relevant fields are parsed.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 pub struct Answered {
     metadata: AnsweredMeta,
@@ -64,7 +65,7 @@ struct AnsweredMeta {
 }
 
 impl Answered {
-    /// As the server's pod.
+    /// Converts the response.
     pub fn pod(&self) -> ServerPod<'_> {
         let meta = &self.metadata;
         ServerPod {
@@ -77,8 +78,7 @@ impl Answered {
     }
 }
 
-/// The newer one of what the watch shows and what the server answered: what it holds now, as far
-/// as we know. An answer about another pod than the watched one is of the past.
+/// Returns the newer one of the watched pod and the response. A response about a pod with another UID is outdated.
 pub fn newest<'a>(watched: ServerPod<'a>, answered: Option<&'a Answered>) -> ServerPod<'a> {
     match answered.map(Answered::pod) {
         Some(answer) if answer.uid == watched.uid && is_older(watched.version, answer.version) => answer,

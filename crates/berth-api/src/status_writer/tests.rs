@@ -1,4 +1,4 @@
-//! The writer against a client that answers from a function.
+//! The status writer against a fake client.
 
 use std::{
     collections::HashMap,
@@ -36,7 +36,7 @@ impl EventSink for Told {
     }
 }
 
-/// A writer with all around it.
+/// Fixture: a writer and its dependencies.
 struct World {
     status: Arc<StatusManager>,
     store: watch::Sender<Arc<Snapshot<Pod>>>,
@@ -67,7 +67,7 @@ fn phase(phase: &str) -> api::PodStatus {
     serde_json::from_value(json!({"phase": phase, "startTime": "2026-01-01T00:00:00Z"})).expect("a status")
 }
 
-/// A pod as the server answers.
+/// Pod object in a response.
 fn object(name: &str, version: u64, metadata: Value, status: Value) -> Value {
     let mut all = json!({"name": name, "namespace": "ns", "uid": uid_of(name), "resourceVersion": version.to_string()});
     all.as_object_mut().expect("an object").extend(metadata.as_object().expect("an object").clone());
@@ -94,7 +94,7 @@ impl World {
         Self { status, store, events, registry, stop, objects: Mutex::default() }
     }
 
-    /// The watch shows that.
+    /// Makes the watch show these objects.
     fn show(&self, objects: impl IntoIterator<Item = Value>) {
         let mut all = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
         for object in objects {
@@ -128,7 +128,7 @@ impl World {
     }
 }
 
-/// Lets everything that can go on do so.
+/// Runs all tasks until they are idle.
 async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
@@ -171,7 +171,7 @@ async fn a_change_is_one_patch_and_its_echo_is_no_work() {
     let wanted = json!({"metadata": {"uid": "uid-p"}, "status": {"phase": "Running"}});
     assert_eq!(bodies(&api), [(Verb::Patch, "/api/v1/namespaces/ns/pods/p/status".to_owned(), wanted)]);
     assert_eq!((world.pending(), world.status.unsent().len()), (0.0, 0));
-    // The watch shows something older than our write (a condition of somebody else), then our write.
+    // The watch shows an object older than our write (a condition by another writer), then our write.
     let mut late = pending("p", 5);
     late["metadata"]["labels"] = json!({"a": "b"});
     world.show([late]);
@@ -202,7 +202,7 @@ async fn a_second_change_is_held_against_the_answer_not_the_watch() {
     world.show([pending("p", 5)]);
     world.set("p", "Running");
     settle().await;
-    // Back to what the watch still shows: held against that, nothing would be sent.
+    // Back to the status that the watch still shows: compared with that, nothing would be sent.
     world.set("p", "Pending");
     settle().await;
     let phases: Vec<Value> = bodies(&api).into_iter().map(|(_, _, body)| body["status"]["phase"].clone()).collect();
@@ -360,7 +360,7 @@ async fn after_an_outage_the_latest_goes_out_soon() {
     assert_eq!((all.len(), &all[asked].2["status"]["phase"]), (asked + 1, &json!("Failed")));
 }
 
-/// Never answers for the pods of those names.
+/// Client that never answers for the pods of those names.
 struct Stuck {
     names: Vec<&'static str>,
     inner: Arc<FakeApi>,

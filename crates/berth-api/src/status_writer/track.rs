@@ -1,4 +1,4 @@
-//! What is known of one pod's status on its way to the server.
+//! Reconciliation state of one pod's status.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,31 +14,31 @@ use crate::{api::ApiError, backoff, versions::is_older};
 use berth_status::Kept;
 use berth_types::Pod;
 
-/// Longest delay while nobody is reached (spec 10a §21: statuses go out within 5 s).
+/// Maximum back-off while the API server is unreachable (spec 10a §21: statuses are written within 5 s).
 const UNREACHED: Duration = Duration::from_secs(4);
 
-/// One pod.
+/// State of one pod.
 pub struct Track {
-    /// Its status.
+    /// Latest local status.
     pub kept: Kept,
-    /// What earlier steps came to.
+    /// Results of earlier steps.
     pub memory: Memory,
     synced: bool,
     shown: Option<Arc<Pod>>,
-    /// In a box: mostly there is none, and a status is nearly a kilobyte.
+    /// Boxed: mostly absent, and a status is nearly a kilobyte.
     answered: Option<Box<Answered>>,
-    /// Whether there may be something to do.
+    /// Whether a step may be due.
     due: bool,
-    /// Whether nothing of it will ever be written.
+    /// Whether the pod is never written again.
     gone: bool,
-    /// When the write that is under way began.
+    /// Start of the write in flight.
     in_flight: Option<Instant>,
     failures: u32,
     not_before: Option<Instant>,
 }
 
 impl Track {
-    /// A status that was not looked at.
+    /// Returns the state of a status that was not compared yet; a step is due.
     pub fn new(kept: Kept) -> Self {
         Self {
             kept,
@@ -54,8 +54,7 @@ impl Track {
         }
     }
 
-    /// Takes in the latest status and what the watch shows. What the watch repeats of our own
-    /// write is no news.
+    /// Records the latest status and the watched pod. A watch event that repeats our own write is no change.
     pub fn look(&mut self, kept: Kept, synced: bool, shown: Option<Arc<Pod>>) {
         let same_pod = match (&self.shown, &shown) {
             (Some(before), Some(now)) => Arc::ptr_eq(before, now),
@@ -75,22 +74,22 @@ impl Track {
         self.due |= news || (!same_pod && before != self.server_version());
     }
 
-    /// The status as it is kept now.
+    /// Records the latest local status.
     pub fn keep(&mut self, kept: Kept) {
         self.due |= self.kept.version != kept.version;
         self.take(kept);
     }
 
     fn take(&mut self, kept: Kept) {
-        // The same word by word may be another's copy: what the watch shows is kept instead of what was made.
+        // Equal content may be a shared copy: the status manager may store the watched status in place of its own.
         let says_the_same = || Arc::ptr_eq(&kept.status, &self.kept.status) || kept.status == self.kept.status;
         if kept.version < self.kept.version || (kept.version == self.kept.version && !says_the_same()) {
-            self.memory.settled = None; // forgotten and begun anew: its versions count from 1 again
+            self.memory.settled = None; // the pod was forgotten and added again: its versions restarted at 1
         }
         self.kept = kept;
     }
 
-    /// What is to be done next.
+    /// Computes the next step.
     pub fn next(&mut self, now: Timestamp) -> Step {
         self.due = false;
         let step = decide::next(&self.kept, self.sight(), &self.memory, now);
@@ -98,53 +97,53 @@ impl Track {
         step
     }
 
-    /// Whether the server lacks the latest version, and may get it.
+    /// Whether the server lacks the latest version and may get it.
     pub fn is_pending(&self) -> bool {
         self.kept.unsent_since.is_some() && !self.gone
     }
 
-    /// Whether it may be asked for the next step.
+    /// Whether a step is due and may start now.
     pub fn is_ready(&self, now: Instant) -> bool {
         self.due && self.in_flight.is_none() && self.not_before.is_none_or(|at| at <= now)
     }
 
-    /// When it may be asked, where that is later.
+    /// When a due step may start, if it is in back-off.
     pub fn wakes_at(&self) -> Option<Instant> {
         self.not_before.filter(|_| self.due && self.in_flight.is_none())
     }
 
-    /// Its place among those that are ready: ends and readiness first, then who waits longest.
+    /// Sort key among the ready pods: urgent writes first, then by waiting time.
     pub fn rank(&self) -> (bool, Option<Timestamp>) {
         (!self.is_urgent(), self.kept.unsent_since)
     }
 
-    /// Whether it is an end, or what traffic depends on.
+    /// Whether it is a terminal status or a change of readiness.
     pub fn is_urgent(&self) -> bool {
         decide::is_urgent(&self.kept, self.sight())
     }
 
-    /// A write begins.
+    /// Marks a write as in flight.
     pub fn launched(&mut self, now: Instant) {
         self.in_flight = Some(now);
     }
 
-    /// When the write that is under way began.
+    /// Start of the write in flight.
     pub fn in_flight(&self) -> Option<Instant> {
         self.in_flight
     }
 
-    /// A write came to its end, be it refused; there may be more to do.
+    /// Marks the write as completed, successful or refused; another step may be due.
     pub fn landed(&mut self) {
         (self.in_flight, self.failures, self.not_before, self.due) = (None, 0, None, true);
     }
 
-    /// The server says how its pod is now.
+    /// Records the server's response, which has the pod's latest state.
     pub fn answered(&mut self, answer: Answered) {
         self.answered = Some(Box::new(answer));
     }
 
-    /// A write came to nothing: again after that time, or after its own delay; says which. Where
-    /// nobody was reached the delay stays short, so that what waits goes out soon after an outage.
+    /// Marks the write as failed; schedules and returns the back-off: `wait`, or else the pod's own. While the server
+    /// is unreachable the back-off stays short, so that statuses are written soon after an outage.
     pub fn failed(&mut self, wait: Option<Duration>, error: &ApiError, now: Instant) -> Duration {
         self.failures = self.failures.saturating_add(1);
         let wait = match error {
@@ -155,7 +154,7 @@ impl Track {
         wait
     }
 
-    /// Whom the watch shows under its name.
+    /// Which pod the watch shows under the name.
     pub fn holder(&self) -> Holder {
         match self.shown.as_deref().map(|pod| ServerPod::watched(pod)) {
             None => Holder::Nobody,

@@ -1,38 +1,40 @@
-//! What a failed write means. Pure. Spec 10 §7, rows "pod status PATCH" and "pod DELETE".
+//! Retry policy of failed status patches and pod deletions. Pure.
+//!
+//! Implements spec 10 §7, rows "pod status PATCH" and "pod DELETE".
 
 use std::time::Duration;
 
 use crate::api::ApiError;
 
-/// What is to be done after a write that failed.
+/// Action after a failed write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Nothing: what was wanted is so.
+    /// None: the desired state is reached.
     Done,
-    /// Nothing: the pod is gone.
+    /// None: the pod no longer exists.
     Gone,
-    /// Not again with this version against that object.
+    /// No retry with this version against that object.
     Refused,
-    /// Again: after that time, or after the pod's own delay.
+    /// Retry after that delay, or after the pod's own back-off.
     Retry(Option<Duration>),
 }
 
-/// Whom the watch shows under the pod's name.
+/// Pod that the watch shows under the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// The pod.
+    /// The same pod, or its mirror.
     Same,
-    /// Another one.
+    /// Another pod.
     Another,
-    /// None.
+    /// No pod.
     Nobody,
 }
 
-/// After a PATCH of the status.
+/// Classifies a failed PATCH of the status.
 pub fn after_patch(error: &ApiError, holder: Holder) -> Verdict {
     match error.code() {
         404 => Verdict::Gone,
-        // What is not there is forbidden too (spec 10 §6.1): the watch knows which.
+        // Access to objects that do not exist is forbidden too (spec 10 §6.1): the watch distinguishes the cases.
         403 if holder != Holder::Same => Verdict::Gone,
         422 if is_other_uid(error) => Verdict::Gone,
         400 | 413 | 415 | 422 => Verdict::Refused,
@@ -40,7 +42,7 @@ pub fn after_patch(error: &ApiError, holder: Holder) -> Verdict {
     }
 }
 
-/// After the last DELETE. It names the UID, so that asking twice does no harm.
+/// Classifies a failed final DELETE. The request has a UID precondition, so a retry is safe.
 pub fn after_delete(error: &ApiError, holder: Holder) -> Verdict {
     match error.code() {
         404 => Verdict::Done,
@@ -56,7 +58,7 @@ fn is_other_uid(error: &ApiError) -> bool {
     })
 }
 
-/// What to say of a refusal: its causes, else its message.
+/// Text for the event: the causes of the refusal, or else its message.
 pub fn cause_of(error: &ApiError) -> String {
     let causes: Vec<String> = error
         .status()

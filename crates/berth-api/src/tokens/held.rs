@@ -1,65 +1,66 @@
-//! Whether a token that a pod's volume holds already serves on, by its own claims. Pure. Behaviour: spec 10 §11,
-//! spec 10a §22.
+//! Validation of an existing service account token by its claims. Pure.
 //!
-//! Its signature is not looked at: who can write into the volume has the pod anyway, and a forged token serves
-//! nobody but that pod, which is refused with it.
+//! Decides whether a token found in a pod's volume can still be used. Its signature is not verified: anyone who can
+//! write to the volume controls the pod anyway, and a forged token affects only that pod, whose requests are rejected.
+//!
+//! Implements spec 10 §11, spec 10a §22.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
 
-/// Clocks of nodes and servers may differ by so many seconds.
+/// Tolerated clock skew between nodes and servers, in seconds.
 const SKEW: i64 = 60;
 
-/// What a token has to be.
+/// Expected claims of a token.
 #[derive(Clone, Copy, Debug)]
 pub struct Whose<'a> {
-    /// The pod's namespace, and the account's.
+    /// Namespace of the pod and of the service account.
     pub namespace: &'a str,
-    /// The name of the service account.
+    /// Name of the service account.
     pub account: &'a str,
-    /// The UID of the pod it is bound to.
+    /// UID of the pod it is bound to.
     pub pod: &'a str,
-    /// Who it is for; empty for the API server, whose own audience is not known here.
+    /// Audience; empty for the API server, whose own audience is not known here.
     pub audience: &'a str,
-    /// How long it was to live, in seconds.
+    /// Requested lifetime, in seconds.
     pub seconds: Option<i64>,
 }
 
-/// How long a token serves, in seconds of wall time.
+/// Validity of a token, in seconds of wall time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Life {
-    /// When it ends, as the server told when it was made.
+    /// Expiry that the server reported when it issued the token, since the epoch.
     pub expires: i64,
-    /// How long it was given.
+    /// Granted lifetime.
     pub seconds: i64,
 }
 
-/// Why a token does not serve.
+/// Why a token is unusable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unfit {
-    /// Something else lies there.
+    /// The text is no service account token.
     #[error("it is no token of a service account")]
     NoToken,
-    /// It is somebody else's.
+    /// It is bound to another pod or service account.
     #[error("it is bound to pod {pod:?} and service account {namespace}/{account}")]
     OtherPod {
         /// UID of the pod.
         pod: String,
-        /// Namespace of the account.
+        /// Namespace of the service account.
         namespace: String,
-        /// Name of the account.
+        /// Name of the service account.
         account: String,
     },
-    /// It is for somebody else.
+    /// It has another audience.
     #[error("it is for {0:?}")]
     OtherAudience(Vec<String>),
-    /// Another lifetime was asked for.
+    /// It was requested with another lifetime.
     #[error("its lifetime is {0} s")]
     OtherLifetime(i64),
-    /// The node's clock was set back, or the server's was wrong: its age says nothing.
+    /// It was issued in the future: the clock of the node or of the server was wrong, so its age is unknown.
     #[error("it is from the future")]
     FromTheFuture,
-    /// Its time is over.
+    /// It has expired.
     #[error("it has expired")]
     Expired,
 }
@@ -85,7 +86,8 @@ struct Bound {
     namespace: String,
     serviceaccount: Reference,
     pod: Reference,
-    /// When it was told to expire, where it lives longer than that: clients that are late are told of, not refused.
+    /// Reported expiry, if the actual one (`exp`) is later: the server logs clients that use the token in between, and
+    /// does not reject them.
     warnafter: Option<i64>,
 }
 
@@ -95,17 +97,17 @@ struct Reference {
     uid: String,
 }
 
-/// How long the token serves whom it is to serve.
+/// Validates a token and returns its validity.
 ///
 /// # Errors
-/// It does not: another one is to be asked for now.
+/// The token is unusable: a new one must be requested.
 pub fn judge(token: &str, whose: &Whose<'_>, now: i64) -> Result<Life, Unfit> {
     let Claims { aud, exp, iat, bound } = claims(token).ok_or(Unfit::NoToken)?;
     let audiences = match aud {
         Audiences::One(one) => vec![one],
         Audiences::Many(many) => many,
     };
-    // An account that was made anew cannot be told from here: the server says so at the next renewal.
+    // A service account that was recreated cannot be detected here: the server rejects the next renewal.
     let is_own = bound.pod.uid == whose.pod
         && bound.namespace == whose.namespace
         && bound.serviceaccount.name == whose.account
@@ -120,7 +122,7 @@ pub fn judge(token: &str, whose: &Whose<'_>, now: i64) -> Result<Life, Unfit> {
     }
     let expires = bound.warnafter.unwrap_or(exp);
     let seconds = expires.saturating_sub(iat);
-    // The server may grant less than was asked for, never more.
+    // The server may grant less than requested, never more.
     if seconds <= 0 || whose.seconds.is_some_and(|asked| seconds > asked) {
         return Err(Unfit::OtherLifetime(seconds));
     }
@@ -154,7 +156,7 @@ mod tests {
         Whose { namespace: "ns", account: "sa", pod: "u", audience: "", seconds: Some(3607) }
     }
 
-    /// A token that was made that many seconds ago.
+    /// Claims of a token that was issued `age` seconds ago.
     fn claims_of(age: i64, lives: i64) -> Value {
         let made = NOW - age;
         json!({"aud": ["https://api"], "iat": made, "nbf": made, "exp": made + lives, "iss": "i", "sub": "s",

@@ -1,11 +1,13 @@
-//! Tokens of service accounts for pods: asked for, kept, renewed in time. Spec 07 §9.2, spec 10 §4.7.
+//! Service account token cache: requests tokens for pods and renews them in time.
 //!
-//! A token belongs to one pod, one audience, one lifetime. It is renewed when it has lived four
-//! fifths of its life, or a day; one that cannot be renewed is used to its end. Who keeps tokens in
-//! files learns by [`Tokens::due`] when to come again, and need not ask in between.
+//! A token belongs to one pod, one audience, and one lifetime. It is renewed after four fifths of its lifetime, or
+//! after a day; a token that cannot be renewed is used until it expires. A caller that writes tokens to files learns
+//! from [`Tokens::due`] when to read again, and need not poll.
 //!
-//! What was asked for before the agent started lies in the pods' volumes: [`Tokens::adopt`] takes it
-//! over where its claims allow that (`held`), so that a restart asks for nothing that is not due.
+//! Tokens from before the agent's start are in the pods' volumes: [`Tokens::adopt`] reuses them if their claims permit
+//! it (`held`), so that a restart requests only tokens that are due.
+//!
+//! Implements spec 07 §9.2, spec 10 §4.7.
 
 mod held;
 
@@ -32,31 +34,31 @@ use berth_ports::{Clock, ServiceAccount, TokenAsk};
 use berth_types::{Pod, PodUid, api};
 use held::{Whose, judge};
 
-/// How long one request may take.
+/// Deadline of one request.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
-/// How long a server in trouble is asked again.
+/// How long a first request is retried while the server fails.
 const TROUBLE: Duration = Duration::from_secs(2);
-/// No token is used longer without being renewed, in seconds.
+/// Maximum age of a token before renewal, in seconds.
 const DAY: i64 = 24 * 3600;
-/// Renewals are spread over so many seconds, 0 included; less where that were more than a twentieth of a life.
+/// Jitter of renewals, in seconds (exclusive); at most a twentieth of the lifetime.
 const SPREAD: i64 = 10;
-/// First and longest pause between renewals that fail, in seconds.
+/// First and longest back-off between failed renewals, in seconds.
 const PAUSE: (i64, i64) = (1, 60);
-/// Wall time may jump: it is looked at again at least so often.
+/// Longest interval between reads of the wall clock, which may jump.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Why there is no token.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TokenError {
-    /// There never was one.
+    /// The first request failed.
     #[error("failed to fetch token: {0}")]
     Fetch(String),
-    /// The last one is of no use any more.
+    /// The last token has expired, and its renewal failed.
     #[error("token {account} expired and refresh failed: {cause}")]
     Expired {
-        /// The service account.
+        /// Name of the service account.
         account: String,
-        /// Why there is no new one.
+        /// Cause of the failed renewal.
         cause: String,
     },
 }
@@ -79,21 +81,21 @@ impl Key {
 
 struct Entry {
     token: Arc<str>,
-    /// Wall time in seconds, as all below.
+    /// Expiry, in seconds of wall time like the fields below.
     expires: i64,
-    /// When the server is asked again; `None` for never.
+    /// When to renew; `None` for never.
     due: Option<i64>,
-    /// When the pod is told next that it is due.
+    /// When the pod is next notified that renewal is due.
     tell: Option<i64>,
     failures: u32,
 }
 
-/// The tokens of all pods.
+/// Tokens of all pods.
 pub struct Tokens {
     api: Arc<dyn ApiClient>,
     clock: Arc<dyn Clock>,
     entries: Mutex<HashMap<Key, Entry>>,
-    /// There is another time to wait for.
+    /// Notified when the earliest notification time may have changed.
     changed: Notify,
 }
 
@@ -118,15 +120,15 @@ struct AnswerStatus {
 }
 
 impl Tokens {
-    /// None yet.
+    /// Returns an empty cache.
     pub fn new(api: Arc<dyn ApiClient>, clock: Arc<dyn Clock>) -> Self {
         Self { api, clock, entries: Mutex::default(), changed: Notify::new() }
     }
 
-    /// The token that a pod is to have now: the one it has, until that is due.
+    /// Returns the pod's token; the cached one until renewal is due.
     ///
     /// # Errors
-    /// There is none, and none can be had.
+    /// There is no valid token, and the request for a new one failed.
     pub async fn token(&self, pod: &Pod, ask: &TokenAsk) -> Result<String, TokenError> {
         let key = Key::new(pod, ask);
         let now = self.now();
@@ -153,10 +155,10 @@ impl Tokens {
         }
     }
 
-    /// A service account.
+    /// Reads a service account.
     ///
     /// # Errors
-    /// It is not there, or cannot be read.
+    /// It does not exist or cannot be read.
     pub async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ApiError> {
         let call = Call::get(Resource::SERVICE_ACCOUNTS, namespace, name).within(ASK_LIMIT);
         let found: api::ServiceAccount = self.api.ask(call).await?;
@@ -164,8 +166,8 @@ impl Tokens {
         Ok(ServiceAccount { uid: uid.unwrap_or_default(), annotations: annotations.unwrap_or_default() })
     }
 
-    /// A volume of the pod holds this from before. It is the pod's token from now on, if none was asked for yet
-    /// and it is one that serves (spec 10 §11).
+    /// Adopts a token from the pod's volume, unless a token is already cached or its claims make it unusable
+    /// (spec 10 §11).
     pub fn adopt(&self, pod: &Pod, ask: &TokenAsk, held: &str) {
         let key = Key::new(pod, ask);
         let Key { account, audience, seconds, .. } = &key;
@@ -183,13 +185,13 @@ impl Tokens {
         self.changed.notify_one();
     }
 
-    /// The pod is gone.
+    /// Drops the tokens of a pod.
     pub fn forget(&self, pod: &PodUid) {
         self.locked().retain(|key, _| key.pod != *pod);
     }
 
-    /// Waits until tokens are due, and tells whose. Tells again after a while where nobody came.
-    /// Safe to drop while waiting.
+    /// Waits until tokens are due, and returns their pods. Repeats a pod after a minute if its token was not renewed.
+    /// Cancel-safe.
     pub async fn due(&self) -> Vec<PodUid> {
         loop {
             let changed = self.changed.notified();
@@ -245,7 +247,7 @@ impl Tokens {
         self.changed.notify_one();
     }
 
-    /// Asks for a new token; where an old one still serves, only once.
+    /// Requests a new token; retries only if no valid one is left.
     async fn fetch(&self, pod: &Pod, key: &Key, has_old: bool) -> Result<Answer, ApiError> {
         let began = Instant::now();
         let (mut authorizer, mut trouble) = (QuickRetry::default(), QuickRetry::default());
@@ -290,20 +292,19 @@ fn request(pod: &Pod, key: &Key) -> Call {
     call.sub("token").within(ASK_LIMIT)
 }
 
-/// When a token is renewed, in seconds of wall time: after a day, or with a fifth of its life left.
+/// Renewal time of a token in seconds of wall time: after a day, or with a fifth of its lifetime left.
 fn renewal(expires: i64, lifetime: i64, earlier: i64) -> i64 {
     let day = expires.saturating_sub(lifetime).saturating_add(DAY);
     let last_fifth = expires.saturating_sub(lifetime.saturating_mul(20) / 100);
     day.min(last_fifth).saturating_sub(earlier)
 }
 
-/// By how many seconds a token is renewed earlier than it need be, so that not all are at once.
+/// Random number of seconds by which a renewal is advanced, so that renewals do not coincide.
 fn earlier(lifetime: i64) -> i64 {
     rand::random_range(0..SPREAD.min(lifetime / 20).max(1))
 }
 
-/// What is told of a failure. The server's words for a path that it does not serve are not those
-/// for an account that does not exist.
+/// Error text of a failed request. Distinguishes a server without the endpoint from a missing service account.
 fn cause(error: &ApiError) -> String {
     let text = error.to_string();
     let no_path = text.contains("could not find the requested resource") || text.contains("page not found");

@@ -1,11 +1,11 @@
-//! Tokens before a server that is played, under a paused clock.
+//! The token cache against a fake server, under a paused clock.
 
 use serde_json::Value;
 
 use super::*;
 use crate::testing::{FakeApi, refused};
 
-/// Wall time that goes with tokio's.
+/// Wall clock that advances with tokio's.
 struct Wall(Instant);
 
 const EPOCH: i64 = 1_800_000_000;
@@ -26,7 +26,7 @@ fn bench(mut answer: impl FnMut(usize, &Call) -> Result<Value, ApiError> + Send 
     (api.clone(), Tokens::new(api, Arc::new(Wall(Instant::now()))))
 }
 
-/// The answer to a request made that many seconds after the start: a token of that number.
+/// Response to a request made `after` seconds after the start: a token of that number.
 fn issued(number: usize, after: i64, seconds: i64) -> Value {
     let expires = Timestamp::from_second(EPOCH + after + seconds).expect("in range");
     json!({"spec": {"expirationSeconds": seconds}, "status": {"token": format!("t{number}"),
@@ -66,7 +66,7 @@ fn renewal_comes_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_token_is_asked_for_once_and_renewed_when_due() {
-    // AC-10-31: whatever the JWT says, the request's lifetime counts.
+    // AC-10-31: the lifetime of the request counts, whatever the JWT contains.
     let (api, tokens) = bench(|number, _| Ok(issued(number, if number == 1 { 0 } else { 2886 }, 3607)));
     let pod = pod();
     let get = async || tokens.token(&pod, &ask("", 3607)).await.expect("a token");
@@ -136,7 +136,7 @@ async fn an_old_token_serves_to_its_end() {
     assert_eq!(failed.to_string(), "token sa expired and refresh failed: no");
 }
 
-/// A token of the pod as a volume holds it, made that many seconds before the start.
+/// Token of the pod in a volume, issued `age` seconds before the start.
 fn on_disk(age: i64, seconds: i64) -> String {
     use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
     let claims = json!({"aud": ["api"], "iat": EPOCH - age, "exp": EPOCH - age + seconds, "kubernetes.io": {

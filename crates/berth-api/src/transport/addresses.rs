@@ -1,11 +1,13 @@
-//! In which order addresses are tried. Pure. RFC 8305 §4.
+//! Connection order of resolved addresses (Happy Eyeballs). Pure.
+//!
+//! Implements RFC 8305 §4.
 
 use std::net::SocketAddr;
 
-/// So many addresses are tried, at most.
+/// Maximum number of addresses tried.
 const MOST: usize = 16;
 
-/// The families in turns, beginning with that of the first: one that is broken holds up nothing.
+/// Interleaves the address families, starting with that of the first address, so that a broken family delays nothing.
 pub fn ordered(addresses: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut all: Vec<SocketAddr> = Vec::new();
     for address in addresses {

@@ -1,4 +1,6 @@
-//! What an answer that is no success means. Pure. Spec 10 §2.6, §2.5.
+//! Mapping of HTTP error responses to API errors. Pure.
+//!
+//! Implements spec 10 §2.6, §2.5.
 
 use std::time::Duration;
 
@@ -8,9 +10,9 @@ use serde::Deserialize;
 
 use crate::api::{ApiStatus, Call, Cause, Verb};
 
-/// So much of a text that is no `Status` is kept, in bytes.
+/// Bytes kept of an error body that is no `Status`.
 const TEXT_LIMIT: usize = 2048;
-/// A server cannot ask to be left alone for longer.
+/// Upper limit of the server's `Retry-After`.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 #[derive(Deserialize, Default)]
@@ -38,10 +40,10 @@ struct RawCause {
     field: Option<String>,
 }
 
-/// The refusal that an answer is.
+/// Converts an HTTP error response to an API status.
 pub fn refusal(call: &Call, code: StatusCode, headers: &HeaderMap, body: &[u8], now: Timestamp) -> ApiStatus {
     let told = serde_json::from_slice::<Status>(body).ok();
-    // A success, or something else, on an error code says nothing.
+    // A `Status` of success, or another object, contradicts the error code and is ignored.
     let told = told.filter(|told| told.kind == "Status" && told.status != "Success");
     let mut status = match told {
         Some(told) => of_status(told, call, code),
@@ -68,7 +70,7 @@ fn of_status(told: Status, call: &Call, code: StatusCode) -> ApiStatus {
     }
 }
 
-/// A refusal by its code alone, in the reference's words.
+/// Synthesizes a status from the HTTP code alone, with client-go's texts.
 fn made_up(call: &Call, code: StatusCode, text: String) -> ApiStatus {
     let said = if text.is_empty() { "unknown" } else { text.as_str() };
     let (reason, message) = match code.as_u16() {
@@ -113,7 +115,7 @@ fn made_up(call: &Call, code: StatusCode, text: String) -> ApiStatus {
     }
 }
 
-/// What was asked, as the reference puts it: `patch pods p`.
+/// Request in client-go's format: `patch pods p`.
 fn asked(call: &Call) -> String {
     let Call { verb, resource, name, .. } = call;
     let method = super::request::method(*verb).as_str().to_lowercase();
@@ -129,7 +131,7 @@ fn text(body: &[u8]) -> String {
     String::from_utf8_lossy(kept).trim().to_owned()
 }
 
-/// Seconds, or a date (which the reference ignores).
+/// Parses `Retry-After`: seconds, or a date (which client-go ignores).
 fn header(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse::<u64>() {
@@ -139,10 +141,10 @@ fn header(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     Some(Duration::try_from(at.duration_since(now)).unwrap_or_default())
 }
 
-/// Whether an answer of that content type can be understood.
+/// Checks that a response of that content type can be parsed.
 ///
 /// # Errors
-/// What it is instead.
+/// A text that names the content type.
 pub fn understood(content_type: Option<&str>) -> Result<(), String> {
     let kind = content_type.map(|kind| kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
     match kind.as_deref() {

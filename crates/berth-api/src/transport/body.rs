@@ -1,4 +1,4 @@
-//! Reads an answer whole, within a limit, unpacked where it comes packed.
+//! Size-limited reader of HTTP response bodies, with gzip decompression.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use super::connection::chain;
 use crate::api::ApiError;
 
-/// Takes bytes up to a limit.
+/// Buffer with a size limit.
 struct Limited {
     bytes: Vec<u8>,
     limit: usize,
@@ -68,10 +68,10 @@ impl Sink {
     }
 }
 
-/// Reads an answer; at most `limit` bytes, unpacked.
+/// Reads a response body; at most `limit` bytes after decompression.
 ///
 /// # Errors
-/// The connection was lost, or the answer is too large or packed wrongly.
+/// The connection was lost, or the body is too large or malformed.
 pub async fn read(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result<Bytes, ApiError> {
     let wrong = |error: &io::Error| {
         let is_large = error.get_ref().is_some_and(|cause| cause.is::<TooLarge>());

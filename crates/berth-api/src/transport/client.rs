@@ -1,5 +1,6 @@
-//! Asks and answers: a call becomes requests on a connection of the pool it belongs to, as often as
-//! spec 10 §2.6 allows.
+//! HTTP client of the API server: rate limit, connection pool, retries, and heartbeat hedging.
+//!
+//! Sends a call on a connection of its pool, as often as spec 10 §2.6 allows.
 
 use std::{
     sync::{
@@ -42,28 +43,28 @@ use crate::api::{ApiClient, ApiError, Call, LIST_LIMIT, Line, OBJECT_LIMIT, Reso
 use berth_metrics::{ApiClientMetrics, OpenTransport, RestClientMetrics};
 use berth_ports::Clock;
 
-/// A heartbeat without an answer for so long has all connections asked whether they are alive: a
-/// ping costs a server next to nothing.
+/// Time without a response to a heartbeat after which all connections are pinged; a ping costs the server next to
+/// nothing.
 const DOUBT: Duration = Duration::from_millis(500);
-/// A heartbeat without an answer goes out on a second connection after so long.
+/// Time without a response to a heartbeat after which it is also sent on a second connection.
 const HEDGE: Duration = Duration::from_secs(3);
-/// After so many heartbeats in a row that failed the next goes out on a new connection.
+/// Consecutive failed heartbeats after which the next uses a new connection.
 const FAILURES: u32 = 2;
-/// How long who asks is told nothing once everything stops: he is stopped in the same moment, and
-/// what he would make of it is no news.
+/// How long errors are withheld after shutdown began: the caller is stopped at the same moment, and its reaction would
+/// be noise.
 pub const PARTING: Duration = Duration::from_secs(1);
-/// Times a request is sent anew that no server has looked at.
+/// Maximum number of resends of a request that the server has not processed.
 const RESENT: u32 = 3;
-/// Of a span: what the server answered.
+/// Span field: HTTP status code of the response.
 const STATUS_CODE: &str = "http.status_code";
-/// Longest refusal that is read, in bytes.
+/// Largest error body that is read, in bytes.
 const REFUSAL_LIMIT: usize = 1 << 20;
 
-/// The way to the API server; see [`super`].
+/// API client over HTTP; see [`super`].
 pub struct Transport {
     pub(super) address: Address,
     pub(super) agent: HeaderValue,
-    /// Headers by which we act for somebody else.
+    /// Impersonation headers.
     pub(super) acting: HeaderMap,
     pub(super) compression: Compression,
     pub(super) credentials: Credentials,
@@ -79,42 +80,42 @@ pub struct Transport {
     pub(super) connections: ApiClientMetrics,
     pub(super) told: Mutex<Told>,
     pub(super) begun: Instant,
-    /// Heartbeats in a row that failed.
+    /// Consecutive failed heartbeats.
     pub(super) beats_missed: AtomicU32,
-    /// Counts this transport as long as it is there.
+    /// Counts this transport in the metrics while it exists.
     pub(super) _open: OpenTransport,
 }
 
-/// The pools.
+/// Connection pools by traffic type.
 pub struct Pools {
     pub(super) beat: Pool,
     pub(super) unary: Pool,
     pub(super) watch: Pool,
 }
 
-/// One call on its way.
+/// Call in progress.
 struct Way<'a> {
     call: &'a Call,
     pool: &'a Pool,
     want: Want,
-    /// When it must have been answered.
+    /// Deadline of the call.
     latest: Instant,
-    /// The connection it was sent on last; 0 before.
+    /// ID of the connection it was last sent on; 0 before the first send.
     on: AtomicU64,
 }
 
 impl Transport {
-    /// Whether the server was heard of and the last attempts to connect succeeded.
+    /// Whether the server has responded at least once and no pool is failing to connect.
     pub fn is_reachable(&self) -> bool {
         self.last_contact().is_some() && self.all().iter().all(|pool| pool.trouble().is_none())
     }
 
-    /// How long ago the server was last heard of; `None` where it never was.
+    /// Time since the server's last response; `None` if it never responded.
     pub fn last_contact(&self) -> Option<Duration> {
         self.all().iter().filter_map(|pool| pool.contact.age()).min()
     }
 
-    /// Files that say who we are may have changed.
+    /// Rereads credential and CA files, which may have changed.
     pub fn reload_identity(&self) {
         self.reload.notify_one();
     }
@@ -132,12 +133,12 @@ impl Transport {
     }
 
     fn way<'a>(&'a self, call: &'a Call, avoid: Option<u64>, latest: Instant) -> Way<'a> {
-        // Pods wait for these; other watches may wait for their turn.
+        // Pods wait for these; other watches are spread after a reconnect.
         let is_first = call.resource == Resource::NODES || call.resource == Resource::PODS;
         Way { call, pool: self.pool(call), want: Want { avoid, is_first }, latest, on: AtomicU64::new(0) }
     }
 
-    /// Asks until there is an answer, or an error that stands.
+    /// Sends a call until it succeeds or fails with an error that is not retried.
     async fn persist(&self, way: &Way<'_>) -> Result<Bytes, ApiError> {
         let mut attempt = 0;
         loop {
@@ -150,10 +151,10 @@ impl Transport {
         }
     }
 
-    /// Waits until it is time to ask again.
+    /// Waits before a retry.
     ///
     /// # Errors
-    /// The error, where it stands.
+    /// The given error, if it is not retried.
     async fn pause(&self, way: &Way<'_>, error: ApiError, attempt: u32) -> Result<(), ApiError> {
         let pause = pause(way.call.verb, &error, attempt).filter(|_| way.call.retries == Retries::Usual);
         match pause {
@@ -167,7 +168,7 @@ impl Transport {
         }
     }
 
-    /// Asks once.
+    /// Sends the call once and reads the response.
     async fn answer(&self, way: &Way<'_>) -> Result<Bytes, ApiError> {
         let (mut slot, response, mut asked) = self.exchange(way).await?;
         let (head, body) = response.into_parts();
@@ -190,7 +191,7 @@ impl Transport {
     fn refused(&self, call: &Call, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> ApiError {
         let status = refusal(call, code, headers, body, self.clock.now());
         let said = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        // Why a request waited in vain is known by the queue it waited in.
+        // The priority level identifies the queue in which a throttled request waited.
         let queue = |name: &str| if status.code == 429 { said(name) } else { "" };
         debug!(
             verb = request::verb(call.verb),
@@ -205,7 +206,7 @@ impl Transport {
         ApiError::Refused(Box::new(status))
     }
 
-    /// Sends a call and waits for the head of an answer; what no server has looked at is sent again.
+    /// Sends a call and waits for the response head; resends it if the server has not processed it.
     async fn exchange(&self, way: &Way<'_>) -> Result<(Slot, Response<Incoming>, Asked), ApiError> {
         let begun = Instant::now();
         if way.call.verb != Verb::Watch {
@@ -224,7 +225,7 @@ impl Transport {
             let sent = self.send(&outgoing, way, &mut slot).await;
             match sent {
                 Ok((response, asked)) if !self.is_outdated(&response, &slot) => return Ok((slot, response, asked)),
-                // Nobody we are any more was asked; what the server said is not meant for us.
+                // The connection has outdated credentials; the refusal does not apply to the current ones.
                 Ok(_) if resent < RESENT => slot.connection().closed.cancel(),
                 Ok((response, asked)) => return Ok((slot, response, asked)),
                 Err(SendError::Lost(why)) => return Err(ApiError::Lost(why)),
@@ -247,7 +248,7 @@ impl Transport {
     ) -> Result<(Response<Incoming>, Asked), SendError> {
         let connection: Arc<Connection> = slot.connection().clone();
         let request = outgoing.made(&self.address, connection.is_http2());
-        // Whoever gives up on a heartbeat has found the connection dead.
+        // A heartbeat that is cancelled has found the connection dead.
         slot.suspect(way.pool.kind == Kind::Beat);
         let mut asked = Asked::new(&self.requests, &self.address, request.method(), outgoing.length());
         let response = match connection.send(request, &mut slot.turn).await {
@@ -269,7 +270,7 @@ impl Transport {
         Ok((response, asked))
     }
 
-    /// A refusal of who we were.
+    /// Whether the response refuses outdated credentials.
     fn is_outdated(&self, response: &Response<Incoming>, slot: &Slot) -> bool {
         response.status() == StatusCode::UNAUTHORIZED && slot.connection().epoch != *self.epoch.borrow()
     }
@@ -293,8 +294,8 @@ impl Transport {
         }
     }
 
-    /// A heartbeat must not wait for a connection that is dead: after 3 s it goes out on another,
-    /// too, and the first answer counts.
+    /// Sends a heartbeat. A dead connection must not delay it: after 3 s it is also sent on another connection, and the
+    /// first response counts.
     async fn beat(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
         let way = self.way(call, None, latest);
         let mut first = Box::pin(self.persist(&way));
@@ -309,7 +310,7 @@ impl Transport {
         }
         let avoid = way.on.load(Ordering::Relaxed);
         if avoid == 0 {
-            return first.await; // it has no connection that could be at fault
+            return first.await; // no connection was used that could be dead
         }
         debug!(path = call.path(), id = avoid, "No answer to a heartbeat, it goes out on a second connection");
         let other = self.way(call, Some(avoid), latest);
@@ -328,7 +329,7 @@ impl Transport {
         outcome
     }
 
-    /// Counts heartbeats that failed; the connection of too many is given up.
+    /// Counts failed heartbeats, and replaces the connection after too many.
     async fn beat_counted(&self, call: &Call, latest: Instant) -> Result<Bytes, ApiError> {
         let outcome = self.beat(call, latest).await;
         let is_fine = outcome.as_ref().map_or_else(|error| matches!(error.code(), 400..500), |_| true);
@@ -341,7 +342,7 @@ impl Transport {
         outcome
     }
 
-    /// Begins a watch.
+    /// Starts a watch.
     async fn begin(&self, way: &Way<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
         let mut attempt = 0;
         loop {
@@ -360,7 +361,7 @@ impl Transport {
     async fn begun(&self, way: &Way<'_>) -> Result<Box<dyn WatchStream>, ApiError> {
         let (mut slot, response, asked) = self.exchange(way).await?;
         let (head, body) = response.into_parts();
-        drop(asked); // a watch took as long as it took to begin
+        drop(asked); // the duration of a watch is measured until it is established
         if !head.status.is_success() {
             let bytes = read(&head.headers, body, REFUSAL_LIMIT).await?;
             slot.was_read();
@@ -373,7 +374,7 @@ impl Transport {
     }
 }
 
-/// The span of one request (spec 10 §10). `retry` is how often the call was made before.
+/// Span of one request (spec 10 §10). `retry` is the number of earlier attempts.
 fn traced(call: &Call, retry: u32) -> Span {
     debug_span!(
         "api.request",
@@ -384,7 +385,7 @@ fn traced(call: &Call, retry: u32) -> Span {
     )
 }
 
-/// The server has said something, be it no.
+/// Whether the server responded, successfully or with a refusal.
 fn is_answer(outcome: &Result<Bytes, ApiError>) -> bool {
     matches!(outcome, Ok(_) | Err(ApiError::Refused(_)))
 }

@@ -1,4 +1,4 @@
-//! What a transport is made of: where the server is, whom we believe, who we are, how fast we ask.
+//! Transport configuration: server, trust, credentials, rate limits, and HTTP settings.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -19,37 +19,37 @@ use super::{
 use berth_metrics::{ApiClientMetrics, RestClientMetrics};
 use berth_ports::Clock;
 
-/// Where a pod in the cluster finds its token and its authorities.
+/// Directory of the token and the CA bundle of a pod.
 const IN_CLUSTER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// What a transport is made of.
+/// Configuration of a transport.
 #[derive(Clone)]
 pub struct TransportConfig {
-    /// The server.
+    /// Server address and trust.
     pub cluster: Cluster,
-    /// Who we are; not heeded with an `identity`.
+    /// Credentials; ignored if `identity` is set.
     pub user: User,
-    /// Who we are where somebody else sees to it: the certificate manager.
+    /// Client certificate managed elsewhere: by the certificate manager.
     pub identity: Option<Identity>,
-    /// How fast we ask.
+    /// Rate limits.
     pub rates: Rates,
-    /// `User-Agent`; its first word owns the fields we write.
+    /// `User-Agent`; its product name is the field manager of our writes.
     pub user_agent: String,
-    /// Which HTTP is spoken, and how dead connections are noticed.
+    /// HTTP version and keep-alive.
     pub http: Http,
 }
 
-/// Which HTTP is spoken, and how dead connections are noticed.
+/// HTTP version and keep-alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Http {
-    /// HTTP/2 is offered.
+    /// Whether HTTP/2 is offered in ALPN.
     pub offers_http2: bool,
-    /// How dead connections are noticed.
+    /// Detection of dead connections.
     pub pings: Pings,
 }
 
 impl Http {
-    /// As the environment has it: `DISABLE_HTTP2`, `HTTP2_READ_IDLE_TIMEOUT_SECONDS`,
+    /// Reads the environment variables `DISABLE_HTTP2`, `HTTP2_READ_IDLE_TIMEOUT_SECONDS`, and
     /// `HTTP2_PING_TIMEOUT_SECONDS`.
     pub fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let seconds = |name: &str, usual| {
@@ -66,15 +66,15 @@ impl Http {
     }
 }
 
-/// What a transport needs of the rest.
+/// Dependencies of a transport.
 pub struct TransportDeps {
-    /// Tells the time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Counts requests.
+    /// Metrics of requests.
     pub requests: RestClientMetrics,
-    /// Counts connections; one per transport that is to be told apart.
+    /// Metrics of connections; a separate instance for each transport that must be distinguished.
     pub connections: ApiClientMetrics,
-    /// Ends it.
+    /// Stops the transport.
     pub stop: CancellationToken,
 }
 
@@ -83,10 +83,10 @@ fn variable(name: &str) -> Option<String> {
 }
 
 impl TransportConfig {
-    /// As a kubeconfig has it. An empty file means the cluster this process is a pod of, if it is.
+    /// Reads a kubeconfig. An empty file selects the in-cluster configuration if this process runs in a pod.
     ///
     /// # Errors
-    /// What is wrong with the file or with what it names.
+    /// The file, or a file it refers to, is unusable.
     pub async fn from_kubeconfig(path: &Path) -> Result<Self, ConnectError> {
         match Kubeconfig::read(path).await {
             Ok(Kubeconfig { cluster, user }) => Ok(Self::new(cluster, user)),
@@ -97,7 +97,7 @@ impl TransportConfig {
         }
     }
 
-    /// To that server as that user.
+    /// Returns a configuration for a server and user, with default rate limits.
     pub fn new(cluster: Cluster, user: User) -> Self {
         Self {
             cluster,
@@ -109,22 +109,22 @@ impl TransportConfig {
         }
     }
 
-    /// At those rates.
+    /// Sets the rate limits.
     #[must_use]
     pub fn at(mut self, rates: Rates) -> Self {
         self.rates = rates;
         self
     }
 
-    /// Saying that of us.
+    /// Sets the user agent.
     #[must_use]
     pub fn called(mut self, user_agent: String) -> Self {
         self.user_agent = user_agent;
         self
     }
 
-    /// As whoever that is at the time: tokens, passwords and programs of the kubeconfig are not used
-    /// then (spec 01 §10.2). Its proxy is, unlike the reference's: without it there may be no way.
+    /// Uses a managed client certificate: tokens, passwords, and exec plugins of the kubeconfig are not used then
+    /// (spec 01 §10.2). Its proxy is, unlike in the kubelet: the server may be unreachable without it.
     #[must_use]
     pub fn identified(mut self, identity: Identity) -> Self {
         self.identity = Some(identity);
@@ -132,7 +132,7 @@ impl TransportConfig {
         self
     }
 
-    /// Where requests go, and the host and port of that.
+    /// Request address, and its host and port.
     pub(super) fn address(&self) -> Result<(Address, String, u16), ConnectError> {
         let invalid = |cause: &dyn std::fmt::Display| {
             ConnectError::Invalid(format!("host must be a URL or a host:port pair: {:?}: {cause}", self.cluster.server))
@@ -153,7 +153,7 @@ impl TransportConfig {
         };
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| invalid(&"no host"))?;
         let port = uri.port_u16().unwrap_or(if scheme == Scheme::HTTPS { 443 } else { 80 });
-        // Without what may stand before an @: that is not for the server.
+        // Without user information before an @: that is not meant for the server.
         let authority = uri.port_u16().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
         let authority = Authority::try_from(authority).map_err(|e| invalid(&e))?;
         let prefix = uri.path().trim_end_matches('/').to_owned();
@@ -169,7 +169,7 @@ impl TransportConfig {
     }
 }
 
-/// The cluster this process is a pod of.
+/// In-cluster configuration; `None` if this process does not run in a pod.
 fn in_cluster(variable: impl Fn(&str) -> Option<String>) -> Option<(Cluster, User)> {
     let host = variable("KUBERNETES_SERVICE_HOST").filter(|host| !host.is_empty())?;
     let port = variable("KUBERNETES_SERVICE_PORT").filter(|port| !port.is_empty())?;

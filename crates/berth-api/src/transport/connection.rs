@@ -1,4 +1,4 @@
-//! One connection: what is sent on it, and how it ends.
+//! Connection to the API server: sends requests over HTTP/2 or HTTP/1.1 and tracks its life cycle.
 
 use std::{
     fmt,
@@ -17,49 +17,49 @@ use hyper::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// What is sent.
+/// Request body.
 pub type Body = Full<Bytes>;
 
-/// Takes requests.
+/// Request sender by HTTP version.
 pub enum Sender {
-    /// Many at once, up to that number, which the peer may change.
+    /// Multiplexed; the number is the peer's limit of concurrent streams, which may change.
     Http2(http2::SendRequest<Body>, Arc<AtomicUsize>),
-    /// One at a time: who has it takes it out.
+    /// One request at a time: a request takes the sender out.
     Http1(Mutex<Option<http1::SendRequest<Body>>>),
 }
 
-/// A connection.
+/// Connection to the API server.
 pub struct Connection {
-    /// Which of all there ever were.
+    /// Number of the connection attempt, unique per dialer.
     pub id: u64,
-    /// Takes requests.
+    /// Request sender.
     pub sender: Sender,
-    /// Which identity and authorities it was made with.
+    /// Version of the credentials and authorities it was established with.
     pub epoch: u64,
-    /// No more requests; watches end soon.
+    /// Cancelled when it is draining: no new requests, and watches end soon.
     pub condemned: CancellationToken,
-    /// It is closed, whatever is under way.
+    /// Cancelled when it is closed, regardless of requests in flight.
     pub closed: CancellationToken,
-    /// It takes no more requests: it is lost, or the server has said so.
+    /// Cancelled when it accepts no more requests: it is lost, or the server is closing it.
     pub over: CancellationToken,
 }
 
-/// A request came to nothing.
+/// Why a request has no response.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SendError {
-    /// The server has not seen it.
+    /// The server has not processed it.
     NotSent,
-    /// It may have been carried out.
+    /// The server may have processed it.
     Lost(String),
 }
 
 impl Connection {
-    /// Whether it speaks HTTP/2.
+    /// Whether it uses HTTP/2.
     pub fn is_http2(&self) -> bool {
         matches!(self.sender, Sender::Http2(..))
     }
 
-    /// How many requests the peer takes at once.
+    /// Maximum number of concurrent requests.
     pub fn limit(&self) -> usize {
         match &self.sender {
             Sender::Http2(_, limit) => limit.load(Ordering::Relaxed),
@@ -67,7 +67,7 @@ impl Connection {
         }
     }
 
-    /// Whether nothing can be sent any more.
+    /// Whether it accepts no more requests.
     pub fn is_over(&self) -> bool {
         self.over.is_cancelled()
             || match &self.sender {
@@ -79,11 +79,11 @@ impl Connection {
             }
     }
 
-    /// Sends and waits for the head of the answer. `turn` keeps an HTTP/1.1 connection until the
-    /// answer was read.
+    /// Sends a request and waits for the response head. `turn` occupies an HTTP/1.1 connection until the response has
+    /// been read.
     ///
     /// # Errors
-    /// It came to nothing.
+    /// There is no response.
     pub async fn send(&self, request: Request<Body>, turn: &mut Turn) -> Result<Response<Incoming>, SendError> {
         match &self.sender {
             Sender::Http2(sender, _) => {
@@ -101,7 +101,7 @@ impl Connection {
         }
     }
 
-    /// The answer was read whole: an HTTP/1.1 connection can be used again.
+    /// Releases an HTTP/1.1 connection after its response was read completely.
     pub fn give_back(&self, turn: &mut Turn) {
         if let Sender::Http1(place) = &self.sender {
             *place.lock().unwrap_or_else(PoisonError::into_inner) = turn.0.take();
@@ -109,7 +109,7 @@ impl Connection {
     }
 }
 
-/// What keeps an HTTP/1.1 connection until its answer was read.
+/// Occupies an HTTP/1.1 connection until its response has been read.
 #[derive(Default)]
 pub struct Turn(Option<http1::SendRequest<Body>>);
 
@@ -123,7 +123,7 @@ fn failure(was_returned: bool, error: &hyper::Error) -> SendError {
     if was_returned || is_untouched(error) { SendError::NotSent } else { SendError::Lost(chain(error)) }
 }
 
-/// The server says that it has not looked at the request: it goes away, or refuses the stream.
+/// Whether the server reports that it has not processed the request: GOAWAY, or REFUSED_STREAM.
 fn is_untouched(error: &hyper::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -136,7 +136,7 @@ fn is_untouched(error: &hyper::Error) -> bool {
     false
 }
 
-/// An error with its causes, each once.
+/// Formats an error with its causes, each once.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,5 +1,6 @@
-//! Counts what is asked, whatever came of it: an attempt that is given up counts as an error.
-//! Behaviour: spec 08 §4.15.
+//! Request metrics guard: counts every request, including cancelled ones as errors.
+//!
+//! Implements spec 08 §4.15.
 
 use http::{Method, StatusCode};
 use tokio::time::Instant;
@@ -7,7 +8,7 @@ use tokio::time::Instant;
 use super::request::Address;
 use berth_metrics::RestClientMetrics;
 
-/// One request; counted when it is answered or dropped.
+/// Request to be counted; recorded when it is answered or dropped.
 pub struct Asked {
     metrics: RestClientMetrics,
     host: String,
@@ -17,25 +18,25 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// A request with a body of that length goes out now.
+    /// Starts the measurement of a request with a body of that length, in bytes.
     pub fn new(metrics: &RestClientMetrics, address: &Address, method: &Method, length: u64) -> Self {
         let host = address.authority.as_str().to_owned();
         metrics.sent(&host, method.as_str(), length);
         Self { metrics: metrics.clone(), host, method: method.clone(), begun: Instant::now(), is_counted: false }
     }
 
-    /// There is an answer.
+    /// Records the response status.
     pub fn answered(&mut self, status: StatusCode) {
         self.count(Some(status.as_u16()));
     }
 
-    /// Its body had that length.
+    /// Records the length of the response body, in bytes.
     pub fn received(&mut self, length: usize) {
         let length = u64::try_from(length).unwrap_or(u64::MAX);
         self.metrics.received(&self.host, self.method.as_str(), length);
     }
 
-    /// It was not made after all.
+    /// Discards the measurement: the request was not sent.
     pub fn forget(&mut self) {
         self.is_counted = true;
     }

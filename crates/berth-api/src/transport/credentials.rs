@@ -1,5 +1,6 @@
-//! What a request says of who we are, where no certificate does: tokens, passwords, what a program
-//! tells (spec 01 §10.1). Only servers behind TLS are told.
+//! `Authorization` header of requests: static token, token file, basic auth, or exec plugin.
+//!
+//! Used without a client certificate (spec 01 §10.1). Sent only to servers behind TLS.
 
 use std::{
     path::PathBuf,
@@ -14,45 +15,45 @@ use tracing::warn;
 
 use super::{exec::Plugin, kubeconfig::read_limited};
 
-/// A token that was read is good for so long: a minute, and it is read again ten seconds before.
+/// How long a token that was read is cached: a minute, minus a margin of ten seconds.
 const GOOD: Duration = Duration::from_secs(50);
-/// Longest read of a token.
+/// Timeout of a token read.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where the `Authorization` header comes from.
+/// Source of the `Authorization` header.
 pub enum Credentials {
-    /// There is none.
+    /// No header.
     None,
-    /// It never changes.
+    /// Constant header.
     Fixed(HeaderValue),
-    /// A token in a file.
+    /// Token in a file.
     File(TokenFile),
-    /// A program.
+    /// Exec plugin.
     Exec(Box<Plugin>),
 }
 
 impl Credentials {
-    /// A token.
+    /// Uses a static token.
     ///
     /// # Errors
-    /// It cannot stand in a header.
+    /// The token contains characters that a header cannot have.
     pub fn token(token: &str) -> Result<Self, String> {
         bearer(token).map(Self::Fixed)
     }
 
-    /// User name and password.
+    /// Uses user name and password.
     ///
     /// # Errors
-    /// Never: what is encoded can stand in a header.
+    /// None in practice: base64 is valid in a header.
     pub fn basic(user: &str, password: &str) -> Result<Self, String> {
         let encoded = STANDARD.encode(format!("{user}:{password}"));
         secret(&format!("Basic {encoded}")).map(Self::Fixed)
     }
 
-    /// What the next request says.
+    /// Header for the next request; `None` if there are no credentials for a header.
     ///
     /// # Errors
-    /// There is nothing to say, although there should be.
+    /// The token file or the exec plugin provides no credentials.
     pub async fn header(&self) -> Result<Option<HeaderValue>, String> {
         match self {
             Self::None => Ok(None),
@@ -62,7 +63,7 @@ impl Credentials {
         }
     }
 
-    /// The server does not believe what was said.
+    /// Invalidates cached credentials after the server rejected them.
     pub fn refused(&self) {
         match self {
             Self::None | Self::Fixed(_) => {}
@@ -72,16 +73,16 @@ impl Credentials {
     }
 }
 
-/// A token in a file that somebody else renews.
+/// Token file that another process renews.
 pub struct TokenFile {
     path: PathBuf,
     known: Mutex<Option<(HeaderValue, Instant)>>,
 }
 
 impl TokenFile {
-    /// In that file; `first` is used where it cannot be read.
+    /// Reads from that file; `first` is used while it cannot be read.
     pub fn new(path: PathBuf, first: Option<HeaderValue>) -> Self {
-        // Due at once: the file knows better.
+        // Due at once: the file has precedence.
         let known = first.map(|header| (header, Instant::now()));
         Self { path, known: Mutex::new(known) }
     }
@@ -126,10 +127,10 @@ impl TokenFile {
     }
 }
 
-/// `Bearer` and a token.
+/// Bearer token header.
 ///
 /// # Errors
-/// It cannot stand in a header.
+/// The token contains characters that a header cannot have.
 pub fn bearer(token: &str) -> Result<HeaderValue, String> {
     secret(&format!("Bearer {token}"))
 }

@@ -1,5 +1,6 @@
-//! Makes connections: name, addresses raced against each other, proxy, TLS, HTTP (spec 10 §8.1,
-//! 01 §10.2).
+//! Dialer: name resolution, Happy Eyeballs connect, proxy tunnel, TLS, and HTTP handshake.
+//!
+//! Implements spec 10 §8.1, 01 §10.2.
 
 use std::{
     future::poll_fn,
@@ -37,76 +38,76 @@ use super::{
     tunnel::Tunnel,
 };
 
-/// Longest time until a connection can be used.
+/// Timeout until a connection is usable.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A connection that takes longer than this is not waited for alone, where it must not be waited for.
+/// Time after which a second attempt starts in parallel, for heartbeats.
 const SECOND: Duration = Duration::from_secs(3);
-/// Longest head of an answer, in bytes.
+/// Largest response head, in bytes.
 const HEADERS: u32 = 1 << 20;
-/// The next address gets its chance after so long, whatever the first ones do.
+/// Head start of an address before the next one is tried.
 const HEAD_START: Duration = Duration::from_millis(300);
-/// How often we look whether the peer has told its settings.
+/// Poll interval while waiting for the peer's HTTP/2 settings.
 const LOOK: Duration = Duration::from_millis(2);
-/// Places that no server would offer: the value before the peer has told its settings.
+/// Sentinel stream limit that no server would send: the value before the peer's settings arrive.
 const UNTOLD: usize = 97;
-/// What the server may send of one answer before we have taken it, in bytes.
+/// HTTP/2 receive window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// What it may send of all answers.
+/// HTTP/2 receive window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 const TCP_KEEP_ALIVE: Duration = Duration::from_secs(30);
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// How a dead connection is noticed.
+/// HTTP/2 keep-alive: detection of dead connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pings {
-    /// A ping after so long without a frame.
+    /// Time without a frame after which a ping is sent.
     pub idle: Duration,
-    /// Dead so long after it.
+    /// Time without a pong after which the connection counts as dead.
     pub patience: Duration,
 }
 
-/// Where to, and how.
+/// Dialer of one server.
 pub struct Dialer {
-    /// Name or address of the server.
+    /// Host name or IP address of the server.
     pub host: String,
-    /// Port.
+    /// Port of the server.
     pub port: u16,
-    /// TLS, and the name the server must have; without it HTTP/1.1 in the clear.
+    /// TLS configuration, and the server name to verify; `None`: HTTP/1.1 in cleartext.
     pub tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
-    /// A proxy on the way.
+    /// Proxy to connect through.
     pub proxy: Option<Tunnel>,
-    /// How a dead connection is noticed.
+    /// Keep-alive settings.
     pub pings: Pings,
-    /// Has it noticed at once.
+    /// Triggers immediate pings.
     pub hurry: Hurry,
-    /// Runs connections.
+    /// Runs the connection tasks.
     pub tasks: TaskTracker,
-    /// Ends them.
+    /// Stops all connections.
     pub stop: CancellationToken,
-    /// Attempts so far; a connection has its number.
+    /// Number of attempts so far; the number of an attempt becomes the connection's ID.
     pub attempts: AtomicU64,
 }
 
-/// Bytes both ways.
+/// Bidirectional byte stream.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 impl Dialer {
-    /// Makes a connection within 10 s.
+    /// Establishes a connection within 10 s.
     ///
     /// # Errors
-    /// What stands in the way, in words.
+    /// Human-readable cause.
     pub async fn dial(&self, epoch: u64) -> Result<Arc<Connection>, String> {
         let id = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
         let late = |_| format!("dial tcp {}:{}: i/o timeout", self.host, self.port);
         timeout(PATIENCE, self.connect(id, epoch)).await.map_err(late)?
     }
 
-    /// As [`Self::dial`]; what takes longer than 3 s is tried a second time beside it, because
-    /// behind one address there may be many servers, of which one hangs.
+    /// As [`Self::dial`], with a second attempt in parallel after 3 s, because one address may be served by many
+    /// servers, one of which hangs.
     ///
     /// # Errors
-    /// What stands in the way of the first attempt, in words.
+    /// Human-readable cause of the first attempt.
     pub async fn dial_twice(&self, epoch: u64) -> Result<Arc<Connection>, String> {
         let mut first = pin!(self.dial(epoch));
         if let Ok(outcome) = timeout(SECOND, &mut first).await {
@@ -135,7 +136,7 @@ impl Dialer {
             }
         };
         let closed = self.stop.child_token();
-        // What is given up before it is done does not stay open.
+        // A connection that is abandoned during the handshake is closed.
         let opening = closed.clone().drop_guard();
         let over = CancellationToken::new();
         let sender = match is_http2 {
@@ -167,7 +168,8 @@ impl Dialer {
         let limit = Arc::new(AtomicUsize::new(UNTOLD));
         let (told, is_told) = oneshot::channel();
         self.drive(followed(driver, limit.clone(), told), closed, over);
-        // Without the peer's word more would be sent than it takes; and one that says nothing is no server.
+        // Without the peer's settings more streams would be opened than it accepts; and a peer that never sends any is
+        // no HTTP/2 server.
         let ended = |_| "the connection was closed before the server said anything".to_owned();
         is_told.await.map_err(ended)?;
         Ok(Sender::Http2(sender, limit))
@@ -202,8 +204,8 @@ impl Dialer {
 
 type Driver = http2::Connection<TokioIo<Box<dyn Stream>>, Body, Spawner>;
 
-/// Drives a connection and keeps `limit` at the number of requests the peer takes; says so when it
-/// has told the first time. hyper has no event for that.
+/// Drives a connection and keeps `limit` at the peer's maximum of concurrent streams; notifies `told` once the peer's
+/// settings have arrived. Polls, because hyper has no event for that.
 async fn followed(driver: Driver, limit: Arc<AtomicUsize>, told: oneshot::Sender<()>) -> hyper::Result<()> {
     let mut driver = pin!(driver);
     while driver.current_max_send_streams() == UNTOLD {
@@ -213,7 +215,7 @@ async fn followed(driver: Driver, limit: Arc<AtomicUsize>, told: oneshot::Sender
         }
     }
     limit.store(driver.current_max_send_streams(), Ordering::Relaxed);
-    let _ = told.send(()); // who dials has given up
+    let _ = told.send(()); // the dial was cancelled
     poll_fn(|context| {
         let polled = driver.as_mut().poll(context);
         limit.store(driver.current_max_send_streams(), Ordering::Relaxed);
@@ -222,7 +224,7 @@ async fn followed(driver: Driver, limit: Arc<AtomicUsize>, told: oneshot::Sender
     .await
 }
 
-/// Runs what hyper spawns, until the connection is closed.
+/// Executor of hyper's tasks; stops them when the connection is closed.
 #[derive(Clone)]
 struct Spawner {
     tasks: TaskTracker,
@@ -242,7 +244,7 @@ where
     }
 }
 
-/// Connects to the address that answers first.
+/// Connects to the first address that answers.
 pub async fn race(host: &str, port: u16) -> Result<TcpStream, String> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let found = tokio::net::lookup_host((bare, port)).await;
@@ -282,7 +284,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
     Ok(stream)
 }
 
-/// A peer that is gone is noticed also where nothing is sent.
+/// Sets TCP options: no delay, and detection of a dead peer on an idle connection.
 fn tuned(stream: &TcpStream) -> [std::io::Result<()>; 5] {
     use rustix::net::sockopt;
     let milliseconds = u32::try_from(TCP_USER_TIMEOUT.as_millis()).unwrap_or(u32::MAX);

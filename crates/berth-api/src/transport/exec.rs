@@ -1,7 +1,6 @@
-//! A program that tells who we are: `client.authentication.k8s.io/v1` and `v1beta1` (spec 01 §10.1).
+//! Exec credential plugin: `client.authentication.k8s.io/v1` and `v1beta1` (spec 01 §10.1).
 //!
-//! It is run when somebody needs what it says, by one at a time; its word is good until the time it
-//! gives, or until the server does not believe it.
+//! Runs on demand, single-flight; its credentials are cached until they expire or the server rejects them.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
@@ -19,17 +18,17 @@ use super::{
 use berth_metrics::{ExecCall, TransportMetrics};
 use berth_ports::Clock;
 
-/// Longest run.
+/// Timeout of one run.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest answer, in bytes.
+/// Bytes read of its output at most.
 const LIMIT: u64 = 1 << 20;
 
-/// A program that tells who we are.
+/// Exec plugin and its cached credentials.
 pub struct Plugin {
     exec: Exec,
-    /// What it is told of the cluster.
+    /// Cluster information passed to the plugin; `None` unless it is requested.
     cluster: Option<Value>,
-    /// Where a certificate it tells of is put.
+    /// Receives the client certificate that the plugin provides.
     identity: Identity,
     clock: Arc<dyn Clock>,
     metrics: TransportMetrics,
@@ -40,7 +39,7 @@ pub struct Plugin {
 struct Said {
     header: Option<HeaderValue>,
     until: Option<Timestamp>,
-    /// When a certificate was told that was another one.
+    /// When the plugin last provided a different certificate.
     shown: Option<Timestamp>,
 }
 
@@ -62,7 +61,7 @@ struct Status {
 }
 
 impl Plugin {
-    /// That program.
+    /// Returns a plugin that has not run yet.
     pub fn new(
         exec: Exec,
         cluster: Option<Value>,
@@ -73,10 +72,11 @@ impl Plugin {
         Self { exec, cluster, identity, clock, metrics, said: Mutex::default(), doubted: false.into() }
     }
 
-    /// What the next request says; a certificate is put into the identity before.
+    /// Header for the next request; `None` if the plugin provides a certificate only. A certificate is stored in the
+    /// identity before this returns.
     ///
     /// # Errors
-    /// The program cannot be run, or says nothing of use.
+    /// The plugin cannot be run, or provides no usable credentials.
     pub async fn header(&self) -> Result<Option<HeaderValue>, String> {
         let mut said = self.said.lock().await;
         let doubted = self.doubted.swap(false, std::sync::atomic::Ordering::Relaxed);
@@ -91,12 +91,12 @@ impl Plugin {
         Ok(header)
     }
 
-    /// The server does not believe what was said.
+    /// Invalidates the cached credentials after the server rejected them.
     pub fn forget(&self) {
         self.doubted.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Runs it; the certificate before was told at `shown`.
+    /// Runs the plugin; `shown` is when the previous certificate was provided.
     async fn ask(&self, mut shown: Option<Timestamp>) -> Result<Said, String> {
         let text = self.run().await?;
         let answer: Answer =
@@ -283,7 +283,7 @@ mod tests {
         tell();
         for _ in 0..2 {
             assert_eq!(plugin.header().await, Ok(None));
-            plugin.forget(); // it tells the same again: that is no other
+            plugin.forget(); // the plugin provides the same certificate again: that is no change
         }
         assert_eq!(plugin.header().await, Ok(None));
         *clock.0.lock().expect("whole") = "2026-01-01T00:15:00Z".parse().expect("a time");

@@ -1,6 +1,6 @@
-//! Follows the files that say who we are and whom we believe (spec 10 §8.3, 01 §10.2).
+//! Reloader of TLS files: client certificate, key, and CA bundle (spec 10 §8.3, 01 §10.2).
 //!
-//! What notifications miss is found every five minutes, or when somebody says so.
+//! Changes that file notifications miss are found by a read every five minutes, or on request.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,37 +23,37 @@ use super::{
 use berth_metrics::{CaReload, TransportMetrics};
 use berth_sys::file_watch::FileWatch;
 
-/// How often files are read although nothing was noticed.
+/// Interval of reads without a notification.
 const PERIOD: Duration = Duration::from_secs(300);
-/// How long after a change the others are waited for that belong to it.
+/// Debounce after a notification, so that related files are complete.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Longest read; a file system that hangs must not stop the rest.
+/// Timeout of a read, so that a hung file system does not block the reloader.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is followed.
+/// Reloader task and its targets.
 pub struct Follower {
-    /// Client certificate and key, where they are ours to read.
+    /// Client certificate and key, if the transport reads them itself.
     pub pair: Option<(Source, Source)>,
-    /// The authorities.
+    /// CA bundle.
     pub authorities: Option<Source>,
-    /// Where the pair goes.
+    /// Receives the client certificate.
     pub identity: Identity,
-    /// Moves when somebody else is set there.
+    /// Changes when the identity changes.
     pub changes: watch::Receiver<u64>,
-    /// Where the authorities go.
+    /// Receives the CA bundle.
     pub trust: Arc<Trust>,
-    /// Moves when connections are to be made anew.
+    /// Incremented to replace all connections.
     pub epoch: watch::Sender<u64>,
-    /// Somebody says that files have changed.
+    /// Requests a reload.
     pub reload: Arc<Notify>,
-    /// The authorities that are in use.
+    /// CA bundle in use, PEM.
     pub believed: Vec<u8>,
-    /// What is counted.
+    /// Metrics of transports.
     pub metrics: TransportMetrics,
 }
 
 impl Follower {
-    /// Follows until stopped.
+    /// Runs until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut watch = FileWatch::new(self.files());
         let mut ticks = interval(PERIOD);
@@ -86,7 +86,7 @@ impl Follower {
         pair.chain(&self.authorities).filter_map(|source| source.file().map(Path::to_owned)).collect()
     }
 
-    /// Reads what lies in files and uses what is new and good.
+    /// Reads all files and applies changed and valid content.
     async fn read(&mut self) -> Result<(), String> {
         if self.files().is_empty() {
             return Ok(());

@@ -1,18 +1,20 @@
-//! What a pool knows of its attempts to connect, while it cannot. Spec 10 §8.2.
+//! Back-off state of a connection pool while it cannot connect.
+//!
+//! Implements spec 10 §8.2.
 
 use tokio::time::Instant;
 
-/// Whether it is worth while to connect.
+/// Back-off state of a pool.
 #[derive(Default)]
 pub struct Gate {
-    /// In a row.
+    /// Consecutive failed attempts.
     pub failures: u32,
-    /// Nobody tries before.
+    /// No attempt before this time.
     pub opens: Option<Instant>,
-    /// Somebody has wanted a connection since the last attempt.
+    /// Whether a connection was requested since the last attempt.
     pub is_wanted: bool,
-    /// Connections were lost, or could not be had: who comes back comes back spread.
+    /// Whether connections were lost or could not be established: watches are spread when they reconnect.
     pub is_recovering: bool,
-    /// Until then.
+    /// End of the time over which they are spread.
     pub spread: Option<Instant>,
 }

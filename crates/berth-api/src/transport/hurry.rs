@@ -1,9 +1,9 @@
-//! Asks all connections at once whether they are alive, when one has been found dead.
+//! On-demand HTTP/2 pings on all connections once one was found dead.
 //!
-//! What cuts one connection often cuts them all, and whoever asks rarely would find it out late.
-//! hyper pings what was silent for a while and ends what does not answer, by a timer of ours. It has
-//! no call for a ping now, so the timer it has been given is what hurries: a sleep that waits for
-//! silence ends, if nothing was heard since, and one that waits for the answer is cut short.
+//! The cause often affects all connections, and a connection with little traffic would detect it late. hyper pings an
+//! idle connection and closes it without a pong, using a timer that we provide. It has no call to send a ping now, so
+//! the timer expires early: a sleep that waits for silence ends if nothing was received since, and one that waits for
+//! the pong is shortened.
 
 use std::{
     pin::Pin,
@@ -19,20 +19,20 @@ use tokio::{
 
 use super::dial::Pings;
 
-/// How long the answer to a hurried ping is waited for: a server that is only busy answers sooner, and
-/// must not have all its nodes come back at once.
+/// Timeout of a triggered ping: a server that is only busy answers sooner, and must not have all nodes reconnect at
+/// once.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// One hurry serves all who call for it within so long.
+/// Debounce interval of triggers.
 const APART: Duration = Duration::from_secs(1);
-/// What passes at most between hyper's look at the clock and its setting of the timer.
+/// Maximum delay between hyper's clock read and its timer registration.
 const SLACK: Duration = Duration::from_millis(100);
 
-/// Calls for pings on all connections of a client.
+/// Trigger of pings on all connections of a client.
 #[derive(Clone, Debug, Default)]
 pub struct Hurry(watch::Sender<Option<Instant>>);
 
 impl Hurry {
-    /// All connections that are silent are asked whether they are alive.
+    /// Triggers a ping on all silent connections; debounced.
     pub fn call(&self) {
         let now = Instant::now();
         self.0.send_if_modified(|last| {
@@ -42,18 +42,18 @@ impl Hurry {
         });
     }
 
-    /// Moves when it was called for.
+    /// Time of the last trigger; changes with each.
     pub fn calls(&self) -> watch::Receiver<Option<Instant>> {
         self.0.subscribe()
     }
 
-    /// The timer of a connection.
+    /// Returns the timer for a connection.
     pub fn timer(&self, pings: Pings) -> PingTimer {
         PingTimer { pings, calls: self.calls() }
     }
 }
 
-/// Tells hyper when to ping, and when a ping was in vain.
+/// Timer that hyper uses for its keep-alive pings and their timeouts.
 pub struct PingTimer {
     pings: Pings,
     calls: watch::Receiver<Option<Instant>>,
@@ -95,18 +95,18 @@ impl Future for Sleeping {
 
 impl Sleep for Sleeping {}
 
-/// What hyper waits for.
+/// What a sleep of hyper waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wait {
-    /// That nothing comes; something did last then.
+    /// Silence since that time, when data was last received.
     Silence(Instant),
-    /// The answer to a ping that was sent then.
+    /// The pong of a ping that was sent at that time.
     Answer(Instant),
 }
 
 impl Wait {
-    /// hyper does not say which it is. Silence that looks like an answer costs a few seconds, and the
-    /// other way round it would cost a connection that is alive: so in doubt it is an answer.
+    /// Infers the kind of a sleep, which hyper does not expose. To mistake silence for a pong costs a few seconds; the
+    /// opposite would close a live connection: so in doubt it is a pong.
     fn of(deadline: Instant, now: Instant, pings: Pings) -> Self {
         let lasts = deadline.saturating_duration_since(now);
         if lasts <= pings.patience && lasts + SLACK >= pings.patience {
@@ -115,11 +115,11 @@ impl Wait {
         Self::Silence(deadline.checked_sub(pings.idle).unwrap_or(now))
     }
 
-    /// When it is waited for no longer.
+    /// When the sleep ends.
     fn ends(self, deadline: Instant, called: Option<Instant>) -> Instant {
         match (self, called) {
             (Self::Silence(heard), Some(called)) if heard < called => called.min(deadline),
-            // Sent before the call, or because of it.
+            // Sent before the trigger, or because of it.
             (Self::Answer(sent), Some(called)) if sent < called + APART => deadline.min(sent.max(called) + PATIENCE),
             _ => deadline,
         }

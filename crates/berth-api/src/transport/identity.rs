@@ -1,7 +1,7 @@
-//! Who we are to the API server: a client certificate that may change at any time (spec 10 §8.3).
+//! Client identity: TLS client certificate that may change at any time (spec 10 §8.3).
 //!
-//! One [`Identity`] is shared by who writes it (a file watch, the certificate manager, an exec
-//! plugin) and by every handshake, which takes what is current.
+//! One [`Identity`] is shared by its writer (a file watcher, the certificate manager, an exec plugin) and by every TLS
+//! handshake, which uses the current certificate.
 
 use std::sync::Arc;
 
@@ -15,20 +15,20 @@ use rustls::{
 use tokio::sync::watch;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// A pair cannot be used.
+/// A certificate and key are unusable; the text is the cause.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct IdentityError(String);
 
-/// A certificate with its chain and its key, known to belong together.
+/// Certificate chain with its private key, verified to belong together.
 #[derive(Clone, Debug)]
 pub struct CertifiedPair(Arc<CertifiedKey>);
 
 impl CertifiedPair {
-    /// From PEM, leaf first; both may be the same text, which has certificates and key.
+    /// Parses PEM, leaf first; both arguments may be the same text.
     ///
     /// # Errors
-    /// There is no certificate or no key in it, or they do not belong together.
+    /// A text has no certificate or no key, or they do not belong together.
     pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, IdentityError> {
         let failed = |text: String| IdentityError(format!("tls: {text}"));
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
@@ -47,13 +47,13 @@ impl CertifiedPair {
         }
     }
 
-    /// The last second the leaf holds, since the epoch; none where it does not say.
+    /// Last second of the leaf's validity, since the epoch; `None` if it cannot be parsed.
     pub fn expires(&self) -> Option<i64> {
         let (_, leaf) = X509Certificate::from_der(self.chain().first()?).ok()?;
         Some(leaf.validity().not_after.timestamp())
     }
 
-    /// The certificates, leaf first.
+    /// Certificate chain, leaf first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.0.cert
     }
@@ -61,12 +61,12 @@ impl CertifiedPair {
 
 impl PartialEq for CertifiedPair {
     fn eq(&self, other: &Self) -> bool {
-        // A certificate names its key.
+        // A certificate determines its key.
         self.chain() == other.chain()
     }
 }
 
-/// Who we are now; nobody (anonymous) where nothing was set. Cheap to clone; all clones are the same.
+/// Current client identity; anonymous until a certificate is set. Cheap to clone; clones share their state.
 #[derive(Clone, Debug)]
 pub struct Identity(Arc<Current>);
 
@@ -77,22 +77,22 @@ struct Current {
 }
 
 impl Identity {
-    /// Nobody, until somebody is set.
+    /// Returns an anonymous identity.
     pub fn nobody() -> Self {
         Self(Arc::new(Current { pair: ArcSwapOption::empty(), changes: watch::Sender::new(0) }))
     }
 
-    /// That one.
+    /// Returns an identity with that certificate.
     pub fn of(pair: CertifiedPair) -> Self {
         let identity = Self::nobody();
         identity.set(Some(pair));
         identity
     }
 
-    /// From now on we are that one: new connections show it, those there are end soon. Says whether
-    /// that is somebody else than before.
+    /// Replaces the certificate: new connections use it, existing ones are drained. Returns whether it differs from the
+    /// previous one.
     pub fn set(&self, pair: Option<CertifiedPair>) -> bool {
-        // One at a time: who compares must not miss what another sets.
+        // Serialized, so that a comparison does not miss a concurrent update.
         self.0.changes.send_if_modified(|changes| {
             let is_new = self.0.pair.load().as_deref() != pair.as_ref();
             if is_new {
@@ -103,12 +103,12 @@ impl Identity {
         })
     }
 
-    /// Who we are.
+    /// Current certificate; `None`: anonymous.
     pub fn current(&self) -> Option<Arc<CertifiedPair>> {
         self.0.pair.load_full()
     }
 
-    /// Moves with each change.
+    /// Counter of changes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }

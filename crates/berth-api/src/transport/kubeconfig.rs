@@ -1,4 +1,4 @@
-//! What a kubeconfig says: which server, whom to believe, who we are (spec 01 §10.1).
+//! Kubeconfig parser: server, trust, and credentials of the current context (spec 01 §10.1).
 
 use std::{
     collections::BTreeMap,
@@ -10,77 +10,77 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The largest kubeconfig that is read, in bytes.
+/// Largest file that is read, in bytes.
 const LIMIT: u64 = 4 << 20;
-/// Longest read of a file; one that hangs must not hold up the start for ever.
+/// Timeout of a read, so that a hung file system does not block the start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// There is no client.
+/// Why no client can be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file cannot be read.
     #[error("invalid kubeconfig: stat {path}: {cause}")]
     Missing {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Cause.
         cause: String,
     },
-    /// It says nothing that could be used.
+    /// The file has no usable configuration.
     #[error("invalid configuration: {0}")]
     Invalid(String),
 }
 
-/// A text in the kubeconfig or in a file it names.
+/// Content that is inline or in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// As it stands there.
+    /// Inline content, decoded.
     Text(Vec<u8>),
-    /// In that file.
+    /// Path of the file.
     File(PathBuf),
 }
 
-/// The server.
+/// Cluster entry: the server and how it is verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its name in the file.
+    /// Name of the entry.
     pub name: String,
-    /// Where it is: `https://host:port/prefix`.
+    /// URL: `https://host:port/prefix`.
     pub server: String,
-    /// The name its certificate must have; the host's where empty.
+    /// Host name for certificate verification; empty: the URL's.
     pub tls_server_name: String,
-    /// Any certificate is believed.
+    /// Disables certificate verification.
     pub insecure_skip_tls_verify: bool,
-    /// The authorities that are believed; the machine's where there are none.
+    /// CA bundle; `None`: the system's.
     pub authorities: Option<Source>,
     /// URL of a proxy: `http`, `https` or `socks5`.
     pub proxy_url: String,
-    /// Answers are not to be compressed.
+    /// Disables response compression.
     pub disable_compression: bool,
-    /// What exec plugins are told.
+    /// Cluster configuration for exec plugins.
     pub exec_config: Option<Value>,
 }
 
-/// Who we are.
+/// User entry: the credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
-    /// Its name in the file.
+    /// Name of the entry.
     pub name: String,
     /// Client certificate and key.
     pub pair: Option<(Source, Source)>,
-    /// A token.
+    /// Bearer token; empty: none.
     pub token: String,
-    /// A file with a token, which is read again and again.
+    /// Token file, which is reread periodically.
     pub token_file: Option<PathBuf>,
     /// User name and password.
     pub basic: Option<(String, String)>,
-    /// Whom we act for.
+    /// Impersonation.
     pub acting: Acting,
-    /// A program that tells who we are.
+    /// Exec credential plugin.
     pub exec: Option<Exec>,
 }
 
-/// Whom we act for.
+/// Impersonation: the identity to act as.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Acting {
     /// `as`.
@@ -93,42 +93,42 @@ pub struct Acting {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// A program that tells who we are.
+/// Exec credential plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Exec {
-    /// The program.
+    /// Program.
     pub command: String,
-    /// Its arguments.
+    /// Arguments.
     pub args: Option<Vec<String>>,
-    /// What is added to its environment.
+    /// Additional environment variables.
     pub env: Option<Vec<ExecVariable>>,
     /// `client.authentication.k8s.io/v1` or `v1beta1`.
     pub api_version: String,
-    /// It is told about the cluster.
+    /// Whether the cluster information is passed to the plugin.
     pub provide_cluster_info: bool,
     /// `Never`, `IfAvailable` or `Always`; required in v1.
     pub interactive_mode: Option<String>,
-    /// What to do where the program is missing.
+    /// Hint for users if the program is missing.
     pub install_hint: Option<String>,
 }
 
-/// A variable of an environment.
+/// Environment variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ExecVariable {
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
 }
 
-/// What the current context comes to.
+/// Resolved current context.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kubeconfig {
-    /// The server.
+    /// Cluster of the context.
     pub cluster: Cluster,
-    /// Who we are.
+    /// User of the context.
     pub user: User,
 }
 
@@ -198,14 +198,14 @@ struct RawUser {
     auth_provider: Option<Value>,
 }
 
-/// The extension that exec plugins are told.
+/// Name of the cluster extension that is passed to exec plugins.
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
 
 impl Kubeconfig {
-    /// Reads a file.
+    /// Reads a file and checks that the files it refers to are readable.
     ///
     /// # Errors
-    /// What is wrong with the file or with what it names.
+    /// The file, or a file it refers to, is unusable.
     pub async fn read(path: &Path) -> Result<Self, ConnectError> {
         let owned = path.to_owned();
         let reading = tokio::task::spawn_blocking(move || {
@@ -221,7 +221,7 @@ impl Kubeconfig {
         read.map_err(|e| ConnectError::Invalid(e.to_string()))?
     }
 
-    /// As it is, if the files it names are there.
+    /// Checks that the files it refers to are readable.
     fn found(self) -> Result<Self, String> {
         let certificates =
             self.user.pair.as_ref().map(|(certificate, key)| [("client-cert", certificate), ("client-key", key)]);
@@ -234,12 +234,12 @@ impl Kubeconfig {
         Ok(self)
     }
 
-    /// What a text says; relative paths in it are below `base`. The files it names are not looked for.
+    /// Parses a kubeconfig; relative paths are resolved against `base`. The files it refers to are not checked.
     ///
     /// # Errors
-    /// What is wrong with it, in the reference's words where it has some.
+    /// A text that names the defect, as client-go words it where it has a text.
     pub fn parse(text: &str, base: &Path) -> Result<Self, String> {
-        // A snippet would show secrets.
+        // A snippet in the error could reveal secrets.
         let document: Document = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
         let Some(name) = document.current_context.filter(|name| !name.is_empty()) else {
             return Err("no configuration has been provided: current-context is not set".to_owned());
@@ -335,7 +335,7 @@ fn check_exec(mut exec: Exec, user: &str, base: &Path) -> Result<Exec, String> {
             "client.authentication.k8s.io/v1" | "client.authentication.k8s.io/v1beta1",
             None | Some("Never" | "IfAvailable"),
         ) => {
-            // As a shell has it: a name without a slash is looked for in the path.
+            // As in a shell: a name without a slash is searched in `PATH`.
             if exec.command.contains('/') {
                 exec.command = base.join(&exec.command).display().to_string();
             }
@@ -352,7 +352,7 @@ fn path(text: &str, base: &Path) -> Option<PathBuf> {
     (!text.is_empty()).then(|| base.join(text))
 }
 
-/// What is meant where both are given nobody knows.
+/// File and inline data together are ambiguous.
 fn only_one(what: &str, [file, data]: [&str; 2], name: &str) -> Result<(), String> {
     if file.is_empty() || data.is_empty() {
         return Ok(());
@@ -365,7 +365,7 @@ fn only_one(what: &str, [file, data]: [&str; 2], name: &str) -> Result<(), Strin
     Err(format!("{what}-data and {what} are both specified for {name}{end}"))
 }
 
-/// From a file, or from the text itself.
+/// Returns inline data if there is any, else the file.
 fn source(file: Option<PathBuf>, data: &str, what: &str) -> Result<Option<Source>, String> {
     if data.is_empty() {
         return Ok(file.map(Source::File));
@@ -375,7 +375,7 @@ fn source(file: Option<PathBuf>, data: &str, what: &str) -> Result<Option<Source
 }
 
 impl Source {
-    /// The text, which may be in a file; blocks.
+    /// Reads the content. Blocking.
     ///
     /// # Errors
     /// The file cannot be read, or is larger than 4 MiB.
@@ -395,7 +395,7 @@ impl Source {
         std::fs::File::open(path).map(drop).map_err(failed)
     }
 
-    /// Its file.
+    /// Path of the file; `None` for inline content.
     pub fn file(&self) -> Option<&Path> {
         match self {
             Self::Text(_) => None,
@@ -408,7 +408,7 @@ fn missing(path: &Path, error: &std::io::Error) -> ConnectError {
     ConnectError::Missing { path: path.display().to_string(), cause: plain(error) }
 }
 
-/// What the reference says of an error.
+/// Error text as Go words it.
 fn plain(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => "no such file or directory".to_owned(),
@@ -416,7 +416,7 @@ fn plain(error: &std::io::Error) -> String {
     }
 }
 
-/// A small file; blocks.
+/// Reads a file of at most 4 MiB. Blocking.
 pub(super) fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
     use std::io::Read;
     let mut content = Vec::new();

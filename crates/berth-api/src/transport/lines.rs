@@ -1,26 +1,28 @@
-//! A watch's body as lines, whatever pieces it comes in. Pure. Spec 10 §2.3, §8.1.
+//! Line splitter for watch streams. Pure.
+//!
+//! Implements spec 10 §2.3, §8.1.
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Cuts what comes into lines; empty ones are left out.
+/// Splits chunks into lines; skips empty lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     rest: BytesMut,
-    /// So much of it has no end of a line.
+    /// Prefix length that is known to contain no line feed.
     seen: usize,
 }
 
-/// A line is too long.
+/// A line exceeds the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
 impl Lines {
-    /// More of the body.
+    /// Appends a chunk of the body.
     pub fn add(&mut self, piece: &[u8]) {
         self.rest.extend_from_slice(piece);
     }
 
-    /// The next whole line.
+    /// Next complete line; `None` until one is complete.
     ///
     /// # Errors
     /// It is longer than `limit` bytes.
@@ -29,7 +31,7 @@ impl Lines {
             let unseen = self.rest.get(self.seen..).unwrap_or_default();
             let Some(at) = memchr::memchr(b'\n', unseen) else {
                 self.seen = self.rest.len();
-                // Most watches are silent for long; what was read lies in the room that was made for it.
+                // Most watches are idle for long: releases the buffer.
                 if self.rest.is_empty() {
                     self.rest = BytesMut::new();
                 }
@@ -46,7 +48,7 @@ impl Lines {
         }
     }
 
-    /// What stands after the last end of a line, at the end of the body: it may be a line, or half of one.
+    /// Whether an incomplete line remains at the end of the body.
     pub fn is_cut(&self) -> bool {
         !self.rest.trim_ascii().is_empty()
     }

@@ -1,19 +1,20 @@
-//! The way to the API server: connections, who we are on them, and how often we ask.
+//! HTTP transport to the API server: connection pools, credentials, rate limits, and retries.
 //!
 //! ```text
 //!                    ┌─ beat:  lease, node status ──── 1 connection
 //!  call ─► pace ─► pool ─ unary: the rest ──────────── 1-4
-//!  watch ───────►    └─ watch: watches ─────────────── as many as the server's limit asks for
+//!  watch ───────►    └─ watch: watches ─────────────── as many as the server's limit requires
 //!                        ▲                                 ▲
-//!     one dialler per pool, gate while nobody answers      identity, authorities: followed
+//!     one dialer per pool, back-off while unreachable      identity, authorities: reloaded
 //! ```
 //!
-//! A server takes so many requests at once on a connection; a heartbeat must never wait for a watch
-//! to end, nor for a connection that is dead. When the certificate or the authorities change, new
-//! connections are made with the new ones at once, and what is under way on the old ones ends in
-//! peace. A pool's task owns its connections, others have slots. What one pool learns of the server all
-//! act on: a dead connection has all pinged (`hurry.rs`), a good one has all dial.
-//! Behaviour: spec 10 §2, §8; 01 §10.
+//! A server limits the concurrent requests of a connection; a heartbeat must never wait for a watch to end, nor for a
+//! dead connection. When the client certificate or the authorities change, new connections use them at once, and the
+//! old ones are drained. The task of a pool owns its connections; requests occupy slots. Pools share what they learn
+//! about the server: a dead connection triggers pings in all pools (`hurry.rs`), a successful connection makes all
+//! pools dial.
+//!
+//! Implements spec 10 §2, §8; 01 §10.
 
 mod addresses;
 mod answer;

@@ -1,4 +1,4 @@
-//! Puts a transport together: from what the configuration says to pools that can be asked.
+//! Constructor of the transport: builds TLS, pools, credentials, and reloader from the configuration.
 
 use std::sync::{
     Arc, Mutex,
@@ -40,11 +40,11 @@ fn invalid(cause: impl std::fmt::Display) -> ConnectError {
 }
 
 impl Transport {
-    /// A transport that connects when it is first used, and the task that must run for it: it ends
-    /// when stopped, with all connections.
+    /// Opens a transport, which connects on first use, and returns the task that must run for it: it ends when stopped,
+    /// with all connections.
     ///
     /// # Errors
-    /// Something the configuration says cannot be used.
+    /// The configuration, or a file it refers to, is unusable.
     pub async fn open(
         config: TransportConfig,
         deps: TransportDeps,
@@ -56,14 +56,14 @@ impl Transport {
         if let Some(pair) = files.pair {
             identity.set(Some(pair));
         }
-        // Before anything connects: whoever comes later is somebody else.
+        // Subscribed before anything connects: every later change replaces connections.
         let is_other = identity.changes();
         let trust = Arc::new(files.trust);
         let tasks = TaskTracker::new();
         let (epoch, changes) = watch::channel(0);
         let hurry = Hurry::default();
         let proxy = config.proxy(&address.scheme, &host, port)?;
-        // Behind it there may be a server in the clear, of which nobody is asked for a proof.
+        // A server in cleartext has no trust configuration, so the proxy is verified by the system's authorities.
         let of_proxy = if is_tls { trust.clone() } else { machine(proxy.as_ref()).await? };
         let dialer = Dialer {
             tls: is_tls.then(|| tls(&config, &identity, &trust, &host)).transpose()?,
@@ -131,7 +131,7 @@ impl Transport {
     }
 }
 
-/// Whom this machine believes, where there is a proxy that has to prove itself.
+/// System trust, if there is an HTTPS proxy to verify.
 async fn machine(proxy: Option<&Proxy>) -> Result<Arc<Trust>, ConnectError> {
     if proxy.is_none_or(|proxy| proxy.kind != ProxyKind::Https) {
         return Ok(Arc::new(Trust::anybody()));
@@ -148,11 +148,11 @@ async fn run(pools: [PoolTask; 3], follower: Follower, tasks: TaskTracker, stop:
     tasks.wait().await;
 }
 
-/// What stands in the files at the start.
+/// Content of the TLS files at start.
 struct Files {
     pair: Option<CertifiedPair>,
     trust: Trust,
-    /// The authorities, as they stand there.
+    /// CA bundle, PEM.
     bundle: Vec<u8>,
 }
 
@@ -206,7 +206,7 @@ fn tls(
         true => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         false => vec![b"http/1.1".to_vec()],
     };
-    // A session that is resumed shows who we were.
+    // A resumed session would present the old client certificate.
     tls.resumption = rustls::client::Resumption::disabled();
     let name = match config.cluster.tls_server_name.as_str() {
         "" => host.trim_start_matches('[').trim_end_matches(']'),
@@ -215,7 +215,7 @@ fn tls(
     Ok((Arc::new(tls), ServerName::try_from(name.to_owned()).map_err(invalid)?))
 }
 
-/// A token wins over a program, and that over a password, as the reference has it.
+/// Chooses the credentials: a token precedes an exec plugin, which precedes a password, as in client-go.
 fn credentials(
     config: &TransportConfig,
     is_tls: bool,
@@ -244,7 +244,7 @@ fn credentials(
     }
 }
 
-/// What a program is told of the cluster.
+/// Cluster information for an exec plugin.
 fn told(cluster: &Cluster) -> serde_json::Value {
     use base64::{Engine, engine::general_purpose::STANDARD};
     let authorities = match &cluster.authorities {

@@ -1,6 +1,6 @@
-//! Keeps what is asked to a rate: a bucket for each line (spec 10 §2.1, 01 §10.3).
+//! Client-side rate limiter: one token bucket per request class (spec 10 §2.1, 01 §10.3).
 //!
-//! Turns are given in the order they are asked for. Watches take none.
+//! First come, first served. Watches are not limited.
 
 use std::{
     collections::HashMap,
@@ -13,27 +13,28 @@ use tracing::info;
 
 use crate::api::{Line, Resource};
 
-/// A wait that is worth a line in the log.
+/// Wait from which on a request is logged.
 const LONG: Duration = Duration::from_secs(1);
-/// There is such a line at most so often.
+/// Minimum interval of that log line.
 const SAID: Duration = Duration::from_secs(10);
 
-/// How much may be asked.
+/// Rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// As much as somebody likes.
+    /// No limit.
     Unlimited,
-    /// So much.
+    /// Token bucket.
     Limited {
         /// Requests per second.
         qps: u32,
-        /// Requests at once after a pause.
+        /// Size of the bucket.
         burst: u32,
     },
 }
 
 impl Rate {
-    /// As the reference's library has it: 0 is not "unlimited", but 5 per second, and 10 at once; less than 0 is.
+    /// Rate limit as client-go interprets the values: a `qps` of 0 is 5, a `burst` of 0 or less is 10; a negative `qps`
+    /// is unlimited.
     pub fn of(qps: i32, burst: i32) -> Self {
         let or = |value: i32, default| u32::try_from(value).ok().filter(|value| *value > 0).unwrap_or(default);
         match qps {
@@ -42,24 +43,24 @@ impl Rate {
         }
     }
 
-    /// As the configuration's documentation has it of events: 0 is "unlimited" (spec 05 §13.1).
+    /// Rate limit of events, as the configuration's documentation defines it: 0 is unlimited (spec 05 §13.1).
     pub fn of_events(qps: i32, burst: i32) -> Self {
         if qps == 0 { Self::Unlimited } else { Self::of(qps, burst) }
     }
 }
 
-/// Who shares the main rate.
+/// Which requests share the main rate limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// All.
+    /// All requests share one bucket.
     #[default]
     All,
-    /// Those of one API group: where nothing was said of the main rate (spec 01 §10.3).
+    /// Each API group has a bucket of its own: where the main rate is not configured (spec 01 §10.3).
     Groups,
 }
 
 impl Sharing {
-    /// As the main rate is configured.
+    /// Sharing that follows from the configured main rate.
     pub fn of(qps: i32) -> Self {
         if qps == 0 { Self::Groups } else { Self::All }
     }
@@ -71,27 +72,27 @@ impl Default for Rate {
     }
 }
 
-/// The rate of each line; the heartbeat's has none.
+/// Rate limits by request class; heartbeats have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// All but the below.
+    /// Requests that belong to no other class.
     pub main: Rate,
-    /// Who shares that.
+    /// Which requests share the main rate limit.
     pub sharing: Sharing,
     /// Events.
     pub events: Rate,
-    /// Certificate signing requests; `None`: they share the main one.
+    /// Certificate signing requests; `None`: they share the main rate limit.
     pub certificates: Option<Rate>,
 }
 
-/// When the bucket is full again.
+/// Token bucket, as the time at which it is full.
 #[derive(Debug, Default)]
 struct Bucket {
     full: Option<Instant>,
 }
 
 impl Bucket {
-    /// When the next turn is; takes it if that is not after `latest`.
+    /// Time of the next token; takes it unless that is after `latest`.
     fn take(&mut self, rate: Rate, now: Instant, latest: Instant) -> Result<Instant, Late> {
         let Rate::Limited { qps, burst } = rate else { return Ok(now) };
         let one = Duration::from_secs(1) / qps.max(1);
@@ -106,10 +107,10 @@ impl Bucket {
     }
 }
 
-/// Whose bucket it is: a line's, or of the main line that of an API group.
+/// Key of a bucket: request class, and API group if the main rate is per group.
 type Whose = (Line, &'static str);
 
-/// The buckets.
+/// Rate limiter.
 #[derive(Debug)]
 pub struct Pace {
     rates: Rates,
@@ -118,12 +119,12 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// With those rates.
+    /// Returns a limiter with full buckets.
     pub fn new(rates: Rates) -> Self {
         Self { rates, buckets: Mutex::default(), said: Mutex::new(None) }
     }
 
-    /// Which bucket a request takes from, at which rate; none for heartbeats.
+    /// Bucket and rate of a request; `None` for heartbeats.
     fn bucket(&self, line: Line, resource: &Resource) -> Option<(Whose, Rate)> {
         let group = if self.rates.sharing == Sharing::Groups { resource.group } else { "" };
         let main = ((Line::Main, group), self.rates.main);
@@ -135,10 +136,10 @@ impl Pace {
         }
     }
 
-    /// Waits for the turn of one request; what is asked for is told where that takes long.
+    /// Waits for a token; logs a long wait with the resource of the request.
     ///
     /// # Errors
-    /// The turn would come after `latest`; it is not taken then.
+    /// The token would come after `latest`; it is not taken then.
     pub async fn turn(&self, line: Line, latest: Instant, resource: &Resource) -> Result<(), Late> {
         let Some((whose, rate)) = self.bucket(line, resource) else { return Ok(()) };
         let now = Instant::now();
@@ -165,7 +166,7 @@ impl Pace {
     }
 }
 
-/// The turn would come too late.
+/// The token would come after the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Late;
 

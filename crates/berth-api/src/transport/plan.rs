@@ -1,14 +1,15 @@
-//! Which connection a request goes on, and when another is made. Pure. Spec 10 §8.2.
+//! Connection choice for a request, and back-off of dials. Pure.
 //!
-//! A server takes so many requests at once on a connection, and whoever comes then waits until one
-//! ends; a watch ends after an hour. So what must not wait has connections of its own.
+//! A server limits the concurrent requests of a connection; beyond that a request waits until another ends, and a watch
+//! may last an hour. Requests that must not wait have connections of their own. Implements spec 10 §8.2, choice of
+//! connections.
 
 use std::time::Duration;
 
-/// What a pool carries.
+/// Traffic type of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Lease and node status, and nothing else ever.
+    /// Lease and node status only.
     Beat,
     /// Writes, reads and lists.
     Unary,
@@ -16,44 +17,44 @@ pub enum Kind {
     Watch,
 }
 
-/// A connection, as far as choosing needs it.
+/// Load of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
-    /// Which.
+    /// ID of the connection.
     pub id: u64,
-    /// Requests under way.
+    /// Requests in flight.
     pub streams: usize,
-    /// How many the peer takes at once.
+    /// Peer's limit of concurrent requests.
     pub limit: usize,
-    /// HTTP/2; else one request at a time.
+    /// HTTP/2; otherwise one request at a time.
     pub is_http2: bool,
 }
 
-/// What is to be done with a request.
+/// Choice for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
-    /// On that connection.
+    /// Use the connection with that ID.
     On(u64),
-    /// On one that is to be made.
+    /// Use a new connection.
     Dial,
-    /// When a place is free.
+    /// Wait for a free slot.
     Wait,
 }
 
-/// Requests on a connection of the unary pool, at most.
+/// Maximum number of requests per connection of the unary pool.
 const UNARY_STREAMS: usize = 64;
-/// Watches on a connection, at most.
+/// Maximum number of watches per connection.
 const WATCH_STREAMS: usize = 80;
-/// So many of the peer's places are left free.
+/// Slots of the peer's limit that watches leave free.
 const SPARE: usize = 20;
-/// The first pause of a dialler.
+/// First back-off of a dialer.
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
-/// So many attempts the heartbeat's pool makes without sparing the server, about a minute of them:
-/// most outages are over then, and the others wait for what it finds.
+/// Failures up to which the heartbeat pool retries fast, about a minute: most outages are over by then, and the other
+/// pools rely on its result.
 const EAGER: u32 = 30;
 
 impl Kind {
-    /// As metrics spell it.
+    /// Metric label.
     pub fn label(self) -> &'static str {
         match self {
             Self::Beat => "beat",
@@ -62,7 +63,7 @@ impl Kind {
         }
     }
 
-    /// Requests a connection takes at once.
+    /// Maximum number of concurrent requests on a connection.
     fn room(self, load: &Load) -> usize {
         match self {
             _ if !load.is_http2 => 1,
@@ -73,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// Connections, at most. HTTP/1.1 needs one for each watch.
+    /// Maximum number of connections. HTTP/1.1 needs one for each watch.
     fn connections(self, is_http2: bool) -> usize {
         match (self, is_http2) {
             (Self::Beat, true) => 1,
@@ -84,7 +85,7 @@ impl Kind {
         }
     }
 
-    /// Longest pause between two attempts to connect, after so many failures in a row.
+    /// Longest back-off after that many consecutive failures.
     fn longest_pause(self, failures: u32) -> Duration {
         Duration::from_secs(match self {
             Self::Beat if failures <= EAGER => 2,
@@ -94,11 +95,11 @@ impl Kind {
     }
 }
 
-/// Where a request goes; `avoid` is a connection it must not go on, because it does not answer.
+/// Chooses the connection for a request; `avoid` is a connection that does not respond.
 pub fn choose(kind: Kind, loads: &[Load], avoid: Option<u64>) -> Choice {
     let free = loads.iter().filter(|load| Some(load.id) != avoid && load.streams < kind.room(load));
     let best = match kind {
-        // The fullest: what stays empty can be closed.
+        // The fullest, so that empty connections can be closed.
         Kind::Watch => free.max_by_key(|load| load.streams),
         Kind::Beat | Kind::Unary => free.min_by_key(|load| load.streams),
     };
@@ -110,7 +111,7 @@ pub fn choose(kind: Kind, loads: &[Load], avoid: Option<u64>) -> Choice {
     if others.count() < kind.connections(is_http2) { Choice::Dial } else { Choice::Wait }
 }
 
-/// The pause of a pool after so many failures in a row (from 1); `chance` is between 0 and 1.
+/// Back-off after that many consecutive failures (from 1); `chance` in 0..1 is the jitter.
 pub fn pause(kind: Kind, failures: u32, chance: f64) -> Duration {
     let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(16)));
     doubled.min(kind.longest_pause(failures)).mul_f64(0.9 + 0.1 * chance.clamp(0.0, 1.0))
@@ -160,7 +161,7 @@ mod tests {
         assert_eq!(seconds(Kind::Watch, 1.0), [800, 1600, 3200, 6400, 12800, 25600, 30000, 30000]);
         assert_eq!(seconds(Kind::Watch, 0.0)[..2], [720, 1440]);
         assert_eq!(pause(Kind::Watch, u32::MAX, 7.0), Duration::from_secs(30));
-        // AC-10-43: attempts in five minutes at the fastest; the others wait while heartbeats are tried.
+        // AC-10-43: attempts in five minutes at the shortest back-off; the other pools wait while heartbeats are tried.
         assert!(300.0 / pause(Kind::Beat, 31, 0.0).as_secs_f64() <= 60.0);
         assert!(pause(Kind::Unary, 31, 0.0) > pause(Kind::Beat, 31, 1.0), "nobody else has a turn");
     }

@@ -1,16 +1,16 @@
-//! The connections of one kind: one task makes them, gives out their places and closes them.
+//! Connection pool of one traffic type: dials, assigns slots, drains, and closes connections.
 //!
 //! ```text
-//!  take ──► asks ──► task ──► slot ──► request ──► back
-//!                     │ ▲
-//!                dial ▼ │ made, failed
+//!  take ──► queue ──► task ──► slot ──► request ──► release
+//!                      │ ▲
+//!                 dial ▼ │ connected, failed
 //! ```
 //!
-//! While nobody answers, the task alone tries, less and less often; who needs a connection waits,
-//! or is told at once what the last attempt came to. What others come to counts too: where one got
-//! through all try at once, and where the heartbeat's pool did not nobody else needs to find out
-//! for himself. A connection that is lost has all others asked whether they are alive.
-//! Behaviour: spec 10 §8.2, §8.3.
+//! While the server is unreachable, only the task dials, with exponential back-off; requests wait or fail at once with
+//! the error of the last attempt. Pools share results: a success in one pool makes all dial at once, and a failure of
+//! the heartbeat pool spares the others an attempt. A lost connection triggers pings on all others.
+//!
+//! Implements spec 10 §8.2, §8.3.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -33,33 +33,33 @@ use super::{
 };
 use berth_metrics::{ApiClientMetrics, Contact};
 
-/// A connection without requests is closed after so long.
+/// Time without requests after which a connection is closed; the heartbeat's stays open.
 const IDLE: Duration = Duration::from_secs(90);
-/// What is under way on a connection that is to go has so long.
+/// Time that requests in flight on a draining connection have to finish.
 const DRAIN: Duration = Duration::from_secs(10);
-/// Watches that were lost together come back within so long.
+/// Time over which lost watches are spread when they reconnect.
 pub const SPREAD: Duration = Duration::from_secs(2);
-/// A connection for watches is given up at an age between these: servers that came later get their share.
+/// Range of the maximum age of a watch connection: rebalances watches to servers that started later.
 const AGE: [Duration; 2] = [Duration::from_secs(8 * 3600), Duration::from_secs(12 * 3600)];
-/// What was begun before a server went away has so long: it ends it itself, sooner.
+/// Time that requests in flight have after a server's GOAWAY; the server usually closes sooner.
 const FAREWELL: Duration = Duration::from_secs(3600);
-/// How long nothing is to be done where nothing is due.
+/// Timer duration when nothing is due.
 const LONG: Duration = Duration::from_secs(3600);
-/// An attempt that began so long before somebody got through is not waited for.
+/// Age from which on a dial is abandoned when another pool connects.
 const STALE: Duration = Duration::from_secs(1);
-/// Requests that wait, at most.
+/// Maximum number of waiting requests.
 const ASKS: usize = 4096;
 
-/// Which place is wanted.
+/// Requirements for a slot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Want {
-    /// Not on that connection.
+    /// ID of a connection to avoid.
     pub avoid: Option<u64>,
-    /// It does not take part in the spreading: others wait for what it brings.
+    /// Exempt from the spreading after a reconnect, because pods depend on it.
     pub is_first: bool,
 }
 
-/// There is no place.
+/// No slot is available; the text is the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Away(pub String);
 
@@ -69,20 +69,20 @@ struct Ask {
 }
 
 enum Event {
-    /// A slot was dropped.
+    /// A slot was released.
     Back { id: u64, is_fit: bool },
-    /// No more requests on what there is.
+    /// Drain all connections.
     Renew,
-    /// It takes no more requests by itself: a look is due.
+    /// A connection accepts no more requests: wakes the task.
     Over,
 }
 
-/// A place on a connection, until it is dropped.
+/// Slot on a connection; released when dropped.
 pub struct Slot {
     connection: Arc<Connection>,
-    /// What keeps an HTTP/1.1 connection.
+    /// Occupies an HTTP/1.1 connection.
     pub turn: Turn,
-    /// Not to be used before.
+    /// Earliest time of use.
     pub not_before: Instant,
     events: mpsc::UnboundedSender<Event>,
     is_read: bool,
@@ -90,18 +90,18 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The connection.
+    /// Connection of the slot.
     pub fn connection(&self) -> &Arc<Connection> {
         &self.connection
     }
 
-    /// The answer was read whole.
+    /// Marks the response as read completely.
     pub fn was_read(&mut self) {
         self.connection.give_back(&mut self.turn);
         (self.is_read, self.is_suspect) = (true, false);
     }
 
-    /// Whether who drops the slot before the answer was read has found the connection dead.
+    /// Sets whether a drop before the response was read means that the connection is dead.
     pub fn suspect(&mut self, is_suspect: bool) {
         self.is_suspect = is_suspect;
     }
@@ -109,18 +109,18 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // An answer that is not wanted any more stands in the way of the next on HTTP/1.1.
+        // On HTTP/1.1 an unread response blocks the next request.
         let is_stuck = !self.is_read && !self.connection.is_http2();
         let event = Event::Back { id: self.connection.id, is_fit: !is_stuck && !self.is_suspect };
         let _ = self.events.send(event); // the pool is gone, and its connections with it
     }
 }
 
-/// The way into a pool.
+/// Handle of a pool.
 pub struct Pool {
-    /// What it carries.
+    /// Traffic type.
     pub kind: Kind,
-    /// When the server was last heard of.
+    /// When the server last responded.
     pub contact: Contact,
     asks: mpsc::Sender<Ask>,
     events: mpsc::UnboundedSender<Event>,
@@ -128,15 +128,15 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// New requests go out on new connections.
+    /// Drains all connections, so that new requests use new ones.
     pub fn renew(&self) {
         let _ = self.events.send(Event::Renew); // the pool is gone
     }
 
-    /// A place on a connection.
+    /// Waits for a slot.
     ///
     /// # Errors
-    /// Nobody answers; for watches only where there is none at `latest`, else at once.
+    /// No connection can be established. Watches fail only at `latest`, other requests as soon as a dial fails.
     pub async fn take(&self, want: Want, latest: Instant) -> Result<Slot, Away> {
         let (reply, answer) = oneshot::channel();
         let taking = async {
@@ -150,44 +150,44 @@ impl Pool {
         })
     }
 
-    /// Why the server cannot be reached, while it cannot.
+    /// Error of the last dial; `None` while the server is reachable.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// What all pools share.
+/// State shared by all pools of a transport.
 #[derive(Clone)]
 pub struct Shared {
-    /// Makes connections.
+    /// Dialer of the server.
     pub dialer: Arc<Dialer>,
-    /// Counts them.
+    /// Metrics of connections.
     pub metrics: ApiClientMetrics,
-    /// Moves when identity or authorities change.
+    /// Changes when the identity or the authorities change.
     pub epoch: watch::Receiver<u64>,
-    /// Moves when somebody could connect.
+    /// Changes when a pool connects.
     pub reached: watch::Sender<u64>,
-    /// Who could not, last.
+    /// Pool that last failed to connect.
     pub missed: watch::Sender<Option<Kind>>,
 }
 
-/// A connection and what is on it.
+/// Connection and its load.
 struct Held {
     connection: Arc<Connection>,
     streams: usize,
     idle: Instant,
     retires: Instant,
-    /// It is condemned, and closed then at the latest.
+    /// Set while it is draining: closed at this time at the latest.
     ends: Option<Instant>,
 }
 
-/// An attempt to connect.
+/// Dial in progress.
 struct Dialling {
     begun: Instant,
     outcome: BoxFuture<'static, Result<Arc<Connection>, String>>,
 }
 
-/// Owns the connections.
+/// Task that owns the connections.
 pub struct PoolTask {
     kind: Kind,
     shared: Shared,
@@ -201,10 +201,10 @@ pub struct PoolTask {
     trouble: Arc<Mutex<Option<String>>>,
 }
 
-/// A pool and the task that must run for it.
+/// Returns a pool, and the task that must run for it.
 pub fn pool(kind: Kind, shared: Shared) -> (Pool, PoolTask) {
     let (asks, inbox) = mpsc::channel(ASKS);
-    let (sender, events) = mpsc::unbounded_channel(); // one for each slot, which are bounded
+    let (sender, events) = mpsc::unbounded_channel(); // one event per slot, and slots are bounded
     let trouble: Arc<Mutex<Option<String>>> = Arc::default();
     let task = PoolTask {
         kind,
@@ -222,7 +222,7 @@ pub fn pool(kind: Kind, shared: Shared) -> (Pool, PoolTask) {
 }
 
 impl PoolTask {
-    /// Serves until stopped.
+    /// Runs until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
         let (mut reached, mut missed) = (self.shared.reached.subscribe(), self.shared.missed.subscribe());
         let mut hurried = self.shared.dialer.hurry.calls();
@@ -241,7 +241,7 @@ impl PoolTask {
                 Some(event) = self.events.recv() => self.happened(event, Instant::now()),
                 ask = self.asks.recv(), if self.waiting.len() < ASKS => match ask {
                     Some(ask) => self.waiting.push(ask),
-                    None => break, // nobody can ask any more
+                    None => break, // all handles are gone
                 },
                 Ok(()) = reached.changed() => self.reached(Instant::now()),
                 Ok(()) = missed.changed() => {
@@ -258,7 +258,7 @@ impl PoolTask {
         self.shared.metrics.holds(self.kind.label(), 0, 0);
     }
 
-    /// When the next thing is due that nobody tells.
+    /// Time of the next timeout.
     fn wake(&self, now: Instant) -> Instant {
         let ends = |held: &Held| match held.ends {
             Some(ends) => ends,
@@ -269,13 +269,13 @@ impl PoolTask {
         self.held.iter().map(ends).chain(opens).min().unwrap_or(now + LONG)
     }
 
-    /// Closes what is over.
+    /// Drains and closes connections that are lost, idle, or too old.
     fn tidy(&mut self, now: Instant) {
         let (kind, mut lost, mut is_hurried) = (self.kind, 0, false);
         for held in &mut self.held {
             let is_over = held.connection.is_over();
             if is_over && held.ends.is_none() {
-                // The server may still end what it has begun.
+                // The server may still finish the requests in flight.
                 held.ends = Some(now + FAREWELL);
                 lost += held.streams;
                 is_hurried = true;
@@ -298,7 +298,7 @@ impl PoolTask {
         }
     }
 
-    /// Gives out places, and begins to dial where there are too few.
+    /// Assigns slots to waiting requests, and starts a dial if there are too few.
     fn serve(&mut self, now: Instant) {
         let mut is_short = false;
         for ask in std::mem::take(&mut self.waiting) {
@@ -327,13 +327,13 @@ impl PoolTask {
         }
     }
 
-    /// A connection is wanted. Writes are told at once what the last attempt came to: who makes
-    /// them knows better what to do meanwhile.
+    /// Queues a request that needs a new connection. Unary requests fail at once with the error of the last dial: their
+    /// callers have their own retry policy.
     fn want(&mut self, ask: Ask) {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match trouble {
             Some(trouble) if self.kind == Kind::Unary && self.gate.opens.is_some() => {
-                let _ = ask.reply.send(Err(Away(trouble))); // who asked has gone
+                let _ = ask.reply.send(Err(Away(trouble))); // the caller is gone
             }
             _ => self.waiting.push(ask),
         }
@@ -363,7 +363,7 @@ impl PoolTask {
             is_read: false,
             is_suspect: false,
         };
-        let _ = ask.reply.send(Ok(slot)); // who asked has gone: the slot comes back by being dropped
+        let _ = ask.reply.send(Ok(slot)); // if the caller is gone, dropping the slot releases it
     }
 
     fn dialled(&mut self, made: Result<Arc<Connection>, String>, now: Instant) {
@@ -414,19 +414,19 @@ impl PoolTask {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(cause.clone());
         if self.kind != Kind::Watch && self.loads().is_empty() {
             for ask in self.waiting.drain(..) {
-                let _ = ask.reply.send(Err(Away(cause.clone()))); // who asked has gone
+                let _ = ask.reply.send(Err(Away(cause.clone()))); // the caller is gone
             }
-            // Somebody will be back, and then it should be there.
+            // Callers will retry, and the connection should exist then.
             self.gate.is_wanted = true;
         }
-        // With a connection left, who waits for another goes on waiting, but for one that avoids it.
+        // If another connection is left, requests keep waiting for a slot, except those that avoid it.
         let avoiding = |ask: &mut Ask| ask.want.avoid.is_some();
         for ask in self.waiting.extract_if(.., avoiding) {
-            let _ = ask.reply.send(Err(Away(cause.clone()))); // who asked has gone
+            let _ = ask.reply.send(Err(Away(cause.clone()))); // the caller is gone
         }
     }
 
-    /// Somebody got through: so may we, and not only once what we have begun has failed.
+    /// Another pool connected: dials at once, and abandons a dial that is older than [`STALE`].
     fn reached(&mut self, now: Instant) {
         self.gate.opens = None;
         if self.dialling.as_ref().is_some_and(|dialling| now.duration_since(dialling.begun) >= STALE) {
@@ -435,14 +435,14 @@ impl PoolTask {
         }
     }
 
-    /// Somebody could not get through. The heartbeat's pool finds out for all.
+    /// Another pool failed to connect: extends the back-off. The heartbeat pool probes for all.
     fn missed(&mut self, who: Option<Kind>, now: Instant) {
         if self.kind != Kind::Beat && who != Some(self.kind) && self.gate.opens.is_some() {
             self.gate.opens = Some(now + pause(self.kind, self.gate.failures, rand::random()));
         }
     }
 
-    /// Connections that cannot be asked whether they are alive, and that nobody uses, are not kept.
+    /// Closes idle connections that cannot be pinged (HTTP/1.1).
     fn hurried(&mut self) {
         for held in self.held.iter().filter(|held| held.streams == 0 && !held.connection.is_http2()) {
             held.connection.closed.cancel();
@@ -468,12 +468,12 @@ impl PoolTask {
         }
     }
 
-    /// Identity or authorities have changed: nothing new on what was made before.
+    /// Drains all connections after a change of identity or authorities.
     fn renew(&mut self, now: Instant) {
         for held in self.held.iter_mut().filter(|held| held.ends.is_none()) {
             condemn(held, now);
         }
-        // What made it fail may be what has changed.
+        // The change may fix the cause of the last failure.
         (self.dialling, self.gate.opens) = (None, None);
     }
 }
@@ -501,7 +501,7 @@ mod tests {
     use crate::transport::{dial::Pings, hurry::Hurry};
     use berth_metrics::Registry;
 
-    /// To a port on which nobody listens.
+    /// A port without a listener.
     fn nowhere() -> Shared {
         let dialer = Dialer {
             host: "127.0.0.1".to_owned(),
@@ -525,7 +525,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_away_is_asked_by_few() {
-        // AC-10-43: ten minutes, 200 watches, and heartbeats and writes all the time.
+        // AC-10-43: ten minutes with 200 watches and continuous heartbeats and writes.
         let (shared, stop) = (nowhere(), CancellationToken::new());
         let attempts = || shared.dialer.attempts.load(Ordering::Relaxed);
         let make = |kind| {

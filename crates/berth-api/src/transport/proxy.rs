@@ -1,18 +1,20 @@
-//! Which proxy stands on the way. Pure. Spec 01 §10.1: `proxy-url`, else the environment.
+//! Proxy selection: `proxy-url`, or else `HTTPS_PROXY`, `HTTP_PROXY`, and `NO_PROXY`. Pure.
+//!
+//! Implements spec 01 §10.1, proxies.
 
 use std::net::IpAddr;
 
 use http::Uri;
 use percent_encoding::percent_decode_str;
 
-/// How a proxy is spoken to.
+/// Proxy protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyKind {
-    /// `http`: `CONNECT` in the clear.
+    /// `http`: `CONNECT` in cleartext.
     Http,
     /// `https`: `CONNECT` within TLS.
     Https,
-    /// `socks5`, `socks5h`: SOCKS 5, by the server's name.
+    /// `socks5`, `socks5h`: SOCKS 5; the proxy resolves the server's name.
     Socks5,
 }
 
@@ -35,30 +37,30 @@ impl ProxyKind {
     }
 }
 
-/// A proxy on the way.
+/// Proxy address and credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proxy {
-    /// How it is spoken to.
+    /// Protocol.
     pub kind: ProxyKind,
-    /// Name or address.
+    /// Host name or IP address.
     pub host: String,
-    /// Port.
+    /// Port; default by protocol: 80, 443, 1080.
     pub port: u16,
-    /// User and password.
+    /// User name and password.
     pub credentials: Option<(String, String)>,
 }
 
 impl std::fmt::Debug for Proxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The password is not for the log.
+        // Omits the password from logs.
         write!(f, "Proxy({:?} {}:{})", self.kind, self.host, self.port)
     }
 }
 
-/// A proxy by its URL.
+/// Parses a proxy URL.
 ///
 /// # Errors
-/// It is none, or of a kind that is not known. The text is not repeated: it may have a password.
+/// It is malformed or has an unsupported scheme. The error omits the URL, which may contain a password.
 pub fn proxy_url(text: &str) -> Result<Proxy, String> {
     let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let uri: Uri = full.parse().map_err(|e| format!("the URL cannot be read: {e}"))?;
@@ -86,10 +88,10 @@ pub fn proxy_url(text: &str) -> Result<Proxy, String> {
     })
 }
 
-/// The proxy the environment wants for that host.
+/// Proxy for a host, from environment variables; `None`: connect directly.
 ///
 /// # Errors
-/// It names one that cannot be used.
+/// The variable has an unusable URL.
 pub fn proxy_of(
     is_tls: bool,
     host: &str,
@@ -107,7 +109,7 @@ pub fn proxy_of(
     proxy_url(&url).map(Some)
 }
 
-/// Whether no proxy is asked for that host: what is on this machine never, and what `NO_PROXY` names.
+/// Whether a host is reached without a proxy: loopback, and matches of `NO_PROXY`.
 fn is_direct(host: &str, port: u16, list: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
     let address: Option<IpAddr> = host.parse().ok();

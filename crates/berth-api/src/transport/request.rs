@@ -1,4 +1,6 @@
-//! A call as an HTTP request. Pure. Spec 10 §2.2.
+//! Conversion of API calls to HTTP requests. Pure.
+//!
+//! Implements spec 10 §2.2: requests.
 
 use bytes::Bytes;
 use http::{
@@ -11,18 +13,18 @@ use http_body_util::Full;
 use super::kubeconfig::Acting;
 use crate::api::{Call, Verb};
 
-/// Where requests go and what each says of us.
+/// Request target: scheme, authority, and path prefix.
 #[derive(Clone, Debug)]
 pub struct Address {
     /// `http` or `https`.
     pub scheme: Scheme,
     /// `host:port`.
     pub authority: Authority,
-    /// What stands before every path, without a slash at its end.
+    /// Path prefix, without a trailing slash.
     pub prefix: String,
 }
 
-/// A request that can be made as often as it is needed.
+/// Request that can be sent repeatedly.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
     method: Method,
@@ -31,7 +33,7 @@ pub struct Outgoing {
     body: Bytes,
 }
 
-/// The method a verb is asked with.
+/// HTTP method of a verb.
 pub fn method(verb: Verb) -> Method {
     match verb {
         Verb::Get | Verb::List | Verb::Watch => Method::GET,
@@ -42,7 +44,7 @@ pub fn method(verb: Verb) -> Method {
     }
 }
 
-/// The verb as authorisation and metrics spell it.
+/// Verb as RBAC authorization and metrics spell it.
 pub fn verb(verb: Verb) -> &'static str {
     match verb {
         Verb::Get => "get",
@@ -56,10 +58,10 @@ pub fn verb(verb: Verb) -> &'static str {
     }
 }
 
-/// `kubelet/v1.36.2 (linux/amd64) kubernetes/abcdefg`.
+/// User agent: `kubelet/v1.36.2 (linux/amd64) kubernetes/abcdefg`.
 ///
-/// Its first word owns every field we write, so it is `kubelet` whatever the program is called,
-/// unless somebody gave it another name on purpose (spec 10 §2.2).
+/// Its product name is the field manager of all our writes, so it is `kubelet` regardless of the program's name, unless
+/// another name was chosen on purpose (spec 10 §2.2).
 pub fn user_agent(program: &str, version: &str, commit: &str) -> String {
     let name = program.rsplit('/').next().unwrap_or_default();
     let name = if matches!(name, "" | "berth") { "kubelet" } else { name };
@@ -73,10 +75,10 @@ pub fn user_agent(program: &str, version: &str, commit: &str) -> String {
     format!("{name}/{version} (linux/{architecture}) kubernetes/{}", commit.unwrap_or("$Format"))
 }
 
-/// Headers by which we act for somebody else.
+/// Impersonation headers.
 ///
 /// # Errors
-/// A value that no header can have.
+/// A name or value is not valid in a header.
 pub fn acting(acting: &Acting) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     let mut add = |name: String, value: &str| {
@@ -107,20 +109,20 @@ pub fn acting(acting: &Acting) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// Whether an answer may come compressed.
+/// Whether a response may be compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compression {
-    /// It may.
+    /// gzip is accepted.
     Gzip,
-    /// It may not.
+    /// No compression is accepted.
     None,
 }
 
 impl Outgoing {
-    /// The request for a call, with what every request says.
+    /// Builds the request of a call, with the headers common to all requests.
     ///
     /// # Errors
-    /// A path that cannot be asked for.
+    /// The path is not a valid request target.
     pub fn new(address: &Address, call: &Call, agent: &HeaderValue, compression: Compression) -> Result<Self, String> {
         let target = target(&address.prefix, call);
         let target = PathAndQuery::try_from(target.as_str()).map_err(|e| format!("{target}: {e}"))?;
@@ -140,7 +142,7 @@ impl Outgoing {
         Ok(Self { method: method(call.verb), target, headers, body })
     }
 
-    /// More of us.
+    /// Adds headers.
     pub fn with(mut self, headers: &HeaderMap) -> Self {
         self.headers.extend(headers.clone());
         self
@@ -151,7 +153,7 @@ impl Outgoing {
         u64::try_from(self.body.len()).unwrap_or(u64::MAX)
     }
 
-    /// As a connection of that version wants it.
+    /// Builds the HTTP request for a connection of that HTTP version.
     pub fn made(&self, address: &Address, is_http2: bool) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(self.body.clone()));
         *request.method_mut() = self.method.clone();
@@ -164,13 +166,13 @@ impl Outgoing {
         } else if let Ok(host) = HeaderValue::from_str(address.authority.as_str()) {
             request.headers_mut().insert(HOST, host);
         }
-        // Made of parts that are valid: a target alone, or with scheme and authority.
+        // Cannot fail: the parts are valid, and are a target alone or with scheme and authority.
         *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
         request
     }
 }
 
-/// Path and query: the query sorted by name.
+/// Path and query; the query is sorted by name.
 fn target(prefix: &str, call: &Call) -> String {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-._~/:@!$&'()*+,;=".contains(&b);
     let mut target = format!("{prefix}{}", escaped(&call.path(), allowed));

@@ -1,18 +1,20 @@
-//! What is asked once more, and when. Pure. Spec 10 §2.6, §11.
+//! Retry policy of the API client. Pure.
+//!
+//! Implements spec 10 §2.6, §11.
 
 use std::time::Duration;
 
 use crate::api::{ApiError, Verb};
 
-/// Attempts after the first.
+/// Maximum number of retries.
 const MOST: u32 = 10;
-/// The pause after a connection was lost.
+/// Back-off after a lost connection.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The pause before attempt `attempt + 1` (attempts count from 0); `None` where the error stands.
+/// Back-off before attempt `attempt + 1` (attempts count from 0); `None` if the error is not retried.
 ///
-/// A server that says when it wants to be asked again is asked then, whatever was asked. What was
-/// lost on the way may have been carried out: only what reads is asked again.
+/// A 429 or 5xx response with `Retry-After` is retried for every verb. A request that was lost may have been processed:
+/// only reads are retried.
 pub fn pause(verb: Verb, error: &ApiError, attempt: u32) -> Option<Duration> {
     if attempt >= MOST {
         return None;

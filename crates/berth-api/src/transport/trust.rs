@@ -1,5 +1,6 @@
-//! Whom we believe to be the API server: authorities that may change while we run. A bundle that
-//! cannot be used leaves the old one in use (spec 10 §8.1, `AC-10-38`).
+//! TLS server trust: reloadable CA bundle (spec 10 §8.1, `AC-10-38`).
+//!
+//! A bundle that is unusable leaves the previous one in use.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use rustls::{
 
 use berth_sys::tls::{ServerVerifier, provider};
 
-/// Whom we believe.
+/// Server certificate verifier whose authorities can be replaced.
 #[derive(Debug)]
 pub struct Trust {
     judge: ArcSwap<Judge>,
@@ -22,38 +23,38 @@ pub struct Trust {
 
 #[derive(Debug)]
 enum Judge {
-    /// Those authorities' servers.
+    /// Verifies certificates against authorities.
     Authorities(ServerVerifier),
-    /// Anybody.
+    /// Accepts every certificate.
     Anybody,
 }
 
 impl Trust {
-    /// Anybody is believed.
+    /// Returns a verifier that accepts every certificate.
     pub fn anybody() -> Self {
         Self::of(Judge::Anybody)
     }
 
-    /// The authorities of a bundle.
+    /// Returns a verifier with the authorities of a PEM bundle.
     ///
     /// # Errors
-    /// It has no certificate that could be used.
+    /// The bundle has no usable certificate.
     pub fn bundle(pem: &[u8]) -> Result<Self, String> {
         authorities(pem).map(Self::of)
     }
 
-    /// The authorities of this machine; blocks.
+    /// Returns a verifier with the system's authorities. Blocking.
     ///
     /// # Errors
-    /// It has none.
+    /// There are none.
     pub fn machine() -> Result<Self, String> {
         judge(rustls_native_certs::load_native_certs().certs).map(Self::of)
     }
 
-    /// From now on the authorities of that bundle.
+    /// Replaces the authorities.
     ///
     /// # Errors
-    /// It has no certificate that could be used; the old ones stay.
+    /// The bundle has no usable certificate; the previous authorities stay.
     pub fn replace(&self, pem: &[u8]) -> Result<(), String> {
         self.judge.store(Arc::new(authorities(pem)?));
         Ok(())

@@ -1,7 +1,7 @@
-//! Through a proxy to the server: `CONNECT` in the clear or within TLS, or SOCKS 5 (spec 01 §10.1).
+//! Proxy tunnel to the server: HTTP `CONNECT`, in cleartext or within TLS, or SOCKS 5 (spec 01 §10.1).
 //!
-//! A proxy resolves the server's name, as the reference has it: the node may not be able to. It is proven by the
-//! same authorities as the server, and is shown no certificate of ours.
+//! The proxy resolves the server's name, as in client-go: the node may not be able to. It is verified by the same
+//! authorities as the server, and receives no client certificate.
 
 use std::sync::Arc;
 
@@ -18,21 +18,21 @@ use super::{
     trust::Trust,
 };
 
-/// Longest head of a proxy's answer, in bytes.
+/// Largest response head of a proxy, in bytes.
 const PROXY_HEAD: usize = 8 << 10;
 
-/// A proxy, and how it is spoken to.
+/// Proxy and its TLS configuration.
 pub struct Tunnel {
     proxy: Proxy,
-    /// Where it wants TLS.
+    /// TLS to the proxy; `None` unless it is an HTTPS proxy.
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
 }
 
 impl Tunnel {
-    /// Through that proxy; `trust` says whether it is the one it claims to be.
+    /// Returns a tunnel through a proxy; `trust` verifies its certificate.
     ///
     /// # Errors
-    /// It has a name that no certificate could have.
+    /// Its host name is not valid in a certificate, or TLS cannot be configured.
     pub fn new(proxy: Proxy, trust: Arc<Trust>) -> Result<Self, String> {
         let tls = match proxy.kind {
             ProxyKind::Https => {
@@ -52,10 +52,10 @@ impl Tunnel {
         Ok(Self { proxy, tls })
     }
 
-    /// A way to that server.
+    /// Connects to a server through the proxy.
     ///
     /// # Errors
-    /// What stands in the way, in words.
+    /// Human-readable cause.
     pub async fn dig(&self, host: &str, port: u16) -> Result<Box<dyn Stream>, String> {
         let stream = race(&self.proxy.host, self.proxy.port).await?;
         match (self.proxy.kind, &self.tls) {
@@ -98,7 +98,7 @@ impl Tunnel {
         stream.write_all(request.as_bytes()).await.map_err(failed)?;
         stream.flush().await.map_err(failed)?;
         let mut head = Vec::new();
-        // Byte by byte: what comes after the head is the server's.
+        // Byte by byte: the bytes after the head belong to the server.
         while !head.ends_with(b"\r\n\r\n") {
             if head.len() >= PROXY_HEAD {
                 return Err("proxyconnect tcp: the proxy's answer is too long".to_owned());
@@ -114,7 +114,7 @@ impl Tunnel {
     }
 }
 
-/// An address without the brackets it has in URLs.
+/// Strips the brackets that an IPv6 address has in URLs.
 fn bare(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }

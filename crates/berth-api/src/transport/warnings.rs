@@ -1,18 +1,18 @@
-//! What the server warns of: told once per text and hour (spec 10 §2.2). Pure.
+//! Deduplication of the server's `Warning` headers: logs each text once per hour (spec 10 §2.2). Pure.
 
 use std::{num::NonZeroUsize, time::Duration};
 
 use http::HeaderMap;
 use lru::LruCache;
 
-/// A text is told again after so long.
+/// Interval after which a text is logged again.
 const AGAIN: Duration = Duration::from_secs(3600);
-/// So many texts are remembered.
+/// Number of remembered texts.
 const TEXTS: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
-/// Longest text, in characters.
+/// Maximum length of a text, in characters.
 const LENGTH: usize = 1024;
 
-/// What was told.
+/// LRU cache of logged texts.
 pub struct Told(LruCache<String, Duration>);
 
 impl Default for Told {
@@ -22,7 +22,7 @@ impl Default for Told {
 }
 
 impl Told {
-    /// The warnings that are to be told now; `now` counts from any fixed moment.
+    /// Warnings to log now; `now` counts from any fixed moment.
     pub fn fresh(&mut self, headers: &HeaderMap, now: Duration) -> Vec<String> {
         let texts = headers.get_all("warning").iter().filter_map(|value| text(value.to_str().ok()?));
         let mut fresh = Vec::new();
@@ -37,7 +37,7 @@ impl Told {
     }
 }
 
-/// The text of `299 - "text"`; other codes are not for us.
+/// Extracts the text of `299 - "text"`; other codes are ignored.
 fn text(value: &str) -> Option<String> {
     let quoted = value.trim().strip_prefix("299 ")?.split_once(' ')?.1.trim().strip_prefix('"')?;
     let (mut text, mut is_escaped) = (String::new(), false);

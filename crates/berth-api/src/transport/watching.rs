@@ -1,7 +1,6 @@
-//! A watch that has begun: events as they come, until the server, the connection or a new identity
-//! ends it.
+//! Established watch: yields events until the server, the connection, or an identity change ends it.
 //!
-//! There are thousands of these, and nearly all of them wait: what is kept is what waiting needs.
+//! There are thousands of these, nearly all idle: they keep only the state that waiting needs.
 
 use std::{
     pin::Pin,
@@ -19,12 +18,12 @@ use super::{client::PARTING, connection::chain, lines::Lines, pool::Slot};
 use crate::api::{ApiError, WatchStream};
 use berth_metrics::Contact;
 
-/// Longest event, in bytes (spec 10 §8.1).
+/// Largest event, in bytes (spec 10 §8.1).
 const LONGEST: usize = 8 << 20;
 
 type Said = Option<Result<Bytes, ApiError>>;
 
-/// Events of a watch.
+/// Event stream of a watch.
 pub struct Watching {
     body: Incoming,
     lines: Lines,
@@ -36,11 +35,11 @@ pub struct Watching {
     is_over: bool,
 }
 
-/// When it ends before its body does.
+/// When the watch ends before its body does.
 enum Leave {
-    /// So long after its connection is condemned.
+    /// That long after its connection starts to drain.
     Condemned(Pin<Box<WaitForCancellationFutureOwned>>, Duration),
-    /// Then.
+    /// At that time.
     At(Pin<Box<Sleep>>),
 }
 
@@ -57,22 +56,23 @@ impl Leave {
     }
 }
 
-/// What is told once everything has had time to stop.
+/// Last item, withheld for a moment during shutdown.
 struct Parting {
     over: Pin<Box<Sleep>>,
     last: Said,
 }
 
 impl Watching {
-    /// Events of a body. When the connection is to go it goes on for `lingers`, so that not all
-    /// come back at once.
+    /// Returns the events of a body. When its connection starts to drain, the watch continues for `lingers`, so that
+    /// reconnects are spread.
     pub fn new(body: Incoming, slot: Slot, contact: Contact, lingers: Duration, stop: CancellationToken) -> Self {
         let condemned = slot.connection().condemned.clone().cancelled_owned();
         let leave = Leave::Condemned(Box::pin(condemned), lingers);
         Self { body, lines: Lines::default(), slot, contact, leave, stop, parting: None, is_over: false }
     }
 
-    /// Something came of the body (trailers are empty), or it is over; `None` where the connection is to go.
+    /// Polls for a chunk of the body (trailers are empty) or its end; `None` if the watch must leave a draining
+    /// connection.
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Option<Bytes>, hyper::Error>>> {
         match Pin::new(&mut self.body).poll_frame(context) {
             Poll::Ready(Some(frame)) => {
@@ -136,7 +136,7 @@ impl WatchStream for Watching {
     }
 }
 
-/// A watch that ended before it began.
+/// Watch that was lost before its first event.
 pub struct Empty;
 
 impl WatchStream for Empty {

@@ -1,25 +1,25 @@
-//! From words to flags and values: the POSIX-like grammar kubelet's flags follow. Pure. Spec 01 §2.1.
+//! Command line parser with the POSIX-like grammar of kubelet's flags. Pure. Spec 01 §2.1.
 
 use std::ffi::OsString;
 
 use super::{FLAGS, Flag, Settings, find, values};
 use crate::text::quote;
 
-/// What a command line holds besides the values it sets.
+/// Result of parsing a command line, beside the settings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Parsed {
-    /// Words that are no flags, in order.
+    /// Arguments that are not flags, in order.
     pub words: Vec<String>,
-    /// Names of the flags given, in order of first use.
+    /// Names of the given flags, in order of first use.
     pub given: Vec<&'static str>,
-    /// One line per deprecated flag given.
+    /// One warning per deprecated flag given.
     pub deprecations: Vec<String>,
 }
 
-/// Reads the words after the program's name into `settings`.
+/// Parses the arguments after the program name into `settings`.
 ///
 /// # Errors
-/// The first mistake, in the reference's words; `settings` then holds what came before it.
+/// The first malformed argument, with the reference's text; `settings` then has the values of the preceding ones.
 pub fn parse(args: &[OsString], settings: &mut Settings) -> Result<Parsed, String> {
     let words: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let mut reader = Reader { rest: &words, parsed: Parsed::default(), settings };
@@ -47,7 +47,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// `--name`, `--name=value`, `--name value`.
+    /// Parses `--name`, `--name=value`, `--name value`.
     fn long(&mut self, word: &str, long: &str) -> Result<(), String> {
         if long.starts_with(['-', '=']) {
             return Err(format!("bad flag syntax: {word}"));
@@ -64,7 +64,7 @@ impl Reader<'_> {
         self.set(flag, &value)
     }
 
-    /// `-v 2`, `-v=2`, `-v2`, `-hv2`.
+    /// Parses `-v 2`, `-v=2`, `-v2`, `-hv2`.
     fn letters(&mut self, letters: &str) -> Result<(), String> {
         let mut left = letters;
         while let Some(letter) = left.chars().next() {

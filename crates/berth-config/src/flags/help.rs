@@ -1,4 +1,4 @@
-//! What the table says about itself: the help text and the values of `/flagz`. Pure. Spec 01 §2.1, §7.4.
+//! Help text of the flags, and their values for `/flagz`. Pure. Spec 01 §2.1, §7.4.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -14,7 +14,7 @@ Usage:
 Flags:
 ";
 
-/// The help text: what this is, and every flag with its default.
+/// Returns the help text: a description, and every flag with its default.
 pub fn help(defaults: &Settings) -> String {
     let mut flags: Vec<&Flag> = FLAGS.iter().collect();
     flags.sort_by_key(|flag| flag.name);
@@ -54,7 +54,7 @@ fn kind(slot: &Slot) -> &'static str {
     }
 }
 
-/// Every flag and its value, sorted by name.
+/// Returns every flag with its value, sorted by name.
 pub fn values(settings: &Settings) -> BTreeMap<&'static str, String> {
     let mut settings = settings.clone();
     FLAGS.iter().map(|flag| (flag.name, value(flag, &mut settings))).collect()

@@ -1,7 +1,7 @@
-//! The command line of kubelet: every flag as a row of a table, and the grammar that reads it. Pure.
+//! kubelet command line: a table of all flags, and the grammar that parses them. Pure.
 //!
-//! A row binds a flag to the setting it changes, so the same table parses, prints help and `/flagz`,
-//! and is parsed a second time over the files so that flags win (spec 01 §1 stages 1 and 6, §2).
+//! A row binds a flag to the setting it changes. The same table serves parsing, help, and `/flagz`, and is applied a
+//! second time over the files so that flags take precedence (spec 01 §1 stages 1 and 6, §2).
 
 mod grammar;
 mod help;
@@ -21,89 +21,89 @@ use super::{
     fields::{ConfigQuantity, KubeletConfiguration, MemoryReservation, Taint, VModuleItem},
 };
 
-/// What the command line can change.
+/// Settings that the command line can change.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Settings {
-    /// What a file can say too.
+    /// Settings with a field in the configuration file.
     pub config: KubeletConfiguration,
-    /// What only flags say.
+    /// Settings that exist as flags only.
     pub flags: KubeletFlags,
 }
 
 /// Settings without a field in the configuration file (spec 01 §2.3).
 #[derive(Clone, PartialEq, Debug)]
 pub struct KubeletFlags {
-    /// Main configuration file; empty is none.
+    /// `--config`: main configuration file; empty for none.
     pub config: String,
-    /// Directory of drop-ins; empty is none.
+    /// `--config-dir`: directory of drop-ins; empty for none.
     pub config_dir: String,
-    /// Kubeconfig; empty is standalone mode.
+    /// `--kubeconfig`; empty for standalone mode.
     pub kubeconfig: String,
-    /// Kubeconfig with which the first certificate is asked for.
+    /// `--bootstrap-kubeconfig`: kubeconfig with which the first client certificate is requested.
     pub bootstrap_kubeconfig: String,
-    /// The node's name instead of the host's.
+    /// `--hostname-override`: node name instead of the hostname.
     pub hostname_override: String,
-    /// The node's addresses, as given.
+    /// `--node-ip`: addresses of the node, as given.
     pub node_ip: String,
-    /// Where certificates lie.
+    /// `--cert-dir`: directory of the certificates.
     pub cert_dir: String,
-    /// Empty or `external`.
+    /// `--cloud-provider`: empty or `external`.
     pub cloud_provider: String,
-    /// Root of the agent's files.
+    /// `--root-dir`: root directory of the agent's files.
     pub root_dir: String,
-    /// Or-ed with `seccompDefault`.
+    /// `--seccomp-default`; combined with `seccompDefault` by a logical or.
     pub seccomp_default: bool,
-    /// Labels put on the node at registration.
+    /// `--node-labels`: labels that the node registers with.
     pub node_labels: BTreeMap<String, String>,
-    /// Lock file; empty is none.
+    /// `--lock-file`; empty for none.
     pub lock_file: String,
-    /// Whether to leave when somebody else opens the lock file.
+    /// Whether the agent exits when another process opens the lock file.
     pub exit_on_lock_contention: bool,
-    /// Cgroup of the runtime, to be watched.
+    /// `--runtime-cgroups`: cgroup of the runtime, reported in statistics.
     pub runtime_cgroups: String,
-    /// Credential provider configuration, file or directory.
+    /// Configuration of credential providers: a file or a directory.
     pub image_credential_provider_config: String,
-    /// Credential provider executables.
+    /// Directory of the credential provider executables.
     pub image_credential_provider_bin_dir: String,
-    /// Dead containers younger than this stay.
+    /// Minimum age of dead containers before they are removed.
     pub minimum_container_ttl_duration: GoDuration,
-    /// Dead containers kept per container name.
+    /// Maximum number of dead instances kept per container name.
     pub maximum_dead_containers_per_container: i32,
-    /// Dead containers kept on the node; negative is no cap.
+    /// Maximum number of dead containers kept on the node; negative for no limit.
     pub maximum_dead_containers: i32,
-    /// Mounter binary; accepted, without effect.
+    /// Mounter binary; accepted, but without effect.
     pub experimental_mounter_path: String,
-    /// Whether hard eviction does not shrink what pods may use.
+    /// Whether hard eviction thresholds are excluded from the computation of allocatable resources.
     pub experimental_allocatable_ignore_eviction: bool,
-    /// Shortest period of container statistics.
+    /// Minimum interval of container statistics; without effect.
     pub housekeeping_interval: GoDuration,
-    /// Longest period of container statistics.
+    /// Maximum interval of container statistics; without effect.
     pub max_housekeeping_interval: GoDuration,
-    /// File of the boot id.
+    /// Files that may contain the boot ID, comma-separated; without effect.
     pub boot_id_file: String,
-    /// Files of the machine id, comma-separated.
+    /// Files that may contain the machine ID, comma-separated; without effect.
     pub machine_id_file: String,
-    /// Whether strict errors of the files are fatal.
+    /// Whether strict errors of the configuration files are fatal.
     pub strict_config: bool,
-    /// Policy file for callers of a node without an API server; empty is none.
+    /// Authorization policy file of a node without an API server; empty for none.
     pub standalone_authorization: String,
-    /// Hosts beyond this machine to which the runtime may send streams.
+    /// Hosts other than this machine to which the runtime may redirect streams.
     pub streaming_allowed_hosts: Vec<String>,
-    /// Whether opening a stream with a GET needs the right to create it too.
+    /// Whether a GET that opens a stream requires the verb `create` too.
     pub streaming_requires_create: bool,
-    /// Whether a yes about metrics and health holds on for a minute while the API server is gone.
+    /// Whether access to metrics and health remains granted for a minute while the API server is unreachable.
     pub stale_authorization: bool,
-    /// Whether file, drop-in or flag say where to listen: the read-only port opens to others only then.
+    /// Whether file, drop-in, or flag set the listen address: only then is the read-only port opened to other hosts.
     pub address_is_given: bool,
-    /// Whether a node without an API server decides itself who may call, where a webhook is asked for.
+    /// Whether a node without an API server authorizes requests itself where a webhook is configured.
     pub decides_alone: bool,
-    /// Whether somebody says where the container runtime is.
+    /// Whether file, drop-in, or flag set the container runtime endpoint.
     pub endpoint_is_given: bool,
-    /// Flags of old that are accepted and do nothing, by name, where given.
+    /// Values of legacy flags that are accepted without effect, by name, if given.
     pub ignored: BTreeMap<&'static str, String>,
-    /// Whether help was asked for.
+    /// Whether `--help` was given.
     pub help: bool,
-    /// What was asked about the version.
+    /// Requested version output.
     pub version: VersionRequest,
 }
 
@@ -151,33 +151,33 @@ impl Default for KubeletFlags {
 }
 
 impl KubeletFlags {
-    /// Whether there is no API server.
+    /// Whether the node runs without an API server.
     pub fn is_standalone(&self) -> bool {
         self.kubeconfig.is_empty()
     }
 
-    /// Whether we decide ourselves who may call, because the API server that a webhook would ask
-    /// does not exist: `berth run` does, kubelet only if given a policy.
+    /// Whether the node authorizes requests itself, because the API server for the webhook does not exist: always with
+    /// `berth run`, as kubelet only with a policy.
     pub fn is_its_own_authority(&self) -> bool {
         self.is_standalone() && (self.decides_alone || !self.standalone_authorization.is_empty())
     }
 }
 
-/// What `--version` asks for.
+/// Value of `--version`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum VersionRequest {
-    /// Nothing.
+    /// No version output.
     #[default]
     None,
-    /// The one-line form.
+    /// One-line output.
     Line,
-    /// All we know.
+    /// Complete output.
     Raw,
-    /// To report this version instead of our own.
+    /// Reports this version instead of the built-in one.
     Override(String),
 }
 
-/// How `k=v` lists are written.
+/// Notation of `k=v` lists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pairs {
     /// `k=v,k=v`.
@@ -188,91 +188,91 @@ pub enum Pairs {
     Below,
 }
 
-/// A setting of type `T`.
+/// Accessor of a setting of type `T`.
 pub type Lens<T> = fn(&mut Settings) -> &mut T;
 
-/// The setting a flag changes, and thereby the syntax of its value (spec 01 §2.2).
+/// Setting that a flag changes; determines the syntax of its value (spec 01 §2.2).
 #[derive(Clone, Copy)]
 pub enum Slot {
-    /// `true`, `false` and their short forms; alone it is true.
+    /// A boolean, `true` or `false` and their short forms; without a value it is true.
     Bool(Lens<bool>),
-    /// A number.
+    /// A 32-bit integer.
     Int32(Lens<i32>),
-    /// A number.
+    /// A 64-bit integer.
     Int64(Lens<i64>),
-    /// A log level.
+    /// A log verbosity level.
     Level(Lens<u32>),
     /// Any text.
     Text(Lens<String>),
-    /// A Go duration.
+    /// A duration in Go's notation.
     Duration(Lens<GoDuration>),
-    /// A quantity.
+    /// A resource quantity.
     Quantity(Lens<ConfigQuantity>),
-    /// Texts with commas between.
+    /// Comma-separated texts.
     Texts(Lens<Vec<String>>),
-    /// Keys and values.
+    /// Pairs of key and value.
     Pairs(Pairs, Lens<BTreeMap<String, String>>),
-    /// Keys and booleans.
+    /// Pairs of feature gate and boolean.
     Gates(Lens<BTreeMap<String, bool>>),
-    /// Headers.
+    /// HTTP headers.
     Headers(Lens<BTreeMap<String, Vec<String>>>),
-    /// Labels; uses add up.
+    /// Labels; repeated uses accumulate.
     Labels(Lens<BTreeMap<String, String>>),
-    /// An address; empty changes nothing.
+    /// An IP address; an empty value changes nothing.
     Ip(Lens<String>),
-    /// Memory per NUMA node.
+    /// Reserved memory per NUMA node.
     ReservedMemory(Lens<Vec<MemoryReservation>>),
-    /// Taints; each use replaces all.
+    /// Taints; each use replaces all of them.
     Taints(Lens<Vec<Taint>>),
     /// `file=level` pairs.
     VModule(Lens<Vec<VModuleItem>>),
     /// `--version`.
     Version(Lens<VersionRequest>),
-    /// Read and forgotten; with the default that is shown.
+    /// Validated and without effect; with the default that is shown.
     Ignored(Ignored, &'static str),
 }
 
-/// The syntax of a flag that does nothing.
+/// Value syntax of a flag without effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ignored {
     /// A boolean.
     Bool,
-    /// A number.
+    /// An integer.
     Int,
-    /// A text.
+    /// Any text.
     Text,
     /// A duration.
     Duration,
 }
 
-/// One flag.
+/// A flag of the command line.
 #[derive(Clone, Copy)]
 pub struct Flag {
-    /// Long name.
+    /// Long name, without dashes.
     pub name: &'static str,
-    /// One-letter name.
+    /// One-letter shorthand.
     pub shorthand: Option<char>,
-    /// What it changes.
+    /// Setting that the flag changes.
     pub slot: Slot,
-    /// What help says.
+    /// Help text.
     pub help: &'static str,
-    /// What its use prints, if it should not be used.
+    /// Deprecation message; `None` if the flag is not deprecated.
     pub deprecated: Option<&'static str>,
 }
 
 impl Flag {
-    /// What the flag is worth when it stands alone, without a value.
+    /// Value of the flag when it is given without one; `None` if it requires a value.
     fn alone(&self) -> Option<&'static str> {
         matches!(self.slot, Slot::Bool(_) | Slot::Version(_) | Slot::Ignored(Ignored::Bool, _)).then_some("true")
     }
 
-    /// The line printed when a deprecated flag is used.
+    /// Warning for the use of a deprecated flag.
     pub fn deprecation(&self) -> Option<String> {
         self.deprecated.map(|message| format!("Flag --{} has been deprecated, {message}", self.name))
     }
 }
 
-/// The flag of that name; `_` is as good as `-`.
+/// Finds a flag by name; `_` is equivalent to `-`.
 pub fn find(name: &str) -> Option<&'static Flag> {
     let name = name.replace('_', "-");
     FLAGS.iter().find(|flag| flag.name == name)

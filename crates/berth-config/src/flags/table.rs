@@ -1,4 +1,4 @@
-//! Every flag: what it is called, what it changes, what it says. Pure. Spec 01 §2.3 and the flag column of §4.
+//! Table of all flags: names, settings, and help. Pure. Spec 01 §2.3 and the flag column of §4.
 
 use super::{
     Flag, Ignored, Pairs, Slot,
@@ -24,17 +24,17 @@ const fn deprecated(name: &'static str, slot: Slot, help: &'static str, message:
     Flag { name, shorthand: None, slot, help, deprecated: Some(message) }
 }
 
-/// A flag with a field in the configuration file.
+/// A flag that also has a field in the configuration file.
 const fn config(name: &'static str, slot: Slot, help: &'static str) -> Flag {
     deprecated(name, slot, help, USE_THE_FILE)
 }
 
-/// A flag that does nothing.
+/// A legacy flag without effect.
 const fn legacy(name: &'static str, syntax: Ignored, default: &'static str) -> Flag {
     deprecated(name, Slot::Ignored(syntax, default), "No effect", LEGACY_STATS)
 }
 
-/// All flags: those of the file by name, then those without a field, then those of old.
+/// All flags: first those with a field in the file, then those without, then the legacy ones.
 pub const FLAGS: &[Flag] = &[
     config("address", Ip(|s| &mut s.config.address), "Where the servers listen"),
     config("allowed-unsafe-sysctls", Texts(|s| &mut s.config.allowed_unsafe_sysctls), "Unsafe sysctls pods may set"),

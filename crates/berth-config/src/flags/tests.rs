@@ -1,4 +1,4 @@
-//! The grammar and the syntax of values, with the reference's texts.
+//! Flag grammar and value syntax, with the reference's error texts.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! The syntax of flag values. Pure. Spec 01 §2.2.
+//! Parsers of flag values. Pure. Spec 01 §2.2.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -13,7 +13,7 @@ use crate::{
 /// Sets `flag` to `value`; its `first` use on a command line clears lists and maps.
 ///
 /// # Errors
-/// What is wrong with the value, in the reference's words.
+/// The value is malformed; contains the reference's text.
 pub(super) fn set(flag: &'static Flag, value: &str, first: bool, s: &mut Settings) -> Result<(), String> {
     match flag.slot {
         Slot::Bool(lens) => *lens(s) = boolean(value)?,
@@ -33,7 +33,7 @@ pub(super) fn set(flag: &'static Flag, value: &str, first: bool, s: &mut Setting
                 *lens(s) = ip;
             }
         }
-        // An empty value is no use at all, so it does not clear either.
+        // An empty value has no effect, so it does not clear the list either.
         Slot::ReservedMemory(lens) if !value.is_empty() => extend(lens(s), reserved_memory(value)?, first),
         Slot::ReservedMemory(_) => {}
         Slot::Taints(lens) => *lens(s) = taints(value)?,
@@ -65,7 +65,7 @@ fn fill<T>(map: &mut BTreeMap<String, T>, items: Vec<(String, T)>, first: bool) 
     map.extend(items);
 }
 
-/// Go's booleans.
+/// Parses a boolean like Go's `strconv.ParseBool`.
 pub(super) fn boolean(value: &str) -> Result<bool, String> {
     match value {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -74,7 +74,7 @@ pub(super) fn boolean(value: &str) -> Result<bool, String> {
     }
 }
 
-/// A number in Go's notation: decimal, or `0x`, `0o`, `0b`, with `_` between digits.
+/// Parses an integer in Go's notation: decimal, or `0x`, `0o`, `0b`, with `_` between digits.
 fn integer<T: TryFrom<i128>>(value: &str) -> Result<T, String> {
     let fail = |why: &str| format!("strconv.ParseInt: parsing {}: {why}", quote(value));
     let (negative, digits) = match value.strip_prefix(['-', '+']) {
@@ -98,7 +98,7 @@ fn integer<T: TryFrom<i128>>(value: &str) -> Result<T, String> {
     T::try_from(if negative { -size } else { size }).map_err(|_| fail("value out of range"))
 }
 
-/// A log level.
+/// Parses a log verbosity level.
 fn level<T: TryFrom<u64>>(value: &str) -> Result<T, String> {
     let fail = |why: &str| format!("strconv.ParseUint: parsing {}: {why}", quote(value));
     if value.is_empty() || !value.bytes().all(|b| b.is_ascii_digit()) {
@@ -107,7 +107,7 @@ fn level<T: TryFrom<u64>>(value: &str) -> Result<T, String> {
     value.parse::<u64>().ok().and_then(|n| T::try_from(n).ok()).ok_or_else(|| fail("value out of range"))
 }
 
-/// One record of comma-separated values; a value in quotes may hold commas.
+/// Parses one record of comma-separated values; a quoted value may contain commas.
 fn csv(value: &str) -> Result<Vec<String>, String> {
     if value.is_empty() {
         return Ok(Vec::new());
@@ -182,7 +182,7 @@ fn labels(value: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// An address as given, if there is one; leading zeros of IPv4 numbers do no harm.
+/// Returns an address as given, `None` for an empty value; leading zeros in IPv4 numbers are accepted.
 fn address(value: &str) -> Result<Option<String>, String> {
     if value.is_empty() {
         return Ok(None);
@@ -193,7 +193,7 @@ fn address(value: &str) -> Result<Option<String>, String> {
     }
 }
 
-/// An IP address as settings have it: leading zeros of IPv4 numbers do no harm (`k8s.io/utils/net`, `ParseIPSloppy`).
+/// Parses an IP address; leading zeros in IPv4 numbers are accepted (`k8s.io/utils/net`, `ParseIPSloppy`).
 pub fn sloppy_ip(value: &str) -> Option<IpAddr> {
     if value.contains(':') {
         return value.parse().ok();
@@ -255,13 +255,13 @@ fn taints(value: &str) -> Result<Vec<Taint>, String> {
     Ok(taints)
 }
 
-/// A taint the way Go prints the struct.
+/// Formats a taint as Go prints the struct.
 pub(crate) fn shown(taint: &Taint) -> String {
     let added = taint.time_added.as_deref().unwrap_or("<nil>");
     format!("{{{} {} {} {added}}}", taint.key, taint.value, taint.effect)
 }
 
-/// Whether a taint may have that effect.
+/// Whether the effect is a valid taint effect.
 pub(crate) fn is_taint_effect(effect: &str) -> bool {
     matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute")
 }

@@ -1,7 +1,7 @@
-//! Feature gates: which exist, which are on, and what may not be combined. Pure. Spec 01 §5.
+//! Feature gates: known gates, their values, and their dependencies. Pure. Spec 01 §5.
 //!
-//! Values accumulate: flags first, then the file, then flags again; what is set by name wins over
-//! `AllAlpha` and `AllBeta`, which win over the defaults.
+//! Values accumulate: flags first, then the file, then flags again. A gate set by name takes precedence over
+//! `AllAlpha` and `AllBeta`, which take precedence over the defaults.
 
 mod table;
 
@@ -11,21 +11,21 @@ pub use table::{DEPENDENCIES, GATES};
 
 use super::notice::Notice;
 
-/// How mature a gate is.
+/// Maturity of a gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// Off by default, may vanish.
+    /// Off by default; may be removed.
     Alpha,
     /// Mostly on by default.
     Beta,
-    /// Always on, the gate will vanish.
+    /// Always on; the gate will be removed.
     Ga,
-    /// On its way out.
+    /// The feature or the gate will be removed.
     Deprecated,
 }
 
 impl Stage {
-    /// The label of `kubernetes_feature_enabled`.
+    /// Label value of `kubernetes_feature_enabled`.
     pub fn label(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -36,59 +36,59 @@ impl Stage {
     }
 }
 
-/// One gate.
+/// A feature gate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gate {
-    /// Its name.
+    /// Name of the gate.
     pub name: &'static str,
-    /// Its maturity.
+    /// Maturity of the gate.
     pub stage: Stage,
-    /// Its value when nobody sets it.
+    /// Value if the gate is not set.
     pub default: bool,
-    /// Whether it cannot be set to anything else.
+    /// Whether the gate cannot be set to another value.
     pub locked: bool,
 }
 
-/// Switches all gates in alpha that are not set themselves.
+/// Sets all alpha gates that are not set by name.
 pub const ALL_ALPHA: &str = "AllAlpha";
-/// Switches all gates in beta that are not set themselves.
+/// Sets all beta gates that are not set by name.
 pub const ALL_BETA: &str = "AllBeta";
 
 fn known(name: &str) -> Option<&'static Gate> {
     GATES.binary_search_by(|gate| gate.name.cmp(name)).ok().and_then(|at| GATES.get(at))
 }
 
-/// A gate that cannot be set so.
+/// Error of setting a gate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     /// No gate has that name.
     #[error("unrecognized feature gate: {0}")]
     Unknown(String),
-    /// Its value cannot be changed.
+    /// The gate is locked to its value.
     #[error("cannot set feature gate {name} to {value}, feature is locked to {locked_to}")]
     Locked {
-        /// The gate.
+        /// Name of the gate.
         name: String,
-        /// What it was to be.
+        /// Requested value.
         value: bool,
-        /// What it is.
+        /// Actual value.
         locked_to: bool,
     },
 }
 
-/// The values of all gates.
+/// Values of all gates.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FeatureGates {
     set: BTreeMap<&'static str, bool>,
 }
 
 impl FeatureGates {
-    /// All at their defaults.
+    /// Creates the gates with their default values.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether the gate is on; unknown gates are off.
+    /// Whether a gate is on; unknown gates are off.
     pub fn enabled(&self, name: &str) -> bool {
         known(name).is_some_and(|gate| self.value(gate))
     }
@@ -108,15 +108,15 @@ impl FeatureGates {
         self.set.get(all).copied().unwrap_or(gate.default)
     }
 
-    /// Every gate with its stage and value, sorted by name.
+    /// Iterates over all gates with their values, sorted by name.
     pub fn all(&self) -> impl Iterator<Item = (&'static Gate, bool)> + '_ {
         GATES.iter().map(|gate| (gate, self.value(gate)))
     }
 
-    /// Adds values to those already set.
+    /// Sets gates in addition to those already set.
     ///
     /// # Errors
-    /// A gate is unknown, or locked and was to change; nothing is set then.
+    /// A gate is unknown, or locked to another value; no gate is set in that case.
     pub fn set_from_map(&mut self, values: &BTreeMap<String, bool>) -> Result<Vec<Notice>, GateError> {
         let mut notices = Vec::new();
         let mut set = self.set.clone();
@@ -136,7 +136,7 @@ impl FeatureGates {
         Ok(notices)
     }
 
-    /// One text per gate that is on while something it depends on is off.
+    /// Returns a text per gate that is on while a gate it depends on is off.
     pub fn unmet_dependencies(&self) -> Vec<String> {
         let unmet = |(name, needs): &(&str, &[&str])| {
             let off: Vec<&str> = needs.iter().copied().filter(|need| !self.enabled(need)).collect();

@@ -1,6 +1,6 @@
-//! Every feature gate of v1.36 by stage, default and lock, and what depends on what. Pure.
+//! Table of all feature gates of v1.36: stage, default, lock, and dependencies. Pure.
 //!
-//! Spec 01 §5.2 (what the agent acts on) and §5.3 (names that must be known and do nothing here).
+//! Spec 01 §5.2 (gates that the agent consults) and §5.3 (gates that must be known and have no effect here).
 
 use super::{
     Gate, Stage,
@@ -260,7 +260,7 @@ pub const GATES: &[Gate] = &[
     gate("WorkloadWithJob", Alpha, false),
 ];
 
-/// A gate and what must be on for it to be on, sorted by name.
+/// Gates with the gates they require to be on, sorted by name.
 pub const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("ClusterTrustBundleProjection", &["ClusterTrustBundle"]),
     ("DRAConsumableCapacity", &["DynamicResourceAllocation"]),

@@ -1,9 +1,9 @@
-//! Who wins: defaults, the file, the drop-ins, the flags.
+//! Precedence of defaults, the file, drop-ins, and flags.
 
 use super::*;
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-/// What lets a node without an API server start.
+/// Settings with which a node starts without an API server.
 const OPEN: &str = "authentication: {webhook: {enabled: false}}\nauthorization: {mode: AlwaysAllow}\n";
 
 /// Loads with `body` as the main file and `drop_ins` beside it.

@@ -1,16 +1,16 @@
-//! Lists of CPUs: `0-3,8`. Pure.
+//! CPU lists: `0-3,8`. Pure.
 
 use std::collections::BTreeSet;
 
 use crate::text::quote;
 
-/// More CPUs than any machine has; a longer range is a slip of the pen.
+/// Exclusive upper bound of CPU numbers: more CPUs than any machine has.
 const MOST: u32 = 1 << 16;
 
-/// Reads a CPU list; an empty text is an empty list.
+/// Parses a CPU list; an empty text is an empty list.
 ///
 /// # Errors
-/// What is wrong, in the reference's words.
+/// The list is malformed; contains the reference's text.
 pub fn parse(text: &str) -> Result<BTreeSet<u32>, String> {
     let mut ranges = Vec::new();
     for range in text.split(',').filter(|_| !text.is_empty()) {
@@ -21,7 +21,7 @@ pub fn parse(text: &str) -> Result<BTreeSet<u32>, String> {
         }
         ranges.push((first, last));
     }
-    // Each CPU is looked at once, however often the text names it.
+    // Visits each CPU once, however often the text contains it.
     ranges.sort_unstable();
     let mut next = 0;
     let mut new = |(first, last): (u32, u32)| {
@@ -36,7 +36,7 @@ fn number(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("strconv.Atoi: parsing {}: invalid syntax", quote(text)))
 }
 
-/// A CPU list in its shortest form.
+/// Formats a CPU list in its shortest form.
 pub fn show(cpus: &BTreeSet<u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for &cpu in cpus {

@@ -1,4 +1,4 @@
-//! Numbers within bounds, and the settings around them. Pure.
+//! Validation of numeric bounds and related settings. Pure.
 
 use super::{Failures, Subject};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     text::{clean_path, quote},
 };
 
-/// The rules from the lease to the taints.
+/// Applies the rules from the lease to the taints.
 pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
     let Subject { config: c, .. } = subject;
     if c.node_lease_duration_seconds <= 0 {
@@ -112,7 +112,7 @@ fn taints(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
     }
 }
 
-/// The rules after logging: endpoint, log query, container logs, pod logs.
+/// Applies the rules after logging: endpoint, log query, container logs, pod logs.
 pub(super) fn check_late(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
     if c.container_runtime_endpoint.is_empty() {
         f.invalid("the containerRuntimeEndpoint was not specified or empty");

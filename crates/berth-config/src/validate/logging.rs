@@ -1,4 +1,4 @@
-//! Logging, tracing and memory QoS. Pure. Spec 01 §6.3, §16.
+//! Validation of logging, tracing, and memory QoS settings. Pure. Spec 01 §6.3, §16.
 
 use super::{Failures, Subject};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 
 const NAMING: &str = "See https://github.com/grpc/grpc/blob/master/doc/naming.md";
 
-/// The rules from logging to memory QoS.
+/// Applies the rules from logging to memory QoS.
 pub(super) fn check(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) {
     for failure in logging(&c.logging, gates) {
         f.bare(failure);
@@ -37,7 +37,7 @@ pub(super) fn check(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failu
     }
 }
 
-/// What is wrong with the log's settings.
+/// Returns the errors of the logging settings.
 pub(crate) fn logging(c: &LoggingConfiguration, gates: &FeatureGates) -> Vec<String> {
     let mut failures = Vec::new();
     match c.format.as_str() {
@@ -80,7 +80,7 @@ pub(crate) fn logging(c: &LoggingConfiguration, gates: &FeatureGates) -> Vec<Str
     failures
 }
 
-/// Options that must be at their defaults while the alpha gate is off.
+/// Returns the errors of options that must have their default while the alpha gate is off.
 fn alpha<'a>(format: &'a str, options: &OutputRoutingOptions) -> impl Iterator<Item = String> + use<'a> {
     let used =
         [("splitStream", options.split_stream), ("infoBufferSize", !options.info_buffer_size.amount().is_zero())];

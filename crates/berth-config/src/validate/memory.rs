@@ -1,11 +1,11 @@
-//! CPUs, memory and what the kernel must be able to do. Pure.
+//! Validation of CPU and memory reservations, and of kernel requirements. Pure.
 
 use std::collections::BTreeSet;
 
 use super::{Failures, Subject, cpus};
 use crate::{text::quote, version};
 
-/// The rules from the reserved CPUs to the hidden metrics.
+/// Applies the rules from the reserved CPUs to the hidden metrics.
 pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
     let Subject { config: c, .. } = subject;
     if !c.reserved_system_cpus.is_empty() {
@@ -61,7 +61,7 @@ fn reserved_memory(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
     }
 }
 
-/// The rules about the kernel report one failure at most.
+/// Returns the first failure of the rules about the kernel: they report one at most.
 fn kernel(Subject { config: c, host, .. }: Subject<'_>) -> Option<String> {
     if host.cgroup_v1 && c.fail_cgroup_v1 {
         return Some(

@@ -1,6 +1,6 @@
-//! What a configuration may say: every rule of the reference, all failures at once. Pure. Spec 01 §4, §4.1.
+//! Validation of the configuration: every rule of the reference. Pure. Spec 01 §4, §4.1.
 //!
-//! The order of the rules is the reference's, because it is the order in the message.
+//! Reports all failures at once. The rules are in the reference's order, which is the order in the message.
 
 pub mod cpus;
 mod limits;
@@ -11,17 +11,17 @@ pub mod start;
 
 use super::{fields::KubeletConfiguration, gates::FeatureGates, host::HostFacts};
 
-/// The failures found so far.
+/// Failures collected so far.
 #[derive(Default)]
 pub(super) struct Failures(Vec<String>);
 
 impl Failures {
-    /// Adds a failure in the common form.
+    /// Adds a failure with the common prefix.
     fn invalid(&mut self, text: impl std::fmt::Display) {
         self.0.push(format!("invalid configuration: {text}"));
     }
 
-    /// Adds a failure with a text of its own.
+    /// Adds a failure without the common prefix.
     fn bare(&mut self, text: impl Into<String>) {
         self.0.push(text.into());
     }
@@ -33,7 +33,7 @@ impl Failures {
         }
     }
 
-    /// Checks `checked`, shows `bounds`: for one field the two differ upstream.
+    /// Checks that the value is within `bounds`, inclusive.
     fn within(&mut self, field: &str, flag: &str, value: i32, bounds: (i32, i32)) {
         let (low, high) = bounds;
         if !(low..=high).contains(&value) {
@@ -42,7 +42,7 @@ impl Failures {
     }
 }
 
-/// What the rules look at.
+/// Input of the rules.
 #[derive(Clone, Copy)]
 pub(super) struct Subject<'a> {
     config: &'a KubeletConfiguration,
@@ -50,10 +50,10 @@ pub(super) struct Subject<'a> {
     host: &'a HostFacts,
 }
 
-/// Judges a configuration. `gates` are those of the process; the configuration's own are laid over them.
+/// Validates a configuration. `gates` are those of the process; the configuration's own gates are applied on top.
 ///
 /// # Errors
-/// All failures as one text: one alone stands bare, several as `[e1, e2]`, none twice.
+/// All distinct failures as one text: a single one as it is, several as `[e1, e2]`.
 pub fn validate(config: &KubeletConfiguration, gates: &FeatureGates, host: &HostFacts) -> Result<(), String> {
     let mut gates = gates.clone();
     gates.set_from_map(&config.feature_gates).map_err(|e| e.to_string())?;
@@ -67,12 +67,12 @@ pub fn validate(config: &KubeletConfiguration, gates: &FeatureGates, host: &Host
     aggregate(failures.0)
 }
 
-/// What is wrong with the settings of the log, which are looked at before the others; empty if nothing.
+/// Returns the errors of the logging settings, which are validated before the others; empty if there are none.
 pub fn log_settings(config: &KubeletConfiguration, gates: &FeatureGates) -> String {
     aggregate(logging::logging(&config.logging, gates)).err().unwrap_or_default()
 }
 
-/// Several errors as the reference prints them.
+/// Joins errors like the reference.
 fn aggregate(errors: Vec<String>) -> Result<(), String> {
     let mut distinct: Vec<String> = Vec::new();
     for error in errors {

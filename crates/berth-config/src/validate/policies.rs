@@ -1,11 +1,11 @@
-//! Settings of which only some values mean something, and those that exclude each other. Pure.
+//! Validation of enumerated settings and of mutually exclusive settings. Pure.
 
 use std::collections::BTreeSet;
 
 use super::{Failures, Subject};
 use crate::{GoDuration, text::quote};
 
-/// The rules from the topology manager to the pull policy.
+/// Applies the rules from the topology manager to the pull policy.
 pub(super) fn check(subject: Subject<'_>, f: &mut Failures) {
     topology(subject, f);
     shutdown(subject, f);
@@ -95,7 +95,7 @@ fn swap_and_restarts(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Fail
 
 const ENFORCE: &str = "enforceNodeAllocatable (--enforce-node-allocatable)";
 
-/// Spec 01 §4.2.
+/// Validates `enforceNodeAllocatable` (spec 01 §4.2).
 fn enforcement(Subject { config: c, .. }: Subject<'_>, f: &mut Failures) {
     let wanted: Vec<&str> = c.enforce_node_allocatable.iter().map(String::as_str).collect();
     for (whole, compressible) in
@@ -183,7 +183,7 @@ fn pull_policy(Subject { config: c, gates, .. }: Subject<'_>, f: &mut Failures) 
     }
 }
 
-/// Why a text is no image pattern: image names without tag or digest, or with a final `/*`.
+/// Returns why a text is not an image pattern: an image name without tag or digest, or with a trailing `/*`.
 fn bad_pattern(pattern: &str) -> Option<String> {
     let shown = quote(pattern);
     if pattern.trim() != pattern {

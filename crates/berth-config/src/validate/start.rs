@@ -1,5 +1,6 @@
-//! Settings the reference looks at only on its way to running: flags, TLS options, authentication,
-//! reservations, addresses. Pure. Spec 01 §2.3, §4 (texts marked ▸), §12, §14.
+//! Validation of flags, TLS options, authentication, reservations, and addresses at startup. Pure.
+//!
+//! The reference checks these settings only on its way to running. Spec 01 §2.3, §4 (texts marked ▸), §12, §14.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,10 +35,10 @@ const LABELS: [&str; 11] = [
 ];
 const LABEL_PREFIXES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Judges `--node-labels`.
+/// Validates `--node-labels`.
 ///
 /// # Errors
-/// The labels a node may not give itself, or those that are none.
+/// Labels that a node may not set on itself, or malformed labels.
 pub fn node_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
     let below = |domain: &str, root: &str| {
         domain == root || domain.strip_suffix(root).is_some_and(|prefix| prefix.ends_with('.'))
@@ -68,10 +69,10 @@ pub fn node_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
     if malformed.is_empty() { Ok(()) } else { Err(format!("invalid node labels: {}", malformed.join("; "))) }
 }
 
-/// Judges the TLS options.
+/// Validates the TLS options.
 ///
 /// # Errors
-/// The first that is unknown.
+/// The first unknown option.
 pub fn tls_options(c: &KubeletConfiguration) -> Result<Vec<Notice>, String> {
     let mut notices = Vec::new();
     for name in &c.tls_cipher_suites {
@@ -102,7 +103,7 @@ pub fn tls_options(c: &KubeletConfiguration) -> Result<Vec<Notice>, String> {
     Ok(notices)
 }
 
-/// Judges what remains before anything is started.
+/// Validates the remaining settings before anything is started.
 ///
 /// # Errors
 /// The first failure.
@@ -136,8 +137,8 @@ pub fn run(c: &KubeletConfiguration, flags: &KubeletFlags, host: &HostFacts) -> 
     Ok(notices)
 }
 
-/// What is made of swap that is on (spec 05 §6, 06 §2). A node of our own on a machine that somebody works on has some
-/// nearly always: there it is said, and nothing else.
+/// Validates swap settings (spec 05 §6, 06 §2). A node that authorizes requests itself often runs on a workstation,
+/// where swap is usual: it gets a notice instead of an error.
 fn swap(c: &KubeletConfiguration, flags: &KubeletFlags, host: &HostFacts) -> Result<Option<Notice>, String> {
     if c.memory_swap.swap_behavior == "LimitedSwap" && host.cgroup_v1 {
         return Err("swap feature is enabled and LimitedSwap but it is only supported with cgroupv2".to_owned());
@@ -171,7 +172,7 @@ fn authentication(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), 
     Ok(())
 }
 
-/// A policy that nobody would ask is a mistake, and a dangerous one.
+/// Rejects a standalone policy that would never be evaluated, because that is a dangerous mistake.
 fn standalone_policy(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(), String> {
     if !flags.is_standalone() {
         return Err(
@@ -186,7 +187,7 @@ fn standalone_policy(c: &KubeletConfiguration, flags: &KubeletFlags) -> Result<(
     Ok(())
 }
 
-/// Resources kept from pods, with the CPUs of `reservedSystemCPUs` counted in.
+/// Resources reserved for the system and node agents, with the CPUs of `reservedSystemCPUs` included.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Reservations {
     /// `kubeReserved`.
@@ -197,10 +198,10 @@ pub struct Reservations {
     pub cpus: BTreeSet<u32>,
 }
 
-/// Reads the reservations (spec 01 §14).
+/// Parses the reservations (spec 01 §14).
 ///
 /// # Errors
-/// A resource that cannot be reserved, or a CPU that is not there.
+/// A resource that cannot be reserved, or a CPU that does not exist.
 pub fn reservations(c: &KubeletConfiguration, host: &HostFacts) -> Result<Reservations, String> {
     let reserved = cpus::parse(&c.reserved_system_cpus).map_err(|e| format!("unable to parse reserved-cpus: {e}"))?;
     if let Some(online) = host.online_cpus.as_ref().filter(|online| !reserved.is_subset(online)) {
@@ -219,7 +220,7 @@ pub fn reservations(c: &KubeletConfiguration, host: &HostFacts) -> Result<Reserv
     })
 }
 
-/// Where single CPUs are reserved, their count is the system's reservation, and nothing else is; what `/configz` shows is that.
+/// If individual CPUs are reserved, makes their number the only CPU reservation; `/configz` shows the result.
 pub fn overwrite_cpus(c: &mut KubeletConfiguration) -> Option<Notice> {
     let count = cpus::parse(&c.reserved_system_cpus).ok().map(|reserved| reserved.len()).filter(|count| *count > 0)?;
     let before = (c.kube_reserved.clone(), c.system_reserved.clone());
@@ -263,19 +264,19 @@ fn qos_reserved(map: &BTreeMap<String, String>) -> Result<(), String> {
     Ok(())
 }
 
-/// The addresses of `--node-ip`.
+/// Addresses of `--node-ip`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NodeIps {
-    /// None, one, or one of each family.
+    /// No address, one address, or one address per family.
     pub ips: Vec<IpAddr>,
-    /// What was no address and is ignored.
+    /// Values that are not addresses; they are ignored.
     pub ignored: Vec<String>,
 }
 
-/// Reads `--node-ip` (spec 01 §12.2).
+/// Parses `--node-ip` (spec 01 §12.2).
 ///
 /// # Errors
-/// Addresses that do not make a single or dual-stack node.
+/// The addresses do not form a single-stack or dual-stack node.
 pub fn node_ips(text: &str) -> Result<NodeIps, String> {
     let mut found = NodeIps::default();
     for item in text.split(',').map(str::trim).filter(|_| !text.is_empty()) {
@@ -297,7 +298,7 @@ pub fn node_ips(text: &str) -> Result<NodeIps, String> {
     }
 }
 
-/// What the reference finds out while it builds the kubelet itself.
+/// Applies the checks that the reference performs while it constructs the kubelet object.
 fn kubelet_object(c: &KubeletConfiguration) -> Result<Vec<Notice>, String> {
     let failed = |cause: String| format!("failed to create kubelet: {cause}");
     if c.sync_frequency.nanos() <= 0 {
@@ -338,7 +339,7 @@ fn kubelet_object(c: &KubeletConfiguration) -> Result<Vec<Notice>, String> {
     Ok(notices)
 }
 
-/// One notice per setting that lets strangers in.
+/// Returns a notice per setting that permits access without authentication or authorization.
 fn insecure(c: &KubeletConfiguration) -> Vec<Notice> {
     let mut notices = Vec::new();
     let mut tell = |field, value: String| notices.push(Notice::Insecure { field, value });

@@ -1,4 +1,4 @@
-//! One row per rule: what is wrong, and what is said about it.
+//! Table of validation rules: an invalid setting and its error text per row.
 
 use serde_json::{Value, json};
 

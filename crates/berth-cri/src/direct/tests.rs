@@ -1,4 +1,4 @@
-//! Calls against a server that answers as it is told to.
+//! Calls against a scripted HTTP/2 server.
 
 use std::time::Duration;
 
@@ -10,24 +10,24 @@ use super::*;
 const ADDRESS: &str = "http://localhost/a.B/C";
 const TEXT: &str = "what is said";
 
-/// What the other side does with a call.
+/// Behavior of the server for a call.
 #[derive(Clone, Copy, Debug)]
 enum Does {
-    /// Says these bytes, in pieces of that size, and then this status of the call, where there is one.
+    /// Sends these bytes in chunks of this size, then this gRPC status, if any.
     Says(&'static [u8], usize, Option<(&'static str, &'static str)>),
-    /// The same, without saying anything.
+    /// Sends only a gRPC status.
     Refuses(&'static str, &'static str),
-    /// Answers as a server does that knows nothing of calls.
+    /// Responds as an HTTP server without gRPC.
     Http(u16),
-    /// Says the message, and then resets.
+    /// Sends the message, then a reset.
     Resets(Reason),
-    /// Says more than an answer may have.
+    /// Sends more than the maximum size of a response.
     Babbles,
-    /// Goes away.
+    /// Closes the connection.
     Leaves,
 }
 
-/// Whoever connects is served so, each connection with the next of these; tells of what was heard.
+/// Serves each connection with the next of these behaviors; returns the client and the received requests.
 fn served(all: Vec<Does>) -> (Direct, Arc<Mutex<Vec<Request<Bytes>>>>) {
     let (heard, next) = (Arc::<Mutex<Vec<Request<Bytes>>>>::default(), Arc::new(Mutex::new(all.into_iter())));
     let tells = heard.clone();
@@ -85,7 +85,8 @@ async fn serve(pipe: tokio::io::DuplexStream, does: Does, tells: Arc<Mutex<Vec<R
                 Does::Resets(reason) => {
                     let mut rest = reply.send_response(head.body(()).expect("a head"), false).expect("sent");
                     rest.send_data(framed(&TEXT.to_owned()).expect("short"), false).expect("sent");
-                    // What is not on its way yet would go with the stream. A ping overtakes it, a second one does not.
+                    // Data that is not sent yet would be lost with the stream. A ping overtakes it, a second one does
+                    // not.
                     let mut pings = pings.expect("the first call of a connection");
                     for _ in 0..2 {
                         pings.ping(h2::Ping::opaque()).await.expect("the other side lives");

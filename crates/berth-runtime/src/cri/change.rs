@@ -1,4 +1,6 @@
-//! `UpdateContainerResources`, `UpdatePodSandboxResources`, `ReopenContainerLog`. Behaviour: spec 09a §3.2, §9.4.
+//! `UpdateContainerResources`, `UpdatePodSandboxResources`, and `ReopenContainerLog` of CRI.
+//!
+//! Implements spec 09a §3.2, §9.4.
 
 use std::sync::Arc;
 
@@ -13,16 +15,16 @@ use crate::{
 use berth_proto::cri;
 use berth_shim::plan::Request;
 
-/// Changes what a container may use: at once where it runs, else when it starts.
+/// Updates a container's resources: immediately if it runs, otherwise at its start.
 ///
 /// # Errors
-/// It is being removed, or the kernel refuses; then everything is as before.
+/// The container is being removed, or the kernel rejects a limit; the old limits then remain in force.
 pub async fn update(runtime: &Arc<Runtime>, id: &str, new: cri::LinuxContainerResources) -> RuntimeResult<()> {
     let (pod, id) = runtime.container(id)?;
     let changing = runtime.clone();
     runtime
         .detached(async move {
-            // One that is being started has its limits already.
+            // A container that is starting has its limits already.
             settle_start(&pod, &id).await?;
             let lane = pod.lane.clone();
             let _lane = lane.lock().await;
@@ -48,7 +50,7 @@ pub async fn update(runtime: &Arc<Runtime>, id: &str, new: cri::LinuxContainerRe
         .await
 }
 
-/// Notes what a pod may use; its control group is written by the kubelet.
+/// Records a sandbox's resources; the kubelet writes the pod cgroup itself.
 ///
 /// # Errors
 /// There is no such sandbox.
@@ -64,7 +66,7 @@ pub async fn update_sandbox(
     .await
 }
 
-/// Opens a container's log anew, after it was renamed.
+/// Reopens a container's log file after rotation.
 ///
 /// # Errors
 /// The container does not run (AC-09a-X19).

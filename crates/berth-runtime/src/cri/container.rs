@@ -1,4 +1,6 @@
-//! `CreateContainer`: everything that can be wrong with a container is told here. Behaviour: spec 09a §3.2.
+//! `CreateContainer` of CRI: validates the request, plans the launch, writes records.
+//!
+//! Implements spec 09a §3.2.
 
 use std::sync::Arc;
 
@@ -20,10 +22,10 @@ use crate::{
 use berth_proto::cri;
 use berth_sys::step;
 
-/// Makes a container; an identical request gets the same one, as long as it was not started.
+/// Creates a container; an identical request returns the same container until it is started.
 ///
 /// # Errors
-/// What is refused, and what fails; nothing is left then.
+/// The request is invalid or a step fails; partial results are deleted.
 pub async fn create(runtime: &Arc<Runtime>, request: cri::CreateContainerRequest) -> RuntimeResult<String> {
     let pod = runtime.pod(&request.pod_sandbox_id)?;
     let config = request.config.ok_or_else(|| RuntimeError::invalid("container config must include metadata"))?;
@@ -69,7 +71,7 @@ async fn make(
     let made = plan_and_write(runtime, pod, &sandbox, (id, name), config, &image).await;
     if let Err(cause) = made {
         let (shell, gone) = (runtime.shell.clone(), id.to_owned());
-        // What cannot be deleted now is deleted at the next start: it has no record, or one nobody lists.
+        // The next startup deletes what remains: it has no record, or one that no sandbox lists.
         let _ = blocking("deleting what was begun", move || delete(&shell.layout, &gone)).await;
         runtime.ports.images.release(&image.id, id).await;
         return Err(cause);
@@ -151,7 +153,7 @@ async fn plan_and_write(
     if added.is_err() {
         runtime.forget_container(id);
         let (pod, id) = (pod.clone(), id.to_owned());
-        // Written or not, it never was.
+        // The sandbox does not accept it: remove it from memory whether or not the record was written.
         let _ = pod.turn(move |sandbox| sandbox.containers.remove(&id)).await;
     }
     added
@@ -162,7 +164,7 @@ fn image_name(image: &Image, config: &cri::ContainerConfig) -> String {
     image.tags.first().cloned().unwrap_or_else(asked)
 }
 
-/// The process whose namespace a container joins.
+/// The container whose PID namespace this container joins.
 fn target(runtime: &Runtime, config: &cri::ContainerConfig) -> RuntimeResult<Option<TargetContainer>> {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let Some(options) = context.and_then(|context| context.namespace_options.as_ref()) else { return Ok(None) };
@@ -197,10 +199,10 @@ fn write(layout: &store::Layout, container: &Container) -> RuntimeResult<()> {
     Ok(())
 }
 
-/// Deletes a container's directory; nothing there is success.
+/// Deletes a container's directory; succeeds if there is none.
 ///
 /// # Errors
-/// What the disk says.
+/// The I/O error.
 pub fn delete(layout: &store::Layout, id: &str) -> RuntimeResult<()> {
     store::delete(&layout.container(id))
 }

@@ -1,4 +1,4 @@
-//! `StopContainer` and `RemoveContainer`. Behaviour: spec 09a §3.2 (AC-09a-X5).
+//! `StopContainer` and `RemoveContainer` of CRI. Implements spec 09a §3.2 (AC-09a-X5).
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,15 +14,15 @@ use crate::{
 use berth_shim::plan::{Request, Scope, Target};
 use berth_sys::step;
 
-/// How long the kernel may take to end what was killed.
+/// How long a killed process may take to exit.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// `SIGKILL`.
 const KILL: i32 = 9;
 
-/// Stops a container within so many seconds; one that is not there, or does not run, is stopped.
+/// Stops a container with a grace period in seconds; succeeds if it does not exist or does not run.
 ///
 /// # Errors
-/// It survives.
+/// The container survives SIGKILL, or the shim fails.
 pub async fn stop(runtime: &Arc<Runtime>, id: &str, seconds: i64) -> RuntimeResult<()> {
     let (pod, id) = match runtime.container(id) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
@@ -40,7 +40,7 @@ async fn stop_in(pod: &Pod, id: &str, seconds: i64) -> RuntimeResult<()> {
     });
     let (stop, signal) = match decide.await? {
         Ok(decided) => decided,
-        // Removed meanwhile.
+        // Removed in the meantime.
         Err::<_, RuntimeError>(_) => return Ok(()),
     };
     match stop {
@@ -59,10 +59,10 @@ async fn stop_in(pod: &Pod, id: &str, seconds: i64) -> RuntimeResult<()> {
     kill(pod, id).await
 }
 
-/// Kills a container, and waits for its end.
+/// Kills a container and waits for its exit.
 ///
 /// # Errors
-/// It survives.
+/// The container survives SIGKILL, or the shim fails.
 pub async fn kill(pod: &Pod, id: &str) -> RuntimeResult<()> {
     settle_start(pod, id).await?;
     let killed = id.to_owned();
@@ -82,7 +82,7 @@ pub async fn kill(pod: &Pod, id: &str) -> RuntimeResult<()> {
     Err(RuntimeError::deadline(format!("container \"{id}\" does not end {KILL_LIMIT:?} after SIGKILL")))
 }
 
-/// Waits out a start that is under way; it has a limit of its own.
+/// Waits until a start in progress completes; the start has its own timeout.
 pub async fn settle_start(pod: &Pod, id: &str) -> RuntimeResult<()> {
     let is_settled = |c: &container::Container| c.phase != Phase::Starting;
     pod.wait_for(|sandbox| sandbox.containers.get(id).is_none_or(is_settled)).await.map(drop)
@@ -91,13 +91,13 @@ pub async fn settle_start(pod: &Pod, id: &str) -> RuntimeResult<()> {
 async fn send(pod: &Pod, id: &str, signal: i32, scope: Scope) -> RuntimeResult<()> {
     let request = Request::Signal { to: Target::Container(id.to_owned()), signal, scope };
     match pod.shim()?.ask(request, Vec::new(), SHIM_ANSWER).await {
-        // It has ended meanwhile; that is told by itself.
+        // It has exited in the meantime; the shim reports the exit separately.
         Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::State) => Ok(()),
         other => other.map(drop),
     }
 }
 
-/// Whether it ends within the limit.
+/// Whether the container exits within the limit.
 async fn ended(pod: &Pod, id: &str, limit: Duration) -> RuntimeResult<bool> {
     let is_over = |c: &container::Container| c.finished().is_some();
     let ended = pod.wait_for(|sandbox| sandbox.containers.get(id).is_none_or(is_over));
@@ -107,10 +107,10 @@ async fn ended(pod: &Pod, id: &str, limit: Duration) -> RuntimeResult<bool> {
     }
 }
 
-/// Removes a container, killing it where it runs; one that is not there is removed.
+/// Removes a container, killing it first if it runs; succeeds if it does not exist.
 ///
 /// # Errors
-/// A step that failed; it can be done again.
+/// A step failed; the removal can be retried.
 pub async fn remove(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
     let (pod, id) = match runtime.container(id) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
@@ -120,10 +120,10 @@ pub async fn remove(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
     runtime.detached(async move { remove_from(&removing, &pod, &id).await }).await
 }
 
-/// Removes a container of that sandbox.
+/// Removes a container of the sandbox.
 ///
 /// # Errors
-/// A step that failed; it can be done again.
+/// A step failed; the removal can be retried.
 pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()> {
     let lane = pod.lane.clone();
     let _lane = lane.lock().await;
@@ -138,7 +138,7 @@ pub async fn remove_from(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> Runtime
     let Some(meta) = marked.await? else { return Ok(()) };
     step::reached("remove.marked");
     if let Ok(shim) = pod.shim() {
-        // A shim that is gone has forgotten everything.
+        // A shim that is gone has nothing to forget.
         let _ = shim.ask(Request::Forget(id.to_owned()), Vec::new(), SHIM_ANSWER).await;
     }
     let (shell, sandbox, container) = (runtime.shell.clone(), pod.now(), id.to_owned());

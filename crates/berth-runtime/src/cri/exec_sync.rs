@@ -1,4 +1,6 @@
-//! `ExecSync`: runs a program in a container, and returns what it printed. Behaviour: spec 09a §4, §11 (AC-09a-X7, X8).
+//! `ExecSync` of CRI: runs a program in a container, returns its output.
+//!
+//! Implements spec 09a §4, §11 (AC-09a-X7, X8).
 
 use std::{
     fs::File,
@@ -29,23 +31,23 @@ use crate::{
 use berth_proto::cri;
 use berth_shim::plan::{Exit, Reply, Request, Scope, Target};
 
-/// Bytes of each stream that are kept at most.
+/// Maximum bytes kept of each stream.
 const MOST: usize = 16 << 20;
-/// Bytes that are kept at once for all callers that want more than [`SMALL`] of each stream.
+/// Maximum bytes kept at once for all callers that want more than [`SMALL`] of each stream.
 const BUDGET: usize = 64 << 20;
-/// So much of a stream is never counted: probes and hooks want no more, and there may be hundreds of them.
+/// First bytes of each stream, exempt from [`BUDGET`]: probes and hooks need no more, and hundreds may run at once.
 const SMALL: usize = 10 << 10;
-/// Bytes of both that fit into an answer over a socket, whose messages end at 16 MiB.
+/// Maximum bytes of both streams in a response over a socket, where messages are limited to 16 MiB.
 const MOST_OF_BOTH: usize = (16 << 20) - (100 << 10);
-/// How long the kernel may take to end what was killed.
+/// How long a killed process may take to exit.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// `SIGKILL`.
 const KILL: i32 = 9;
 
-/// Runs a program in a container that runs. Of each stream `most` bytes are kept, where that is given.
+/// Runs a program in a running container. Keeps at most `most` bytes of each stream, 16 MiB by default.
 ///
 /// # Errors
-/// The container does not run, the program cannot be executed, or takes too long.
+/// The container does not run, the program cannot be executed, or it exceeds its timeout.
 pub async fn exec_sync(
     runtime: &Arc<Runtime>,
     request: cri::ExecSyncRequest,
@@ -75,7 +77,7 @@ async fn run(
     let sandbox = pod.now();
     let planner = &runtime.ports.planner;
     let mut plan = planner.exec(&sandbox.container(container)?.plan, &exec, &request.cmd, false)?;
-    plan.keeps_orphans = request.timeout > 0; // or who is overdue would leave some behind
+    plan.keeps_orphans = request.timeout > 0; // otherwise a program that times out could leave processes behind
     let target = Target::Exec(container.to_owned(), exec.clone());
     let exit = pod.await_exit(target.clone());
     let (files, out, err) = streams()?;
@@ -100,7 +102,7 @@ async fn run(
             }
         }
     };
-    // What the program left behind may hold the streams open for ever.
+    // Processes that the program left behind may keep the streams open forever.
     let until = Instant::now() + runtime.shell.config.exec_io_drain;
     let (stdout, stderr) = (out.taken(until).await, err.taken(until).await);
     Ok(answer(exit, stdout, stderr))
@@ -113,21 +115,21 @@ fn answer(exit: Exit, stdout: Vec<u8>, mut stderr: Vec<u8>) -> cri::ExecSyncResp
     cri::ExecSyncResponse { stdout, stderr, exit_code: exit.code }
 }
 
-/// Kills the program, all of its process group, and what it has started that is in none of these.
+/// Kills the program that timed out, its process group, and its remaining descendants.
 async fn overdue(pod: &Pod, target: Target, exit: tokio::sync::oneshot::Receiver<Exit>, seconds: u64) -> RuntimeError {
     if let Ok(shim) = pod.shim() {
         let kill = Request::Signal { to: target, signal: KILL, scope: Scope::Group };
-        // It may have ended by itself meanwhile.
+        // The program may have exited in the meantime.
         let _ = shim.ask(kill, Vec::new(), SHIM_ANSWER).await;
     }
-    // A process that survives SIGKILL is the kernel's; nobody waits for it longer than this.
+    // Only the kernel can delay a process after SIGKILL; do not wait longer than this.
     let _ = timeout(KILL_LIMIT, exit).await;
     RuntimeError::deadline(format!("timeout {seconds}s exceeded: context deadline exceeded"))
 }
 
 type Streams = (Vec<OwnedFd>, pipe::Receiver, pipe::Receiver);
 
-/// What the program gets, and the other ends.
+/// The program's descriptors, and the read ends of its output.
 fn streams() -> RuntimeResult<Streams> {
     let failed = |error: std::io::Error| RuntimeError::other(format!("no pipe: {error}"));
     let null = File::open(Path::new("/dev/null")).map_err(failed)?;
@@ -141,21 +143,21 @@ fn streams() -> RuntimeResult<Streams> {
     Ok((vec![null.into(), out_end, err_end], out, err))
 }
 
-/// Bytes that are kept now and counted.
+/// Bytes kept now and counted against [`BUDGET`].
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// The first bytes of a stream.
+/// First bytes of a stream.
 #[derive(Default)]
 struct OutputBuffer {
     bytes: Vec<u8>,
-    /// How many of them count for the budget.
+    /// How many of the bytes count against the budget.
     counted: usize,
-    /// Something was dropped: nothing behind it is kept.
+    /// Whether a chunk was dropped: later chunks are dropped as well.
     is_cut: bool,
 }
 
 impl OutputBuffer {
-    /// Keeps a piece, or drops it and all that follow where the budget is used up.
+    /// Appends a chunk; drops it and all later ones if the budget is exhausted.
     fn add(&mut self, piece: &[u8], held: &AtomicUsize) {
         if self.is_cut {
             return;
@@ -172,7 +174,7 @@ impl OutputBuffer {
         self.bytes.extend_from_slice(piece);
     }
 
-    /// Gives up the bytes and their share of the budget.
+    /// Returns the bytes and releases their share of the budget.
     fn take(&mut self) -> Vec<u8> {
         HELD.fetch_sub(std::mem::take(&mut self.counted), Ordering::Relaxed);
         std::mem::take(&mut self.bytes)
@@ -185,7 +187,7 @@ impl Drop for OutputBuffer {
     }
 }
 
-/// What has been read of a stream; reading goes on without us, so that whoever writes is never told off.
+/// Output of a stream so far. Reading continues when this is dropped, so that the writer never gets SIGPIPE.
 struct Collected {
     bytes: Arc<Mutex<OutputBuffer>>,
     at_end: watch::Receiver<bool>,
@@ -199,7 +201,7 @@ fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> Collecte
         let mut piece = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut piece).await {
             let mut kept = bytes.lock().unwrap_or_else(PoisonError::into_inner);
-            // Once nobody wants it any more it is read and dropped.
+            // Once nobody reads the result, the output is drained and dropped.
             let room = if ended.is_closed() { 0 } else { most.saturating_sub(kept.bytes.len()) };
             kept.add(piece.get(..count.min(room)).unwrap_or_default(), &HELD);
         }
@@ -209,16 +211,16 @@ fn collect(runtime: &Runtime, mut from: pipe::Receiver, most: usize) -> Collecte
 }
 
 impl Collected {
-    /// What was read up to the end of the stream, or up to that moment.
+    /// The bytes read up to the end of the stream or the deadline.
     async fn taken(mut self, until: Instant) -> Vec<u8> {
-        // The end, or the time is up: either way that is what there is.
+        // End of stream or deadline: either way this is all the output.
         let _ = timeout_at(until, self.at_end.wait_for(|ended| *ended)).await;
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl Drop for Collected {
-    /// Whoever was killed may have left processes behind that hold the stream open: nobody wants their words.
+    /// A killed program may leave processes that keep the stream open: their output is dropped.
     fn drop(&mut self) {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -232,7 +234,7 @@ mod tests {
     fn all_callers_share_a_budget_but_for_the_small_ones() {
         let held = AtomicUsize::new(0);
         let fill = |bytes: usize| {
-            // What they hold is the test's: it is never given back.
+            // The test's own counter keeps these bytes: they are never released.
             let mut kept = std::mem::ManuallyDrop::new(OutputBuffer::default());
             for _ in 0..bytes / 1024 {
                 kept.add(&[0; 1024], &held);

@@ -1,4 +1,6 @@
-//! The files a sandbox gives its containers: host name, hosts, resolver, shared memory. Behaviour: spec 09a §2.2.
+//! Files a sandbox provides to its containers: hostname, hosts, resolv.conf, shared memory.
+//!
+//! Implements spec 09a §2.2.
 
 use std::{fs, io, path::Path};
 
@@ -11,13 +13,13 @@ use crate::{
 use berth_proto::cri;
 use berth_sys::atomic_file;
 
-/// Size of a pod's shared memory, as the kernel reads it.
+/// Mount options of a pod's shared memory.
 const SHARED_MEMORY: &str = "mode=1777,size=67108864";
 
-/// Writes `hostname`, `hosts` and `resolv.conf`.
+/// Writes `hostname`, `hosts`, and `resolv.conf`.
 ///
 /// # Errors
-/// What the disk says.
+/// The I/O error.
 pub fn write(directory: &Path, config: &cri::PodSandboxConfig, node: &str) -> RuntimeResult<()> {
     let hostname = if config.hostname.is_empty() { node } else { &config.hostname };
     let resolver = match &config.dns_config {
@@ -43,7 +45,7 @@ fn host_file(path: &str) -> RuntimeResult<Vec<u8>> {
     }
 }
 
-/// The text of a resolver's configuration; empty parts are left out.
+/// Content of `resolv.conf`; empty parts are omitted.
 fn resolver(dns: &cri::DnsConfig) -> String {
     let mut text = String::new();
     if !dns.searches.is_empty() {
@@ -58,17 +60,17 @@ fn resolver(dns: &cri::DnsConfig) -> String {
     text
 }
 
-/// Whether the pod shares the host's messages and memory.
+/// Whether the pod uses the host's IPC namespace.
 pub fn has_host_ipc(config: &cri::PodSandboxConfig) -> bool {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let options = context.and_then(|context| context.namespace_options.as_ref());
     options.is_some_and(|options| options.ipc() == cri::NamespaceMode::Node)
 }
 
-/// Mounts a pod's own shared memory, where it has its own.
+/// Mounts a tmpfs as the pod's shared memory, unless the pod uses the host's IPC namespace.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of `mkdir` or `mount`.
 pub fn mount_shared_memory(config: &cri::PodSandboxConfig, path: &Path) -> RuntimeResult<()> {
     if has_host_ipc(config) {
         return Ok(());
@@ -79,14 +81,14 @@ pub fn mount_shared_memory(config: &cri::PodSandboxConfig, path: &Path) -> Runti
     mounted.map_err(|e| RuntimeError::file("mount shared memory on", path, &e.into()))
 }
 
-/// Takes a pod's shared memory away; nothing there is success.
+/// Unmounts a pod's shared memory; succeeds if it is not mounted.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of `umount`.
 pub fn unmount_shared_memory(path: &Path) -> RuntimeResult<()> {
     use nix::errno::Errno;
     match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-        // Not mounted, or not there at all.
+        // Not mounted, or no such path.
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
         Err(e) => Err(RuntimeError::file("unmount", path, &e.into())),
     }

@@ -1,4 +1,6 @@
-//! `runtime.v1.ImageService`: from messages to the image store and back. Behaviour: spec 09b §3.
+//! `runtime.v1.ImageService` of CRI: translates messages to the image store and back.
+//!
+//! Implements spec 09b §3.
 
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use crate::{
 };
 use berth_proto::cri::{self, image_service_server::ImageService};
 
-/// Answers calls.
+/// gRPC handler of the image service.
 pub struct ImageCalls(pub Arc<Runtime>);
 
 type Answer<T> = Result<Response<T>, Status>;

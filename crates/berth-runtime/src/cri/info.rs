@@ -1,4 +1,4 @@
-//! `Version`, `Status`, `RuntimeConfig`. Behaviour: spec 09a §5.
+//! `Version`, `Status`, and `RuntimeConfig` of CRI. Implements spec 09a §5.
 
 use std::collections::HashMap;
 
@@ -8,12 +8,12 @@ use serde_json::json;
 use crate::{config::NAME, runtime::Runtime};
 use berth_proto::cri;
 
-/// Version of the kubelet's contract.
+/// Version of the kubelet's runtime API.
 const KUBE_API: &str = "0.1.0";
-/// Version of the interface.
+/// Version of CRI.
 const API: &str = "v1";
 
-/// `Version`.
+/// Response to `Version`.
 pub fn version() -> cri::VersionResponse {
     cri::VersionResponse {
         version: KUBE_API.to_owned(),
@@ -23,13 +23,13 @@ pub fn version() -> cri::VersionResponse {
     }
 }
 
-/// `Status`.
+/// Response to `Status`.
 pub async fn status(runtime: &Runtime, verbose: bool) -> cri::StatusResponse {
     let features = cri::RuntimeHandlerFeatures {
         recursive_read_only_mounts: runtime.host.has_recursive_read_only,
         user_namespaces: runtime.host.has_user_namespaces,
     };
-    // With the host's network the host's /sys is shown, which has to be read-only with all below it (spec 09a §8.1).
+    // With the host network, /sys is the host's, which must be mounted recursively read-only (spec 09a §8.1).
     let user_namespaces_host_network = features.user_namespaces && features.recursive_read_only_mounts;
     let handler = |name: &str| cri::RuntimeHandler { name: name.to_owned(), features: Some(features) };
     let others = runtime.shell.config.runtime_handlers.iter().map(String::as_str);
@@ -84,7 +84,7 @@ fn info(runtime: &Runtime) -> HashMap<String, String> {
     ])
 }
 
-/// `RuntimeConfig`.
+/// Response to `RuntimeConfig`.
 pub fn config(runtime: &Runtime) -> cri::RuntimeConfigResponse {
     let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: runtime.host.driver.into() };
     cri::RuntimeConfigResponse { linux: Some(linux) }

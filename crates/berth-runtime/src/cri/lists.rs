@@ -1,4 +1,4 @@
-//! Lists and statuses, from memory. Behaviour: spec 09a §1, §2.1, §3.2.
+//! `List…` and `…Status` calls of CRI, served from memory. Implements spec 09a §1, §2.1, §3.2.
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
@@ -14,13 +14,13 @@ use crate::{
 };
 use berth_proto::cri;
 
-/// Items of a streamed list in one message.
+/// Items per message of a streamed list.
 const CHUNK: usize = 100;
 
-/// Sandboxes, newest first.
+/// Sandboxes that match the filter, newest first.
 ///
 /// # Errors
-/// The filter's identity stands for several, or there is no such state.
+/// The filter's ID prefix is ambiguous, or its state is unknown.
 pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> RuntimeResult<Vec<cri::PodSandbox>> {
     if let Some(wanted) = filter.and_then(|filter| filter.state.as_ref()) {
         cri::PodSandboxState::try_from(wanted.state)
@@ -37,19 +37,19 @@ pub fn sandboxes(runtime: &Runtime, filter: Option<&cri::PodSandboxFilter>) -> R
     Ok(items)
 }
 
-/// Containers, newest first.
+/// Containers that match the filter, newest first.
 ///
 /// # Errors
-/// An identity of the filter stands for several, or there is no such state.
+/// An ID prefix of the filter is ambiguous, or its state is unknown.
 pub fn containers(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<cri::Container>> {
     let chosen = chosen(runtime, filter)?;
     Ok(chosen.iter().filter_map(|(sandbox, id)| sandbox.containers.get(id)).map(view::container_item).collect())
 }
 
-/// Containers and their sandboxes as they are now, newest first.
+/// Snapshots of sandboxes with the IDs of their containers that match the filter, newest first.
 ///
 /// # Errors
-/// An identity of the filter stands for several, or there is no such state.
+/// An ID prefix of the filter is ambiguous, or its state is unknown.
 pub fn chosen(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> RuntimeResult<Vec<(Arc<Sandbox>, String)>> {
     if let Some(wanted) = filter.and_then(|filter| filter.state.as_ref()) {
         cri::ContainerState::try_from(wanted.state)
@@ -77,7 +77,7 @@ pub fn chosen(runtime: &Runtime, filter: Option<&cri::ContainerFilter>) -> Runti
     Ok(items.into_iter().map(|(_, sandbox, id)| (sandbox, id)).collect())
 }
 
-/// What nobody knows is no error in a list.
+/// Maps not found to `None`: in a list an unknown ID is no error.
 fn known<T>(found: RuntimeResult<T>) -> RuntimeResult<Option<T>> {
     match found {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
@@ -85,7 +85,7 @@ fn known<T>(found: RuntimeResult<T>) -> RuntimeResult<Option<T>> {
     }
 }
 
-/// A list in pieces, each item once.
+/// Streams a list in chunks.
 pub fn in_chunks<T, R>(
     items: Vec<T>,
     message: impl Fn(Vec<T>) -> R + Send + 'static,
@@ -102,7 +102,7 @@ where
     stream::iter(chunks).boxed()
 }
 
-/// A sandbox's status and those of its containers.
+/// Status of a sandbox and of its containers.
 ///
 /// # Errors
 /// There is no such sandbox.
@@ -124,7 +124,7 @@ pub fn sandbox_status(
     })
 }
 
-/// A container's status.
+/// Status of a container.
 ///
 /// # Errors
 /// There is no such container.

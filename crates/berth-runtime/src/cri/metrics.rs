@@ -1,4 +1,4 @@
-//! `ListMetricDescriptors` and `ListPodSandboxMetrics`. Behaviour: spec 09a §5, 09 §11.3.
+//! `ListMetricDescriptors` and `ListPodSandboxMetrics` of CRI. Implements spec 09a §5, 09 §11.3.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -19,18 +19,18 @@ use crate::{
 };
 use berth_proto::cri;
 
-/// Processes of a container whose open files are counted.
+/// Maximum number of a container's processes whose open files are counted.
 const MOST_PROCESSES: usize = 1024;
 
-/// `ListMetricDescriptors`.
+/// Response to `ListMetricDescriptors`.
 pub fn descriptors(runtime: &Runtime) -> Vec<cri::MetricDescriptor> {
     metrics::descriptors(runtime.ports.groups.tells_pressure())
 }
 
-/// `ListPodSandboxMetrics`, of sandboxes that are ready.
+/// Metrics of sandboxes that are ready, for `ListPodSandboxMetrics`.
 ///
 /// # Errors
-/// Reading takes too long.
+/// Reading the cgroups times out.
 pub async fn sandboxes(runtime: &Arc<Runtime>) -> RuntimeResult<Vec<cri::PodSandboxMetrics>> {
     let pods: Vec<_> = runtime.pods().iter().map(|pod| pod.now()).filter(|sandbox| sandbox.is_ready()).collect();
     let running = |sandbox: &Arc<Sandbox>| {
@@ -48,7 +48,7 @@ pub async fn sandboxes(runtime: &Arc<Runtime>) -> RuntimeResult<Vec<cri::PodSand
     .await
 }
 
-/// Blocks.
+/// Blocking: reads cgroups and network interfaces.
 fn of_sandbox(
     runtime: &Runtime,
     sandbox: &Sandbox,

@@ -1,7 +1,7 @@
-//! The services of CRI v1: a file for each group of calls.
+//! CRI v1 services: one file per group of calls.
 //!
-//! `services` makes them; `serve` answers on a socket, or over memory. What a call does once begun goes on when its
-//! caller leaves. Behaviour: spec 09a §1-§5.
+//! `services` makes them; `serve` serves them on a socket or in memory. A call that has begun completes even if its
+//! caller disconnects. Implements spec 09a §1-§5.
 
 mod change;
 mod container;

@@ -1,5 +1,7 @@
-//! How many connections a socket serves at once. When there are too many, those that have been idle for long make room:
-//! clients leak connections, and none of them may shut out the others.
+//! Connection limit of the CRI socket, with eviction of idle connections.
+//!
+//! When the limit is reached, the connection idle for longest is closed: clients leak connections, and none of them may
+//! lock out the others.
 
 use std::{
     io,
@@ -21,19 +23,19 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-/// Who has read or written nothing for so long is idle.
+/// A connection without reads or writes for this long counts as idle.
 const IDLE: Duration = Duration::from_secs(60);
-/// How often it is looked for idle connections while somebody waits for a place.
+/// Interval between searches for an idle connection while a new connection waits.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The places of a socket.
+/// Limits the connections of a socket.
 pub(super) struct Places {
     free: Arc<Semaphore>,
     taken: Mutex<Vec<Weak<Activity>>>,
     begun: Instant,
 }
 
-/// When a connection last read or wrote, and the token that closes it.
+/// Last activity of a connection, and the token that closes it.
 struct Activity {
     /// Milliseconds after [`Places::begun`].
     last: AtomicU64,
@@ -42,12 +44,12 @@ struct Activity {
 }
 
 impl Places {
-    /// That many.
+    /// Limits the socket to `count` connections.
     pub(super) fn new(count: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(count)), taken: Mutex::default(), begun: Instant::now() }
     }
 
-    /// Gives a connection a place, as soon as there is one.
+    /// Waits for a free slot and returns the connection in it.
     pub(super) async fn give(&self, stream: UnixStream) -> Placed {
         let permit = loop {
             if let Ok(Ok(permit)) = timeout(PAUSE, self.free.clone().acquire_owned()).await {
@@ -65,7 +67,7 @@ impl Places {
         Placed { stream, activity, closed, _permit: permit }
     }
 
-    /// Closes the connection that has been idle for longest, if that is long enough.
+    /// Closes the connection that has been idle for longest, if it counts as idle.
     fn close_idlest(&self) {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let open = taken.iter().filter_map(Weak::upgrade).filter(|one| !one.close.is_cancelled());
@@ -88,7 +90,7 @@ impl Activity {
     }
 }
 
-/// A connection with a place.
+/// A connection that occupies a slot; dropping it releases the slot.
 pub(super) struct Placed {
     stream: UnixStream,
     activity: Arc<Activity>,
@@ -97,7 +99,7 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// What came of reading or writing counts as activity where something came of it.
+    /// Records activity if a read or write completed.
     fn touched<T>(&self, polled: Poll<T>) -> Poll<T> {
         if polled.is_ready() {
             self.activity.touch();

@@ -1,4 +1,6 @@
-//! `RunPodSandbox`: from a request to namespaces, network and files. Behaviour: spec 09a §2.2.
+//! `RunPodSandbox` of CRI: creates a sandbox's namespaces, network, and files.
+//!
+//! Implements spec 09a §2.2.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
@@ -24,10 +26,10 @@ use berth_proto::cri;
 use berth_shim::plan::{Namespace, NamespacePlan, Reply, Request};
 use berth_sys::step;
 
-/// Runs a sandbox; an identical request gets the same one.
+/// Runs a sandbox; an identical request returns the same sandbox.
 ///
 /// # Errors
-/// What is refused, and what fails; then nothing is left, or a sandbox that is not ready.
+/// The request is invalid or a step fails; afterwards nothing is left, or a sandbox that is not ready.
 pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler: String) -> RuntimeResult<String> {
     let name = sandbox_name(&config)?;
     let is_ours = handler.is_empty() || handler == NAME || runtime.shell.config.runtime_handlers.contains(&handler);
@@ -52,7 +54,7 @@ pub async fn run(runtime: &Arc<Runtime>, config: cri::PodSandboxConfig, handler:
             let outcome = make(&making, ask).await.map(|()| id.clone());
             match &outcome {
                 Ok(_) => making.sandbox_names.settle(&name),
-                // What could not be undone is listed, and keeps its name until it is removed.
+                // A sandbox whose undo failed is listed and keeps its name until it is removed.
                 Err(_) if making.pod(&id).is_ok() => making.sandbox_names.settle(&name),
                 Err(_) => making.sandbox_names.release(&name, &id),
             }
@@ -101,7 +103,7 @@ async fn make(runtime: &Arc<Runtime>, ask: Ask) -> RuntimeResult<()> {
     let Err(cause) = outcome else { return Ok(()) };
     if let Err(left) = super::stop::undo(runtime, &pod).await {
         warn!(podSandboxID = ask.id, err = %left, "What is left of a sandbox that failed cannot be undone yet");
-        // Listed as not ready, so that the kubelet can stop and remove it.
+        // List it as not ready, so that the kubelet can stop and remove it.
         let _ = pod.turn(|sandbox| sandbox.phase = SandboxPhase::NotReady).await;
     }
     Err(cause)
@@ -159,7 +161,7 @@ async fn bring_up(
     Ok(())
 }
 
-/// Namespaces, and in them the network.
+/// Creates the namespaces and attaches the network.
 async fn connect(
     runtime: &Arc<Runtime>,
     pod: &Pod,

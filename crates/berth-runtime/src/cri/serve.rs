@@ -1,4 +1,4 @@
-//! Answers on a socket, or over memory.
+//! Serves the CRI services on a Unix socket or over in-memory connections.
 
 use std::{
     fs, io,
@@ -22,23 +22,23 @@ use crate::{
 use berth_proto::cri::{image_service_server::ImageServiceServer, runtime_service_server::RuntimeServiceServer};
 use berth_sys::grpc_deadline::Deadline;
 
-/// The largest message that is taken, and that is sent over a socket, bytes.
+/// Maximum size of a received message, and of one sent over a socket, bytes.
 const MAX_MESSAGE: usize = 16 << 20;
-/// Bytes that are under way in each direction of a connection over memory.
+/// Buffer of an in-memory connection in each direction, bytes.
 const PIPE: usize = 64 << 10;
-/// Connections that wait to be taken.
+/// Capacity of the queue of in-memory connections.
 const WAITING: usize = 16;
-/// Connections to the socket at once. Clients leak them: the validation suite never closes any.
+/// Maximum number of socket connections. Clients leak them: the CRI validation suite never closes any.
 const CONNECTIONS: usize = 4096;
-/// Who may reach the socket: its owner and group.
+/// File mode of the socket: owner and group may connect.
 const MODE: u32 = 0o660;
 
-/// Connects to services in this process.
+/// Connects to the services inside this process.
 #[derive(Clone, Debug)]
 pub struct Memory(mpsc::Sender<io::Result<DuplexStream>>);
 
 impl Memory {
-    /// A new connection.
+    /// Opens a new connection.
     ///
     /// # Errors
     /// The services have ended.
@@ -60,7 +60,7 @@ fn router(runtime: &Arc<Runtime>, largest: usize, streams: Arc<str>) -> Router {
     Server::builder().add_service(Deadline(calls)).add_service(Deadline(images))
 }
 
-/// Serves whoever connects within this process, until told to stop. URLs of streams begin with [`IN_PROCESS`].
+/// Serves connections within this process until `stop` is cancelled. Streaming URLs begin with [`IN_PROCESS`].
 pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
     let (sender, incoming) = mpsc::channel(WAITING);
     let serving = router(runtime, usize::MAX, IN_PROCESS.into())
@@ -73,11 +73,11 @@ pub fn over_memory(runtime: &Arc<Runtime>, stop: CancellationToken) -> Memory {
     Memory(sender)
 }
 
-/// Serves whoever may open the socket, until told to stop. The socket is made anew. URLs of streams begin with
-/// `streams`, `http://127.0.0.1:port`, where somebody has to serve them.
+/// Serves the Unix socket until `stop` is cancelled; replaces an existing socket. Streaming URLs begin with `streams`
+/// (`http://127.0.0.1:port`), where the streaming server must listen.
 ///
 /// # Errors
-/// It cannot be made.
+/// The socket cannot be created, or serving fails.
 pub async fn over_socket(
     runtime: &Arc<Runtime>,
     path: PathBuf,
@@ -93,7 +93,7 @@ pub async fn over_socket(
     let serving = router(runtime, MAX_MESSAGE, streams.into())
         .serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
     let served = serving.await;
-    // Somebody else may have made theirs meanwhile; a socket nobody answers on is harmless.
+    // Another process may have replaced the socket in the meantime; a socket without a server is harmless.
     let _ = fs::remove_file(&path);
     served.map_err(|error| RuntimeError::other(format!("serving {}: {error}", path.display())))
 }

@@ -1,4 +1,4 @@
-//! `runtime.v1.RuntimeService`: from messages to calls and back, nothing else.
+//! `runtime.v1.RuntimeService` of CRI: translates messages to calls and back.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use berth_proto::{
     cri::{self, runtime_service_server::RuntimeService},
 };
 
-/// Answers calls.
+/// gRPC handler of the runtime service.
 pub struct RuntimeCalls {
-    /// Of this runtime.
+    /// The runtime that serves the calls.
     pub runtime: Arc<Runtime>,
-    /// What the URLs of streams begin with.
+    /// Prefix of streaming URLs.
     pub streams: Arc<str>,
 }
 
@@ -32,19 +32,19 @@ fn answer<T>(result: RuntimeResult<T>) -> Answer<T> {
     result.map(Response::new).map_err(Status::from)
 }
 
-/// In the words of a gRPC server that was made without the method: clients look for them.
+/// Uses the text of a gRPC server without the method, because clients match it.
 fn absent<T>(method: &str) -> Answer<T> {
     Err(Status::unimplemented(format!("method {method} not implemented")))
 }
 
 impl RuntimeCalls {
-    /// Waits until what was there is known again.
+    /// Waits until recovery after a restart has completed.
     async fn ready(&self) -> &Arc<Runtime> {
         self.runtime.until_ready().await;
         &self.runtime
     }
 
-    /// Where a stream is met.
+    /// The URL of a prepared stream.
     async fn stream(&self, ask: RuntimeResult<Ask>) -> RuntimeResult<String> {
         let path = streams::prepare(self.ready().await, ask?)?;
         Ok(format!("{}{path}", self.streams))

@@ -1,4 +1,4 @@
-//! `StartContainer`. Behaviour: spec 09a §3.2, §10.
+//! `StartContainer` of CRI. Implements spec 09a §3.2, §10.
 
 use std::{
     sync::Arc,
@@ -19,13 +19,13 @@ use berth_metrics::LaunchStep;
 use berth_shim::plan::{LaunchPlan, Reply, Request, Started, Took};
 use berth_sys::step;
 
-/// How much longer than the shim itself the shim is waited for.
+/// Time added to the shim's own launch timeout before the request to it times out.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Starts a container that was made and never started.
+/// Starts a container that was created and never started.
 ///
 /// # Errors
-/// It is in another state, or could not be started: then it has ended with code 128.
+/// The container is in another state, or could not be started: then it is exited with code 128.
 pub async fn start(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
     let (pod, id) = runtime.container(id)?;
     let begun = id.clone();
@@ -56,7 +56,7 @@ async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()
             let early = early.await??;
             step::reached("start.written");
             let Some(exit) = early else { return Ok(()) };
-            // Another turn: it is told that it ran, and then that it ended.
+            // A separate turn: subscribers get a started event, then a stopped event.
             let rule = runtime.shell.config.oom_reason;
             let ended = move |sandbox: &mut Sandbox| sandbox.container_mut(&container).map(|c| c.exited(&exit, rule));
             pod.turn(ended).await?.map(drop)
@@ -68,7 +68,7 @@ async fn launch(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<()
                 let container = sandbox.container_mut(&container);
                 container.map(|c| c.start_failed(&text, now_ns()))
             };
-            // Told all the same; what cannot be written is tried again.
+            // The event is sent in any case; a failed write is retried.
             let _ = pod.turn(failed).await;
             Err(cause)
         }
@@ -108,7 +108,7 @@ async fn attempt(runtime: &Arc<Runtime>, pod: &Pod, id: &str) -> RuntimeResult<S
     }
 }
 
-/// The steps the shim told of; what is left of the whole is the last one's.
+/// Records the duration of the steps that the shim measured; the remainder of the total belongs to the last step.
 fn count(runtime: &Runtime, whole: Duration, took: Took) {
     let micros = |count: u32| Duration::from_micros(count.into());
     let (root, clone) = (micros(took.root), micros(took.clone));
@@ -120,7 +120,7 @@ fn count(runtime: &Runtime, whole: Duration, took: Took) {
     steps.into_iter().for_each(|(step, took)| runtime.shell.metrics.launched(step, took));
 }
 
-/// What keeps a new group may go; nobody waits for that.
+/// Releases, in the background, what keeps a new cgroup alive while it is empty.
 pub fn settle(runtime: &Arc<Runtime>, group: String) {
     let shell = runtime.shell.clone();
     runtime.shell.spawn(async move {

@@ -1,7 +1,7 @@
-//! Statistics: `ContainerStats`, `PodSandboxStats` and their lists. Behaviour: spec 09a §5.
+//! `ContainerStats`, `PodSandboxStats`, and their lists of CRI. Implements spec 09a §5.
 //!
-//! Everything is read while the call waits, on the blocking pool, but for what containers wrote, which a walk in the
-//! background counts.
+//! Everything is read on the blocking pool during the call, except writable-layer usage, which a background walk
+//! counts.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -17,10 +17,10 @@ use crate::{
 use berth_proto::cri;
 use berth_sys::netlink::counters::LinkCounters;
 
-/// A container of a sandbox as it was when somebody asked.
+/// A sandbox snapshot and the ID of one of its containers.
 pub(super) type Chosen = (Arc<Sandbox>, String);
 
-/// `ContainerStats`.
+/// Response to `ContainerStats`.
 ///
 /// # Errors
 /// There is no such container.
@@ -30,10 +30,10 @@ pub async fn container(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::C
     told.into_iter().next().ok_or_else(|| RuntimeError::no_container(&id))
 }
 
-/// `ListContainerStats`, newest first.
+/// Response to `ListContainerStats`, newest first.
 ///
 /// # Errors
-/// An identity of the filter stands for several.
+/// An ID prefix of the filter is ambiguous.
 pub async fn containers(
     runtime: &Arc<Runtime>,
     filter: Option<cri::ContainerStatsFilter>,
@@ -60,13 +60,13 @@ async fn of_containers(runtime: &Arc<Runtime>, chosen: Vec<Chosen>) -> RuntimeRe
     Ok(told.map(|(container, reading)| stats(runtime, container, reading.as_ref(), &written)).collect())
 }
 
-/// One look at a container's group; none where it does not run. Blocks.
+/// Reads a container's cgroup; `None` if it does not run. Blocking.
 fn read(runtime: &Runtime, container: Option<&Container>) -> Option<Reading> {
     let container = container.filter(|container| container.running().is_ok())?;
     Some(runtime.ports.groups.read(&container.meta.group, Depth::Statistics))
 }
 
-/// What containers wrote, as far as it is known.
+/// Writable-layer usage of the containers, as far as it is counted.
 pub(super) async fn written(runtime: &Runtime, chosen: &[Chosen]) -> BTreeMap<String, Used> {
     let ids: Vec<String> = chosen.iter().map(|(_, id)| id.clone()).collect();
     runtime.layers.used(&runtime.shell, &runtime.ports.images, &ids).await
@@ -100,7 +100,7 @@ fn attributes(container: &Container) -> cri::ContainerAttributes {
     }
 }
 
-/// `PodSandboxStats`.
+/// Response to `PodSandboxStats`.
 ///
 /// # Errors
 /// There is no such sandbox, or it is not ready.
@@ -114,10 +114,10 @@ pub async fn sandbox(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<cri::Pod
     told.into_iter().next().ok_or_else(|| RuntimeError::no_sandbox(id))
 }
 
-/// `ListPodSandboxStats` of those that are ready, newest first.
+/// Response to `ListPodSandboxStats`: sandboxes that are ready, newest first.
 ///
 /// # Errors
-/// The filter's identity stands for several.
+/// The filter's ID prefix is ambiguous.
 pub async fn sandboxes(
     runtime: &Arc<Runtime>,
     filter: Option<cri::PodSandboxStatsFilter>,
@@ -127,12 +127,12 @@ pub async fn sandboxes(
     let (id, label_selector) = (filter.id, filter.label_selector);
     let filter = cri::PodSandboxFilter { id, label_selector, state: Some(ready) };
     let chosen = lists::sandboxes(runtime, Some(&filter))?;
-    // One that went meanwhile is not told.
+    // A sandbox removed in the meantime is omitted.
     let chosen = chosen.iter().filter_map(|item| runtime.pod(&item.id).ok()).map(|pod| pod.now()).collect();
     of_sandboxes(runtime, chosen).await
 }
 
-/// What was read of a sandbox.
+/// Raw statistics of a sandbox.
 struct Read {
     pod: Reading,
     containers: BTreeMap<String, Reading>,
@@ -157,7 +157,7 @@ async fn of_sandboxes(runtime: &Arc<Runtime>, chosen: Vec<Arc<Sandbox>>) -> Runt
     Ok(told.collect())
 }
 
-/// Blocks.
+/// Blocking: reads cgroups and network interfaces.
 fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut Asker) -> Read {
     let containers = sandbox.containers.iter();
     let containers = containers.filter_map(|(id, container)| Some((id.clone(), read(runtime, Some(container))?)));
@@ -171,7 +171,7 @@ fn read_sandbox(runtime: &Runtime, sandbox: &Sandbox, asker: &mut Asker) -> Read
     Read { pod, containers, links, at_ns: now_ns() }
 }
 
-/// The pod's own group, above those of its containers; none where pods share one.
+/// The pod's cgroup, parent of its containers'; `None` if pods share one.
 fn pod_group(sandbox: &Sandbox) -> Option<String> {
     let parent = sandbox.config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
     let above = Path::new(&sandbox.meta.group).parent().filter(|_| !parent.is_empty())?;

@@ -1,4 +1,4 @@
-//! `StopPodSandbox` and `RemovePodSandbox`. Every step can be done again. Behaviour: spec 09a §2.1.
+//! `StopPodSandbox` and `RemovePodSandbox` of CRI; every step is idempotent. Implements spec 09a §2.1.
 
 use std::{
     sync::Arc,
@@ -19,13 +19,13 @@ use berth_metrics::NetworkOperation;
 use berth_shim::plan::Request;
 use berth_sys::step;
 
-/// How long a shim has to go once it was told to.
+/// How long a shim may take to answer the shutdown request.
 const GONE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Stops a sandbox; one that is not there is stopped.
+/// Stops a sandbox; succeeds if it does not exist.
 ///
 /// # Errors
-/// A step that failed; the others are done.
+/// A step failed; independent steps were still attempted, and the stop can be retried.
 pub async fn stop(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
     let pod = match runtime.pod(id) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
@@ -52,7 +52,7 @@ async fn stop_pod(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     Ok(())
 }
 
-/// Kills, takes off the network, frees memory and namespaces.
+/// Kills the containers, detaches the network, unmounts shared memory, and ends the shim with its namespaces.
 async fn take_down(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     let now = pod.now();
     let killed = now.containers.values().map(|container| container_end::kill(pod, container.id()));
@@ -83,7 +83,7 @@ fn has_network(sandbox: &crate::sandbox::Sandbox) -> bool {
     options.is_none_or(|options| options.network() != berth_proto::cri::NamespaceMode::Node)
 }
 
-/// Tells the shim to go, which frees the namespaces it holds; its control group makes sure.
+/// Shuts the shim down, which releases its namespaces; then kills and removes its cgroup in any case.
 async fn end_shim(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     if let Some(shim) = pod.let_go()
         && let Err(cause) = shim.ask(Request::Shutdown, Vec::new(), GONE_LIMIT).await
@@ -95,10 +95,10 @@ async fn end_shim(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     blocking("removing the sandbox's control group", move || shell.groups.remove(&group)).await
 }
 
-/// Removes a sandbox with all that is in it; one that is not there is removed.
+/// Removes a sandbox with its containers; succeeds if it does not exist.
 ///
 /// # Errors
-/// A step that failed; it can be done again.
+/// A step failed; the removal can be retried.
 pub async fn remove(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
     let pod = match runtime.pod(id) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
@@ -119,7 +119,7 @@ pub async fn remove(runtime: &Arc<Runtime>, id: &str) -> RuntimeResult<()> {
         .await
 }
 
-/// Deletes what is written of a sandbox in which nothing is left, and forgets it.
+/// Deletes the records of a sandbox that is stopped and empty, and removes it from memory.
 async fn bury(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     let now = pod.now();
     if now.is_removed {
@@ -139,17 +139,17 @@ async fn bury(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
         Ok(())
     })
     .await?;
-    // The owner ends with this turn.
+    // The actor ends after this turn.
     let _ = pod.turn(|sandbox| sandbox.is_removed = true).await;
     runtime.forget_pod(now.id());
     runtime.sandbox_names.release(&now.meta.name, now.id());
     Ok(())
 }
 
-/// Undoes what was made of a sandbox nobody has been told of.
+/// Undoes a partially created sandbox whose ID no caller has received.
 ///
 /// # Errors
-/// What is left.
+/// The step that failed; some resources are left.
 pub async fn undo(runtime: &Arc<Runtime>, pod: &Pod) -> RuntimeResult<()> {
     take_down(runtime, pod).await.map_err(|cause| RuntimeError::other(cause.text))?;
     bury(runtime, pod).await

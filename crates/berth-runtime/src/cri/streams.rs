@@ -1,4 +1,6 @@
-//! `Exec`, `Attach`, `PortForward`: checked now, met later under a URL. Behaviour: spec 09a §4.
+//! `Exec`, `Attach`, and `PortForward` of CRI: validates, returns a streaming URL.
+//!
+//! Implements spec 09a §4.
 
 use crate::{
     errors::RuntimeResult,
@@ -6,10 +8,10 @@ use crate::{
     streams::{self, Ask},
 };
 
-/// Prepares a stream; the path under which it is met.
+/// Prepares a stream; returns its URL path.
 ///
 /// # Errors
-/// What it is asked of does not run, or too many wait to be met.
+/// The container or sandbox does not run, or too many requests are in flight.
 pub fn prepare(runtime: &Runtime, ask: Ask) -> RuntimeResult<String> {
     match &ask {
         Ask::Exec { container, .. } => {

@@ -1,5 +1,6 @@
-//! What `-v` calls tell beside the status, in the shape containerd gives it: what people's `crictl … | jq` lines look for.
-//! Pure. Behaviour: spec 09a §2.1, §3.2.
+//! Verbose info of sandbox and container status, in the format of containerd. Pure.
+//!
+//! Users parse it with `crictl … | jq`, so the keys are containerd's. Implements spec 09a §2.1, §3.2.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -13,7 +14,7 @@ use crate::{
 use berth_proto::cri::{self, NamespaceMode};
 use berth_shim::plan::{LaunchPlan, Processes, RootKind};
 
-/// Of a sandbox.
+/// Info of a sandbox.
 pub fn sandbox(sandbox: &Sandbox) -> Value {
     let pid = process(sandbox);
     json!({
@@ -40,7 +41,7 @@ pub fn sandbox(sandbox: &Sandbox) -> Value {
     })
 }
 
-/// Of a container.
+/// Info of a container.
 pub fn container(sandbox: &Sandbox, container: &Container) -> Value {
     let plan = &*container.plan;
     let mut spec = oci::spec(plan);
@@ -62,13 +63,13 @@ pub fn container(sandbox: &Sandbox, container: &Container) -> Value {
     })
 }
 
-/// The process whose namespaces are the pod's: there is none of the pod's own, so it is a container's, the first one's.
+/// PID reported for the pod, which has no process of its own: that of the container that started first; 0: none runs.
 fn process(sandbox: &Sandbox) -> u32 {
     let running = sandbox.containers.values().filter_map(|container| container.running().ok());
     running.min_by_key(|started| started.at_ns).map_or(0, |started| started.pid)
 }
 
-/// The namespaces a pod has of its own; with a process the paths of those that have no file.
+/// The pod's own namespaces; with a PID, `/proc` paths for those without a file.
 fn of_sandbox(sandbox: &Sandbox, process: Option<u32>) -> Vec<Value> {
     let options = namespaces::options(&sandbox.config);
     let is_own = |mode: i32| mode != NamespaceMode::Node as i32;
@@ -106,7 +107,7 @@ fn namespace(kind: &str, path: Option<String>) -> Value {
     }
 }
 
-/// The pod's addresses by interface, as containerd's library for plugins tells them.
+/// The pod's addresses by interface, in the format of containerd's go-cni.
 fn network(sandbox: &Sandbox) -> Value {
     let Some(netns) = &sandbox.meta.netns else { return Value::Null };
     let told = sandbox.meta.network.get("result").cloned().unwrap_or_default();
@@ -146,10 +147,10 @@ fn add(interface: &mut Value, config: Value) {
     }
 }
 
-/// Resources as an OCI specification has them, and as containerd calls them.
+/// Resources as in an OCI runtime spec, with containerd's keys.
 fn resources(told: &cri::LinuxContainerResources) -> Value {
     let memory = told.memory_limit_in_bytes;
-    // A limit of memory is one of both: there is no swap beyond it.
+    // A memory limit without a swap limit limits both together: there is no swap beyond it.
     let both = if told.memory_swap_limit_in_bytes == 0 { memory } else { told.memory_swap_limit_in_bytes };
     json!({
         "cpu": {
@@ -161,7 +162,7 @@ fn resources(told: &cri::LinuxContainerResources) -> Value {
     })
 }
 
-/// How a container's root is made.
+/// Name of the snapshotter that made the container's root.
 fn snapshotter(plan: &LaunchPlan) -> &'static str {
     match plan.root.kind {
         RootKind::Overlay { .. } => "overlay",
@@ -169,9 +170,9 @@ fn snapshotter(plan: &LaunchPlan) -> &'static str {
     }
 }
 
-/// A request as JSON, by the names of its fields; what nobody said is left out.
+/// A request as JSON by field names; unset fields are omitted.
 fn shown(request: &impl Serialize) -> Value {
-    let mut value = serde_json::to_value(request).unwrap_or_default(); // messages always have a JSON form
+    let mut value = serde_json::to_value(request).unwrap_or_default(); // messages always serialize
     leave_out(&mut value);
     value
 }

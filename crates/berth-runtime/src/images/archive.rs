@@ -1,7 +1,7 @@
-//! Images in archives: OCI layouts (directories or tar files) and what `docker save` writes.
+//! Reads image archives: OCI layouts (directory or tar) and `docker save` archives.
 //!
-//! An archive is read where it lies: what is packed, or comes from a pipe, is unpacked into a scratch file first. Nothing here
-//! contacts a network. Blocking. Behaviour: spec 09b §7.
+//! An uncompressed archive file is read in place; a compressed one, or a pipe, is first unpacked into a scratch file.
+//! No network access. Blocking. Implements spec 09b §7.
 
 use std::{
     collections::BTreeMap,
@@ -26,21 +26,21 @@ use super::{
     tar::reader::{Kind as TarKind, Reader},
 };
 
-/// Most files of an archive that are remembered.
+/// Maximum number of files in an archive.
 const MOST_FILES: usize = 100_000;
-/// Deepest index in an index.
+/// Maximum nesting depth of indexes.
 const DEEPEST: usize = 3;
 const IMAGE_NAME: &str = "io.containerd.image.name";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Where an archive's files are.
+/// Location of an archive's files.
 enum Files {
     Folder(PathBuf),
-    /// Offset and length of each, in an archive that is not packed.
+    /// Offset and length of each file in an uncompressed tar archive.
     Tar(Arc<File>, BTreeMap<String, (u64, u64)>),
 }
 
-/// An archive.
+/// An open image archive.
 pub struct Archive {
     files: Files,
     scratch: Option<PathBuf>,
@@ -49,13 +49,13 @@ pub struct Archive {
 impl Drop for Archive {
     fn drop(&mut self) {
         if let Some(scratch) = &self.scratch {
-            // Left-overs are cleaned at the next start.
+            // Left-overs are deleted at the next startup.
             let _ = fs::remove_file(scratch);
         }
     }
 }
 
-/// A part of a file.
+/// A byte range of a file.
 pub struct Window {
     file: Arc<File>,
     at: u64,
@@ -72,24 +72,24 @@ impl Read for Window {
     }
 }
 
-/// An image that was found in an archive.
+/// An image found in an archive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Its names.
+    /// References of the image.
     pub names: Vec<Name>,
-    /// What the names led to.
+    /// What the references point to: an index or the manifest.
     pub target: Descriptor,
-    /// The bytes of that, where it is an index.
+    /// Content of the target.
     pub target_bytes: Vec<u8>,
-    /// Its manifest.
+    /// The image's manifest.
     pub manifest: Descriptor,
-    /// The bytes of the manifest.
+    /// Content of the manifest.
     pub manifest_bytes: Vec<u8>,
-    /// What the manifest says.
+    /// Parsed manifest.
     pub parsed: Manifest,
-    /// The bytes of the configuration.
+    /// Content of the configuration.
     pub config: Vec<u8>,
-    /// Files of the layers, from the bottom, in the archive.
+    /// Names of the layer files in the archive, bottom first.
     pub layers: Vec<String>,
 }
 
@@ -112,7 +112,7 @@ impl Archive {
     /// Opens a directory or a file.
     ///
     /// # Errors
-    /// Where it is neither, cannot be read, or is packed in a way we do not unpack.
+    /// The path is neither, cannot be read, or its compression is not supported.
     pub fn open(path: &Path, content: &Content) -> Result<Self, ImageError> {
         let metadata = fs::metadata(path).attempt(format!("open {}", path.display()))?;
         if metadata.is_dir() {
@@ -123,7 +123,7 @@ impl Archive {
         Self::from_stream(file, is_file, content)
     }
 
-    /// From a stream; a file that is not packed is read where it lies.
+    /// Opens a stream; an uncompressed seekable file is read in place.
     fn from_stream(file: File, is_seekable: bool, content: &Content) -> Result<Self, ImageError> {
         let mut unpacked = Unpacked::new(file)?;
         if is_seekable && matches!(unpacked, Unpacked::Plain(_)) {
@@ -133,7 +133,7 @@ impl Archive {
         }
         let scratch = content.scratch();
         let mut file = content::create(&scratch)?;
-        // From here on the scratch file is deleted whatever happens.
+        // From here on the scratch file is deleted on every path.
         let holder = Self { files: Files::Folder(PathBuf::new()), scratch: Some(scratch.clone()) };
         let mut buffer = vec![0; 1 << 20];
         loop {
@@ -156,7 +156,7 @@ impl Archive {
         let mut out = Self { files: Files::Folder(PathBuf::new()), scratch };
         let mut found = BTreeMap::new();
         let mut links: Vec<(String, String)> = Vec::new();
-        // Unbuffered, so that the file stands where the content begins.
+        // Unbuffered, so that the file offset is at the start of the content.
         let mut reader = Reader::new(&mut file);
         while let Some(entry) = reader.next_entry().map_err(|error| broken(&error))? {
             let name = normal(&entry.name)?;
@@ -171,7 +171,7 @@ impl Archive {
                 }
                 TarKind::HardLink(target) => links.push((name, normal(target)?)),
                 TarKind::Symlink(target) => {
-                    // Docker's archives name a layer that occurs twice by a link.
+                    // Docker's archives represent a repeated layer as a symbolic link.
                     let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
                     let text = String::from_utf8_lossy(target);
                     links.push((name.clone(), normal(format!("{folder}/{text}").as_bytes())?));
@@ -188,10 +188,10 @@ impl Archive {
         Ok(out)
     }
 
-    /// Opens a file of the archive; `None`: there is none.
+    /// Opens a file of the archive; `None` if there is none.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The name is invalid, or the file cannot be opened.
     pub fn file(&self, name: &str) -> Result<Option<Window>, ImageError> {
         match &self.files {
             Files::Tar(file, found) => {
@@ -225,11 +225,11 @@ impl Archive {
         Ok(Some(bytes))
     }
 
-    /// The images in it that are wanted. Of those of one name for several machines one gets the name: this machine's, where
-    /// it is among them; the others are named by their digests.
+    /// The requested images of the archive. Of several platforms under one name, one image gets the name: that for this
+    /// machine, if there is one; the others are named by digest.
     ///
     /// # Errors
-    /// Where it is no archive of images, or something it names is missing or not what it should be.
+    /// It is no image archive, or a file it names is missing or does not match its digest.
     pub fn images(&self, wanted: &Wanted, reference: Option<&Name>) -> Result<Vec<Found>, ImageError> {
         if let Some(layout) = self.bytes("oci-layout", 4096)? {
             let layout: Layout = model::json(&layout, "oci-layout")?;
@@ -266,7 +266,7 @@ impl Archive {
         gathered(images.into_iter())
     }
 
-    /// What an entry leads to: one image, or all of an index that the archive holds.
+    /// The images of an index entry: one image, or all that the archive contains of a nested index.
     fn oci_images(&self, top: &Descriptor, wanted: &Wanted, depth: usize) -> Result<Vec<Found>, ImageError> {
         let deeper = depth.checked_sub(1).ok_or_else(|| ImageError::bad_content("indexes are nested too deeply"))?;
         let bytes = self.blob(top, LONGEST_MANIFEST)?;
@@ -332,7 +332,7 @@ impl Archive {
         let parsed = Manifest { schema_version: 2, media_type, config: config_descriptor, layers: descriptors };
         let manifest_bytes = serde_json::to_vec(&parsed).map_err(|error| broken(&error))?;
         let manifest = Descriptor::of(OCI_MANIFEST, &manifest_bytes);
-        // The same rules as for any other manifest.
+        // Apply the same limits as to any other manifest.
         model::top(&manifest_bytes, "")?;
         let mut names = match reference {
             Some(name) => vec![name.clone()],
@@ -355,7 +355,7 @@ impl Archive {
     }
 }
 
-/// All that are there; what is missing matters where nothing else is there.
+/// Collects the images; missing content is an error only if no image is complete.
 fn gathered(images: impl Iterator<Item = Result<Found, ImageError>>) -> Result<Vec<Found>, ImageError> {
     let mut out: Vec<Found> = Vec::new();
     let mut others = None;
@@ -375,14 +375,14 @@ fn gathered(images: impl Iterator<Item = Result<Found, ImageError>>) -> Result<V
     }
 }
 
-/// An image that was asked for by its machine must be for that.
+/// Fails unless the image is for the platform it was requested for.
 fn demand(found: Found, wanted: &Wanted) -> Result<Found, ImageError> {
     let Wanted::Only(machine) = wanted else { return Ok(found) };
     let platform = model::config(&found.config, found.parsed.layers.len())?.platform;
     platform::suits(&platform, machine).map(|_| found).ok_or_else(platform::no_match)
 }
 
-/// Gives the images of one name their names.
+/// Assigns names to the images of one index entry.
 fn called(mut images: Vec<Found>, name: Option<&Name>, wanted: &Wanted) -> Vec<Found> {
     let Some(name) = name else { return images };
     let (machine, mut best) = (wanted.machine(), (None, 0));
@@ -416,7 +416,7 @@ fn blob_name(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// What an entry of `index.json` is called. A bare tag is no name without a repository.
+/// Name of an entry of `index.json`. A bare tag is no name without a repository.
 fn name_of(entry: &Descriptor, reference: Option<&Name>) -> Result<Option<Name>, ImageError> {
     let annotation = |key: &str| entry.annotations.get(key);
     if let Some(name) = reference {

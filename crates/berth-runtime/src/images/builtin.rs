@@ -1,8 +1,9 @@
-//! Images made from a program we bring, so that the first pod needs no registry.
+//! Built-in images (`pause`, `demo`), so that the first pod needs no registry.
 //!
-//! One layer: the program, links to it by the names of its applets, `passwd`, `group` and `/tmp`. The program is the shim's:
-//! a tenth of ours, static where it ships, and a container of it holds few pages. One that is linked dynamically, as in
-//! development, brings the libraries that we have loaded, and its loader. Blocking. Behaviour: spec 09b §8.
+//! One layer contains the shim's program, links to it named after its applets, `passwd`, `group`, and `/tmp`. The
+//! shim's program is a tenth the size of the agent's, static in releases, and keeps few pages in memory per container.
+//! A dynamically linked one, as in development, adds its loader and the libraries that this process has mapped.
+//! Blocking. Implements spec 09b §8.
 
 use std::{
     collections::BTreeSet,
@@ -27,18 +28,18 @@ use super::{
 use crate::store::record::{self, Durability};
 use berth_shim::applets;
 
-/// Registries nobody is asked about: what they have is in this program.
+/// Registry names that are never contacted: their images are built in.
 pub const HOSTS: [&str; 2] = ["builtin.local", "berth.local"];
-/// The images, and what their containers run.
+/// Names of the images and their default commands.
 const IMAGES: [(&str, &[&str]); 2] = [("pause", &["/bin/pause"]), ("demo", &["/bin/httpd", ":8080"])];
-/// Name of the program in the layer.
+/// Path of the program in the layer.
 const PROGRAM: &str = "bin/berth";
-/// Of a program, bytes that say how it is loaded.
+/// Bytes of a program that are read to find its loader.
 const LONGEST_HEAD: u64 = 64 << 10;
 const PASSWD: &[u8] = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n";
 const GROUP: &[u8] = b"root:x:0:\nnobody:x:65534:\n";
 
-/// The layer of one program.
+/// The layer built from one program.
 pub struct Layer {
     program: PathBuf,
     libraries: Vec<PathBuf>,
@@ -46,7 +47,7 @@ pub struct Layer {
     size: u64,
 }
 
-/// What was computed for a program, so that it is read once.
+/// Cached digest of a layer, so that the program is hashed only once.
 #[derive(Serialize, Deserialize)]
 struct Known {
     v: u64,
@@ -56,10 +57,10 @@ struct Known {
 }
 
 impl Layer {
-    /// The layer of a program; its digest is kept in `$ROOT/builtin.json`.
+    /// Builds the layer of a program; its digest is cached in `$ROOT/builtin.json`.
     ///
     /// # Errors
-    /// Where the program cannot be read.
+    /// The program cannot be read, or the cache cannot be written.
     pub fn of(program: &Path, root: &Path) -> Result<Self, ImageError> {
         let program = fs::canonicalize(program).attempt("find our own program")?;
         let mut out = Self { libraries: libraries(&program)?, program, diff_id: Digest::of(b""), size: 0 };
@@ -90,10 +91,10 @@ impl Layer {
         Ok(text)
     }
 
-    /// The layer as a tar stream.
+    /// The layer as an uncompressed tar stream.
     ///
     /// # Errors
-    /// Where the program cannot be opened.
+    /// The program or a library cannot be opened.
     pub fn stream(&self) -> Result<Box<dyn Read + Send>, ImageError> {
         let mut out: Box<dyn Read + Send> = Box::new(io::empty());
         let mut add = |more: Box<dyn Read + Send>| {
@@ -132,10 +133,10 @@ impl Layer {
         Ok(out)
     }
 
-    /// The images with this layer.
+    /// The images that consist of this layer.
     ///
     /// # Errors
-    /// Where a document cannot be written (it can).
+    /// A manifest cannot be serialized.
     pub fn images(&self) -> Result<Vec<Found>, ImageError> {
         IMAGES.iter().map(|(name, command)| self.image(name, command)).collect()
     }
@@ -179,8 +180,8 @@ impl Layer {
     }
 }
 
-/// What a program needs to run: nothing where it is static; else its loader and the shared objects that this process has
-/// mapped, which was built like it.
+/// The program's loader and libraries; none if it is static. The libraries are those that this process has mapped,
+/// because it was built the same way.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let mut head = Vec::new();
     let file = File::open(program).attempt("open the program of the built-in images")?;
@@ -193,7 +194,7 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
         let text = format!("{} is linked dynamically, and nobody knows its libraries", program.display());
         return Err(ImageError::bad_content(text));
     }
-    // The loader goes by a path that is a link on most machines.
+    // The loader is named by a path that is a symbolic link on most machines.
     let all: BTreeSet<PathBuf> = objects.into_iter().map(PathBuf::from).chain([PathBuf::from(loader)]).collect();
     Ok(all.into_iter().collect())
 }

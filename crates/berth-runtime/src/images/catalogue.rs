@@ -1,7 +1,7 @@
-//! All images by id and by name. Pure.
+//! In-memory index of all images by ID and by name. Pure.
 //!
-//! Names are rebuilt from the records: of two images that claim one name the later claim holds. Behaviour: spec 09b §1-§3,
-//! 09 §7.
+//! Names are rebuilt from the records: of two images with the same name the later reference wins.
+//! Implements spec 09b §1-§3, 09 §7.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use super::{
     record::{Record, Reference},
 };
 
-/// The images.
+/// Index of images by ID and by name.
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
     images: BTreeMap<Digest, Arc<Record>>,
@@ -20,7 +20,7 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// From what is on disk. Records that lose a name are changed here only.
+    /// Builds the index from the records on disk. A record that loses a name changes in memory only.
     pub fn new(records: impl IntoIterator<Item = Record>) -> Self {
         let mut all: Vec<Record> = records.into_iter().collect();
         let mut latest: BTreeMap<String, (i64, Digest)> = BTreeMap::new();
@@ -48,29 +48,29 @@ impl Catalogue {
         self.images.insert(record.id, Arc::new(record));
     }
 
-    /// All images, the newest first.
+    /// All images, newest first.
     pub fn list(&self) -> Vec<Arc<Record>> {
         let mut out: Vec<_> = self.images.values().cloned().collect();
         out.sort_by_key(|record| std::cmp::Reverse((record.created, record.id)));
         out
     }
 
-    /// The images of a repository that is named without a tag, the newest first; none where a text names anything else.
+    /// Images of a repository given without tag or digest, newest first; empty for any other text.
     pub fn of_repository(&self, text: &str) -> Vec<Arc<Record>> {
         let Some(wanted) = Name::repository_in(text) else { return Vec::new() };
         let is_of = |name: &str| Name::parse(name).is_ok_and(|name| name.repository() == wanted);
         self.list().into_iter().filter(|image| image.refs.iter().any(|reference| is_of(&reference.name))).collect()
     }
 
-    /// The image of that id.
+    /// The image with this ID.
     pub fn get(&self, id: &Digest) -> Option<Arc<Record>> {
         self.images.get(id).cloned()
     }
 
-    /// The image that some text means: an id, the beginning of one, or a name.
+    /// The image that the text refers to: an ID, a prefix of one, or a name.
     ///
     /// # Errors
-    /// Where the beginning of an id is that of several images.
+    /// The ID prefix is ambiguous.
     pub fn find(&self, text: &str) -> Result<Option<Arc<Record>>, ImageError> {
         if let Some(prefix) = id_prefix(text) {
             let mut found = self.images.values().filter(|record| record.id.hex().starts_with(prefix));
@@ -84,12 +84,12 @@ impl Catalogue {
         Ok(self.named(&name.to_string()))
     }
 
-    /// The image of a normalised name.
+    /// The image with this normalized name.
     pub fn named(&self, name: &str) -> Option<Arc<Record>> {
         self.names.get(name).and_then(|id| self.get(id))
     }
 
-    /// The image that was found behind that manifest or index; of an index's images the one with this manifest.
+    /// The image pulled from this manifest or index; for an index the image must have the given manifest.
     pub fn targeting(&self, target: &Digest, manifest: &Digest) -> Option<Arc<Record>> {
         let leads = |record: &&Arc<Record>| {
             let names_it =
@@ -99,8 +99,8 @@ impl Catalogue {
         self.images.values().find(leads).cloned()
     }
 
-    /// Adds an image, or names to one that is there; the records that must be written, in this order: who gains a name comes
-    /// before who loses it.
+    /// Adds an image, or names to an existing one. Returns the records to write in this order: the image that gains a
+    /// name comes before the one that loses it.
     pub fn add(&mut self, mut record: Record) -> Vec<Arc<Record>> {
         if let Some(old) = self.images.get(&record.id) {
             let mut refs = old.refs.clone();
@@ -125,14 +125,14 @@ impl Catalogue {
         written.iter().filter_map(|id| self.get(id)).collect()
     }
 
-    /// Forgets an image with all its names.
+    /// Removes an image with all its names.
     pub fn remove(&mut self, id: &Digest) -> Option<Arc<Record>> {
         let record = self.images.remove(id)?;
         self.names.retain(|_, holder| holder != id);
         Some(record)
     }
 
-    /// Changes one image.
+    /// Modifies one image.
     pub fn update(&mut self, id: &Digest, change: impl FnOnce(&mut Record)) -> Option<Arc<Record>> {
         let record = self.images.get_mut(id)?;
         change(Arc::make_mut(record));
@@ -140,7 +140,7 @@ impl Catalogue {
     }
 }
 
-/// Names for an image that was asked for by `name`: the tag, if any, and one digest (spec 09b §2).
+/// References for an image requested by `name`: the tag, if any, and one digest (spec 09b §2).
 pub fn references(name: &Name, target: Digest, now: i64) -> Vec<Reference> {
     let reference = |name: &Name| Reference { name: name.to_string(), target, ref_time: now };
     match name.tag() {
@@ -213,7 +213,7 @@ pub(crate) mod tests {
         (0..40).for_each(|i| drop(catalogue.add(record(&i.to_string(), &[], 2))));
         let id = Digest::of(b"one");
         let digest_name = format!("docker.io/library/busybox@{id}");
-        // The target of the test record is the digest of its id's text.
+        // The target digest of a test record equals its ID.
         for text in [
             &id.to_string(),
             &id.hex(),

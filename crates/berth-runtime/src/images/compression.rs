@@ -1,6 +1,6 @@
-//! What a layer or an archive is packed with, told by its first bytes, and how it is unpacked.
+//! Detects the compression of a layer or archive by magic number, and decompresses it.
 //!
-//! Media types lie, magic numbers do not. Behaviour: spec 09b §5.2, §7.
+//! Media types may be wrong; magic numbers are not. Implements spec 09b §5.2, §7.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -8,15 +8,15 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::error::{Attempt, ImageError};
 
-/// Log2 of the largest window a zstd frame may want: 128 MiB.
+/// Log2 of the maximum zstd window size: 128 MiB.
 const WINDOW_LOG: u32 = 27;
-/// Buffer between a file and what unpacks it, bytes.
+/// Buffer for compressed input, bytes.
 const BUFFER: usize = 128 << 10;
 
-/// A packing.
+/// A compression format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compression {
-    /// None.
+    /// Uncompressed.
     Plain,
     /// gzip, any number of members.
     Gzip,
@@ -25,16 +25,16 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Told by the first bytes.
+    /// Detects the format by the first bytes.
     ///
     /// # Errors
-    /// For packings we know by name and do not unpack.
+    /// The format is known and not supported (bzip2, xz).
     pub fn of(head: &[u8]) -> Result<Self, ImageError> {
         let refused = |name| Err(ImageError::bad_content(format!("compression {name} is not supported")));
         match head {
             [0x1f, 0x8b, ..] => Ok(Self::Gzip),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Self::Zstd),
-            // Frames that are to be skipped may come first.
+            // Skippable frames may come first.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Ok(Self::Zstd),
             [b'B', b'Z', b'h', b'1'..=b'9', ..] => refused("bzip2"),
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => refused("xz"),
@@ -43,21 +43,21 @@ impl Compression {
     }
 }
 
-/// A stream, unpacked.
+/// A decompressed stream.
 pub enum Unpacked<R: Read> {
-    /// As it came.
+    /// Uncompressed input.
     Plain(BufReader<R>),
-    /// Through gzip.
+    /// gzip input.
     Gzip(Box<MultiGzDecoder<BufReader<R>>>),
-    /// Through zstd.
+    /// zstd input.
     Zstd(Box<zstd::Decoder<'static, BufReader<R>>>),
 }
 
 impl<R: Read> Unpacked<R> {
-    /// Looks at the first bytes of a stream and unpacks it accordingly.
+    /// Detects the compression of a stream and decompresses it on read.
     ///
     /// # Errors
-    /// Where it cannot be read, or is packed in a way we do not unpack.
+    /// The stream cannot be read, or its compression is not supported.
     pub fn new(inner: R) -> Result<Self, ImageError> {
         let mut inner = BufReader::with_capacity(BUFFER, inner);
         let head = inner.fill_buf().attempt("read archive")?;
@@ -72,7 +72,7 @@ impl<R: Read> Unpacked<R> {
         })
     }
 
-    /// The packed stream.
+    /// The underlying reader.
     pub fn packed(&self) -> &R {
         match self {
             Self::Plain(inner) => inner.get_ref(),
@@ -81,7 +81,7 @@ impl<R: Read> Unpacked<R> {
         }
     }
 
-    /// The packed stream back, wherever it stands.
+    /// Returns the underlying reader at its current position.
     pub fn into_packed(self) -> R {
         match self {
             Self::Plain(inner) => inner.into_inner(),

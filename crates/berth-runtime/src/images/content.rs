@@ -1,7 +1,7 @@
-//! Blobs by digest: manifests, configurations, and layers on their way.
+//! Content store: blobs by digest, and partial downloads.
 //!
-//! A blob that is there is whole: it was hashed, synced, and only then renamed into place. What was not finished lies in
-//! `ingest/` for a day, so that a download goes on where it stopped. Blocking. Behaviour: spec 09 §6, §7.
+//! An existing blob is complete: it is hashed, synced, and only then renamed into place. Unfinished downloads stay in
+//! `ingest/` for a day, so that a pull can resume. Blocking. Implements spec 09 §6, §7.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -21,7 +21,7 @@ use berth_sys::step;
 /// How long unfinished downloads are kept.
 const KEEP_PARTS: Duration = Duration::from_secs(24 * 3600);
 
-/// The blobs.
+/// The content store.
 #[derive(Clone, Debug)]
 pub struct Content {
     blobs: PathBuf,
@@ -29,10 +29,10 @@ pub struct Content {
 }
 
 impl Content {
-    /// Those below `$ROOT/content`; its directories are made.
+    /// Opens the store below `$ROOT/content`; creates its directories.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A directory cannot be created.
     pub fn open(root: &Path) -> Result<Self, ImageError> {
         let content = root.join("content");
         let out = Self { blobs: content.join("blobs/sha256"), ingest: content.join("ingest") };
@@ -46,30 +46,30 @@ impl Content {
         Ok(out)
     }
 
-    /// Where a blob lies, or would.
+    /// Path of a blob, whether or not it exists.
     pub fn path(&self, digest: &Digest) -> PathBuf {
         self.blobs.join(digest.hex())
     }
 
-    /// Where the beginning of a blob is kept.
+    /// Path of a partial download.
     pub fn part(&self, digest: &Digest) -> PathBuf {
         self.ingest.join(format!("{}.part", digest.hex()))
     }
 
-    /// A file for something of no known digest; whoever asks deletes it.
+    /// Path for a new temporary file of unknown digest; the caller deletes it.
     pub fn scratch(&self) -> PathBuf {
         self.ingest.join(format!("scratch-{:016x}.part", rand::random::<u64>()))
     }
 
-    /// Whether a blob is there.
+    /// Whether the blob exists.
     pub fn has(&self, digest: &Digest) -> bool {
         self.path(digest).exists()
     }
 
-    /// A blob's bytes, hashed again; `None`: it is not there.
+    /// Content of a blob, verified against its digest; `None` if it does not exist.
     ///
     /// # Errors
-    /// Where it cannot be read, is longer than `limit`, or is not what its digest says.
+    /// The blob cannot be read, is longer than `limit`, or does not match its digest.
     pub fn read(&self, digest: &Digest, limit: u64) -> Result<Option<Vec<u8>>, ImageError> {
         let file = match File::open(self.path(digest)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -84,15 +84,15 @@ impl Content {
     /// Opens a blob.
     ///
     /// # Errors
-    /// Where it is not there.
+    /// The blob does not exist or cannot be opened.
     pub fn open_blob(&self, digest: &Digest) -> Result<File, ImageError> {
         File::open(self.path(digest)).attempt(format!("open blob {digest}"))
     }
 
-    /// Keeps these bytes; their digest.
+    /// Stores the bytes as a blob; returns its digest.
     ///
     /// # Errors
-    /// What writing says.
+    /// The blob cannot be written.
     pub fn put(&self, bytes: &[u8]) -> Result<Digest, ImageError> {
         let digest = Digest::of(bytes);
         if !self.has(&digest) {
@@ -101,7 +101,7 @@ impl Content {
             let done =
                 file.write_all(bytes).attempt("write blob").and_then(|()| self.install(&file, &scratch, &digest));
             if done.is_err() {
-                // The failure above is what is told.
+                // The write error is the one to report.
                 let _ = fs::remove_file(&scratch);
             }
             done?;
@@ -109,43 +109,43 @@ impl Content {
         Ok(digest)
     }
 
-    /// Keeps what a stream gives, if it is what it is announced as. What is there already is not read.
+    /// Stores a stream as a blob if it matches the descriptor. An existing blob is kept and the stream not read.
     ///
     /// # Errors
-    /// Where digest or size is another one, or it cannot be written.
+    /// Digest or size do not match, or the blob cannot be written.
     pub fn keep(&self, from: impl Read, announced: &Descriptor) -> Result<(), ImageError> {
         if self.has(&announced.digest) {
             return Ok(());
         }
         let scratch = self.scratch();
         let mut file = create(&scratch)?;
-        // One byte more, so that what is too long is told as such.
+        // Read one byte more to detect a stream that is too long.
         let copied = hashed(from.take(announced.size.saturating_add(1)), Some(&mut file));
         let done = copied.and_then(|(digest, length)| {
             check(&announced.digest, Some(announced.size), digest, length)?;
             self.install(&file, &scratch, &announced.digest)
         });
         if done.is_err() {
-            // The failure above is what is told.
+            // The write error is the one to report.
             let _ = fs::remove_file(&scratch);
         }
         done
     }
 
-    /// Reads a blob of any length again.
+    /// Rehashes a blob of any length.
     ///
     /// # Errors
-    /// Where it is not there, cannot be read, or is not what its digest says.
+    /// The blob does not exist, cannot be read, or does not match its digest.
     pub fn verify(&self, digest: &Digest) -> Result<(), ImageError> {
         let (found, length) = hashed(self.open_blob(digest)?, None)?;
         check(digest, None, found, length)
     }
 
-    /// What is kept of a blob that was not finished: the open file, at its end, and the state of its digest. A beginning that
-    /// is longer than the blob is thrown away.
+    /// Opens a partial download for resumption, positioned at its end, with the hash of its content. One that is longer
+    /// than the blob is emptied.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The file cannot be opened or read.
     pub fn resume(&self, digest: &Digest, size: u64) -> Result<(File, Hasher), ImageError> {
         let path = self.part(digest);
         let mut options = OpenOptions::new();
@@ -166,24 +166,24 @@ impl Content {
         }
     }
 
-    /// Empties a beginning.
+    /// Empties a partial download.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The file cannot be truncated.
     pub fn restart(&self, file: &mut File) -> Result<(), ImageError> {
         file.set_len(0).attempt("empty partial blob")?;
         io::Seek::rewind(file).attempt("empty partial blob")
     }
 
-    /// A finished download becomes a blob, if it is what it should be; else it is deleted.
+    /// Moves a completed download into the store if it matches digest and size; otherwise deletes it.
     ///
     /// # Errors
-    /// Where digest or size is another one, or it cannot be synced or renamed.
+    /// Digest or size do not match, or the file cannot be synced or renamed.
     pub fn finish(&self, file: &File, hasher: Hasher, digest: &Digest, size: u64) -> Result<(), ImageError> {
         let part = self.part(digest);
         let length = hasher.length();
         if let Err(error) = check(digest, Some(size), hasher.finish(), length) {
-            // What is wrong is told; the part must not be resumed.
+            // The mismatch is the error to report; the part must not be resumed.
             let _ = fs::remove_file(&part);
             return Err(error);
         }
@@ -199,10 +199,10 @@ impl Content {
         File::open(&self.blobs).and_then(|folder| folder.sync_all()).attempt("sync blobs")
     }
 
-    /// Deletes a blob; none there is good.
+    /// Deletes a blob; succeeds if it does not exist.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The blob cannot be deleted.
     pub fn remove(&self, digest: &Digest) -> Result<(), ImageError> {
         match fs::remove_file(self.path(digest)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -213,7 +213,7 @@ impl Content {
     /// Digests and lengths of all blobs.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The directory cannot be read.
     pub fn list(&self) -> Result<Vec<(Digest, u64)>, ImageError> {
         let mut out = Vec::new();
         for entry in fs::read_dir(&self.blobs).attempt("list blobs")? {
@@ -226,10 +226,10 @@ impl Content {
         Ok(out)
     }
 
-    /// Deletes what was left of work that nobody continues: scratch files, and parts older than a day.
+    /// Deletes left-overs: temporary files, and partial downloads older than a day.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The directory cannot be read, or a file cannot be deleted.
     pub fn clean(&self, now: SystemTime) -> Result<(), ImageError> {
         for entry in fs::read_dir(&self.ingest).attempt("list ingest")? {
             let entry = entry.attempt("list ingest")?;
@@ -243,7 +243,7 @@ impl Content {
     }
 }
 
-/// Digest and length of a stream, which may be written down on the way.
+/// Digest and length of a stream, which is also written to a file if one is given.
 fn hashed(mut from: impl Read, mut to: Option<&mut File>) -> Result<(Digest, u64), ImageError> {
     let mut hasher = Hasher::default();
     let mut buffer = vec![0; 256 << 10];
@@ -261,18 +261,18 @@ fn hashed(mut from: impl Read, mut to: Option<&mut File>) -> Result<(Digest, u64
     }
 }
 
-/// A new file for writing and reading, ours alone.
+/// Creates a new file for reading and writing, mode 0600.
 ///
 /// # Errors
-/// What the kernel says.
+/// The file exists or cannot be created.
 pub fn create(path: &Path) -> Result<File, ImageError> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).attempt("create file in ingest")
 }
 
-/// Whether content is what it was announced as.
+/// Compares actual digest and length with the expected ones.
 ///
 /// # Errors
-/// Where size or digest differ.
+/// Size or digest do not match.
 pub fn check(expected: &Digest, size: Option<u64>, actual: Digest, length: u64) -> Result<(), ImageError> {
     if let Some(size) = size.filter(|size| *size != length) {
         let text = format!("blob {expected}: {length} bytes instead of {size}: size mismatch");

@@ -1,7 +1,7 @@
-//! Copies trees: for machines without overlays, where a root is a copy of an image.
+//! Copies directory trees: container roots on machines without overlayfs are copies of an image.
 //!
-//! Owners, modes, times, attributes, hard links and holes are kept; blocks are shared where the file system can. Blocking.
-//! Behaviour: spec 09b §5.1.
+//! Owners, modes, times, attributes, hard links, and holes are preserved; blocks are shared where the file system
+//! supports reflinks. Blocking. Implements spec 09b §5.1.
 
 use std::{
     collections::BTreeMap,
@@ -26,25 +26,25 @@ use super::{
     error::{Attempt, ImageError},
 };
 
-/// Most bytes that are copied between two looks at the clock.
+/// Maximum bytes copied between two checks of the deadline.
 const PIECE: u64 = 64 << 20;
-/// Longest list of attribute names and longest value the kernel has, bytes.
+/// Kernel's maximum size of an attribute name list and of a value, bytes.
 const ATTRIBUTES: usize = 64 << 10;
 
-/// What a copy may take. Blocks that are shared cost nothing.
+/// Limits of a copy. Shared blocks do not count.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Bytes of content.
     pub bytes: u64,
-    /// When the copy ends, done or not.
+    /// When the copy fails with a timeout.
     pub deadline: Option<Instant>,
 }
 
 impl Budget {
-    /// As much and as long as it takes.
+    /// No limits.
     pub const UNLIMITED: Self = Self { bytes: u64::MAX, deadline: None };
 
-    /// Takes bytes that are about to be copied.
+    /// Deducts bytes that are about to be copied.
     fn take(&mut self, bytes: u64) -> io::Result<()> {
         if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Err(Errno::TIMEDOUT.into());
@@ -54,16 +54,16 @@ impl Budget {
     }
 }
 
-/// Copies what is in one directory into another, which exists; the directory's own owner, mode and attributes too.
+/// Copies the content of a directory into an existing one, including the directory's own owner, mode, and attributes.
 ///
 /// # Errors
-/// What the kernel says; no space where the budget of bytes is used up, timed out where that of time is.
+/// An I/O error; `ENOSPC` if the byte budget is exhausted, `ETIMEDOUT` after the deadline.
 pub fn tree(from: &Path, to: &Path, mut budget: Budget) -> Result<(), ImageError> {
     let what = || format!("copy {}", from.display());
     let (from_root, to_root) = (RootDir::open(from).attempt(what())?, RootDir::open(to).attempt(what())?);
     let mut links = BTreeMap::new();
     let result = (|| {
-        // Paths on a stack: depth and breadth are the image's choice, descriptors are few.
+        // A stack of paths: the image decides depth and breadth, descriptors are limited.
         let mut stack: Vec<Vec<u8>> = vec![Vec::new()];
         while let Some(path) = stack.pop() {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY;
@@ -94,7 +94,7 @@ fn at<'a>(parent: BorrowedFd<'a>, name: &'a OsStr) -> At<'a> {
     At { parent, name }
 }
 
-/// Copies one entry; whether it is a directory, which is made and not filled.
+/// Copies one entry; returns whether it is a directory, which is created empty.
 fn one(
     source: At<'_>,
     target: At<'_>,
@@ -142,7 +142,7 @@ fn one(
     Ok(false)
 }
 
-/// Shares the blocks, else copies them in the kernel; holes stay holes.
+/// Shares the blocks, or else copies the data; holes are preserved.
 fn content(from: &mut File, to: &mut File, budget: &mut Budget) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(&*to, &*from).is_ok() {
         return Ok(());
@@ -150,7 +150,7 @@ fn content(from: &mut File, to: &mut File, budget: &mut Budget) -> io::Result<()
     let mut at = 0;
     loop {
         let data = match rustix::fs::seek(&*from, SeekFrom::Data(at)) {
-            // The rest is a hole, or there is none.
+            // The rest is a hole, or the end of the file.
             Err(Errno::NXIO) => break,
             other => other?,
         };
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(&middle, b"middle\0\0");
     }
 
-    /// An image does not fill the disk, and no copy goes on when nobody waits for it any more.
+    /// An image cannot fill the disk, and a copy ends at its deadline.
     #[test]
     fn a_copy_ends_with_its_budget() {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a directory whose blocks cannot be shared");

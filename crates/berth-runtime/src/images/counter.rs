@@ -1,10 +1,11 @@
-//! Where people's orders about images are taken while the runtime runs: a local socket of root's.
+//! Control socket for `berth images`: root-only Unix socket that accepts image commands.
 //!
 //! ```text
-//!  berth images ──order, descriptor──► $STATE/images/ctl.sock ──► orders::carry_out
-//!               ◄──told, told, done──
+//!  berth images ──command, descriptor──► $STATE/images/ctl.sock ──► orders::carry_out
+//!               ◄──responses, last: done──
 //! ```
-//! One order for each connection. Who leaves gives a pull up, unless others wait for it too; other work is finished.
+//! One command per connection. A client that disconnects cancels its pull, unless others wait for the same; other work
+//! completes.
 
 use std::{
     io,
@@ -28,14 +29,14 @@ use super::{
 use berth_shim::socket::{self, Received};
 use berth_sys::watched::Watched;
 
-/// Orders at a time; more wait.
+/// Concurrent commands; further connections wait.
 const MOST: usize = 8;
-/// How long somebody who connects may take to say what is wanted, and to hear the next word.
+/// Timeout for a client to send its command, and to accept the next response.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Words that wait to be heard.
+/// Capacity of the queue of responses.
 const WAITING: usize = 64;
 
-/// Where orders are taken, below `$STATE`.
+/// Directory of the socket, below `$STATE`.
 pub fn folder(state: &Path) -> PathBuf {
     state.join("images")
 }
@@ -62,7 +63,7 @@ impl Line {
         timeout(PATIENCE, sent).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// The next message; `None`: the other side has gone.
+    /// The next message; `None` if the peer closed the connection.
     async fn hear<T: serde::de::DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         loop {
             let mut ready = self.0.readable().await?;
@@ -78,7 +79,7 @@ impl Line {
     }
 }
 
-/// Takes orders until told to stop.
+/// Accepts commands until `stop` is cancelled.
 pub async fn serve(store: ImageStore, folder: PathBuf, tasks: TaskTracker, stop: CancellationToken) {
     let listening = std::fs::create_dir_all(&folder).and_then(|()| Watched::new(socket::listen(&folder)?));
     let listener = match listening {
@@ -102,7 +103,7 @@ pub async fn serve(store: ImageStore, folder: PathBuf, tasks: TaskTracker, stop:
                 continue;
             }
         };
-        // Never closed.
+        // The semaphore is never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let (store, stop) = (store.clone(), stop.clone());
         tasks.spawn(async move {
@@ -135,7 +136,7 @@ async fn attend(store: &ImageStore, socket: OwnedFd) -> io::Result<()> {
     let (tell, mut told) = mpsc::channel(WAITING);
     let work = async {
         let outcome = orders::carry_out(store, order, files.into_iter().next(), &tell).await;
-        // The receiver lives as long as this does.
+        // The receiver lives as long as this future.
         let _ = tell.send(orders::last(outcome)).await;
     };
     let mut work = std::pin::pin!(work);
@@ -158,32 +159,32 @@ async fn attend(store: &ImageStore, socket: OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Why an order was not carried out.
+/// Why a command could not be sent or completed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody takes orders there.
+    /// No runtime listens on the socket.
     #[error("no runtime takes orders in {}", folder.display())]
     Nobody {
-        /// Where.
+        /// Directory of the socket.
         folder: PathBuf,
     },
-    /// We may not ask.
+    /// The socket cannot be opened.
     #[error("{}: {source}", folder.display())]
     Refused {
-        /// Where.
+        /// Directory of the socket.
         folder: PathBuf,
-        /// What the kernel said.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The runtime went away in the middle.
+    /// The connection broke before the last response.
     #[error("the runtime went away: {0}")]
     Broken(String),
 }
 
-/// Gives an order to the runtime that runs, with a descriptor where it needs one; `hear` gets every word until the last.
+/// Sends a command to the running runtime, with a descriptor if it needs one; calls `hear` with each response.
 ///
 /// # Errors
-/// Where no runtime runs, or it goes away.
+/// No runtime listens, or the connection breaks.
 pub async fn ask(
     folder: &Path,
     order: &Order,

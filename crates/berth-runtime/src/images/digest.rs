@@ -1,6 +1,6 @@
-//! SHA-256 digests: how content is named, and streams that are hashed on their way.
+//! SHA-256 digests of content, and a reader that hashes what passes through it.
 //!
-//! Only `sha256:<64 lower-case hex digits>`: that is what registries serve. Behaviour: spec 09b §1, §2.
+//! Only `sha256:` with 64 lowercase hex digits, as registries use it. Implements spec 09b §1, §2.
 
 use std::{fmt, io::Read, str::FromStr};
 
@@ -12,17 +12,17 @@ use super::error::ImageError;
 const PREFIX: &str = "sha256:";
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// The digest of some content.
+/// SHA-256 digest of content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// The digest of these bytes.
+    /// Computes the digest of the bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// The 64 digits.
+    /// The 64 hex digits, lowercase.
     pub fn hex(&self) -> String {
         let digit = |value: u8| char::from(HEX[usize::from(value & 15)]);
         self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
@@ -78,7 +78,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Hashes what is written to it.
+/// Incremental hasher that also counts the length.
 #[derive(Clone, Default)]
 pub struct Hasher {
     state: Sha256,
@@ -86,36 +86,36 @@ pub struct Hasher {
 }
 
 impl Hasher {
-    /// More content.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.state.update(bytes);
         self.length = self.length.saturating_add(bytes.len() as u64);
     }
 
-    /// How much there was so far, bytes.
+    /// Bytes added so far.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// The digest of it all.
+    /// The digest of all bytes added.
     pub fn finish(self) -> Digest {
         Digest(self.state.finalize().into())
     }
 }
 
-/// A reader that hashes what is read through it.
+/// A reader that hashes the bytes read.
 pub struct Hashing<R> {
     inner: R,
     hasher: Hasher,
 }
 
 impl<R: Read> Hashing<R> {
-    /// Around a reader.
+    /// Wraps a reader.
     pub fn new(inner: R) -> Self {
         Self { inner, hasher: Hasher::default() }
     }
 
-    /// What it reads from.
+    /// The wrapped reader.
     pub fn inner(&self) -> &R {
         &self.inner
     }
@@ -125,7 +125,7 @@ impl<R: Read> Hashing<R> {
         self.hasher.length()
     }
 
-    /// The digest of all that was read.
+    /// The digest of the bytes read.
     pub fn finish(self) -> Digest {
         self.hasher.finish()
     }
@@ -139,7 +139,7 @@ impl<R: Read> Read for Hashing<R> {
     }
 }
 
-/// The chain id of layers from the bottom (spec 09b §5.1).
+/// Chain IDs of the layers, bottom first (spec 09b §5.1).
 pub fn chain_ids(diff_ids: &[Digest]) -> Vec<Digest> {
     let mut chain: Vec<Digest> = Vec::with_capacity(diff_ids.len());
     for diff in diff_ids {

@@ -1,10 +1,10 @@
-//! Which loader a program asks for. Pure.
+//! Finds the ELF interpreter (dynamic loader) of a program. Pure.
 
-/// Type of the program header that names the loader.
+/// `PT_INTERP`: type of the program header that names the loader.
 const INTERPRETER: u64 = 3;
 
-/// The path of the loader that a program wants, from its first bytes; `None`: it is static, or no program of this machine's
-/// byte order.
+/// Path of the program's loader, parsed from its first bytes; `None` if the program is static or no little-endian ELF
+/// file.
 pub fn loader(head: &[u8]) -> Option<String> {
     let is_wide = match head.get(..6)? {
         [0x7f, b'E', b'L', b'F', 2, 1] => true,
@@ -29,7 +29,7 @@ pub fn loader(head: &[u8]) -> Option<String> {
     })
 }
 
-/// A little-endian number of so many bytes.
+/// A little-endian number of `bytes` bytes at offset `at`.
 fn number(head: &[u8], at: usize, bytes: usize) -> Option<u64> {
     let field = head.get(at..at.checked_add(bytes)?)?;
     Some(field.iter().rev().fold(0, |number, byte| (number << 8) | u64::from(*byte)))
@@ -39,7 +39,7 @@ fn number(head: &[u8], at: usize, bytes: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A program with one header that names a loader.
+    /// An ELF file with one program header that names a loader.
     fn program(kind: u8, loader: &[u8]) -> Vec<u8> {
         let mut out = vec![0; 0x40];
         out[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);

@@ -1,83 +1,83 @@
-//! Why something about an image could not be done. Pure.
+//! Errors of the image store. Pure.
 //!
-//! The text is what people read in a pod's event, word for word; the kind is what a CRI status code is made of.
-//! Behaviour: spec 09b §3, §4.3, §5.2; 09a §1 (codes).
+//! The text is shown verbatim in a pod's events; the kind determines the CRI status code. Implements spec 09b §3, §4.3,
+//! §5.2; 09a §1 (codes).
 
 use std::{fmt, io};
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-/// Kinds of failures, as CRI tells them apart.
+/// Kind of an error, as CRI distinguishes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Kind {
-    /// No such image, tag, layer.
+    /// No such image, tag, or layer.
     NotFound,
-    /// The caller's words make no sense, or mean more than one thing.
+    /// The request is malformed or ambiguous.
     InvalidArgument,
-    /// Disk full, or a layer beyond its limits.
+    /// The disk is full, or a layer exceeds its limits.
     ResourceExhausted,
-    /// Taken, e.g. a snapshot of that container.
+    /// The object exists, such as a snapshot of that container.
     AlreadyExists,
-    /// It took too long.
+    /// The operation timed out.
     DeadlineExceeded,
-    /// Nobody waits for it any more.
+    /// The operation was cancelled because no caller waits for it.
     Cancelled,
-    /// Content is not what its digest promises.
+    /// Content does not match its digest.
     DataLoss,
-    /// No registry answers.
+    /// No registry is reachable.
     Unavailable,
-    /// Everything else.
+    /// Any other failure.
     Unknown,
 }
 
-/// A failure.
+/// An error of the image store.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[error("{text}")]
 pub struct ImageError {
-    /// What kind of failure.
+    /// Kind of the error.
     pub kind: Kind,
-    /// For people.
+    /// Message for people.
     pub text: String,
 }
 
 impl ImageError {
-    /// A failure of a kind.
+    /// An error of that kind.
     pub fn new(kind: Kind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }
 
-    /// Nothing of that name.
+    /// The object does not exist.
     pub fn not_found(text: impl Into<String>) -> Self {
         Self::new(Kind::NotFound, text)
     }
 
-    /// What was asked makes no sense.
+    /// The request is invalid.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::new(Kind::InvalidArgument, text)
     }
 
-    /// Content that breaks the rules of its format.
+    /// Content violates its format.
     pub fn bad_content(text: impl Into<String>) -> Self {
         Self::new(Kind::Unknown, text)
     }
 
-    /// What the kernel said when something was attempted: a full disk is told as such.
+    /// An I/O error during an operation; a full disk or quota is [`Kind::ResourceExhausted`].
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let full = [Errno::NOSPC, Errno::DQUOT].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()));
         Self::new(if full { Kind::ResourceExhausted } else { Kind::Unknown }, format!("{what}: {error}"))
     }
 
-    /// The same failure with what was being done before its text.
+    /// Prefixes the text with the operation that failed.
     #[must_use]
     pub fn within(self, what: impl fmt::Display) -> Self {
         Self { kind: self.kind, text: format!("{what}: {}", self.text) }
     }
 }
 
-/// Says what was attempted when the kernel refuses.
+/// Converts I/O errors with a description of the operation.
 pub(crate) trait Attempt<T> {
-    /// Adds the attempt to the failure.
+    /// Prefixes the error with the operation.
     fn attempt(self, what: impl fmt::Display) -> Result<T, ImageError>;
 }
 

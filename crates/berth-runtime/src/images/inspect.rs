@@ -1,5 +1,6 @@
-//! Everything that is known of an image, for people and programs: what is remembered, its layers on this disk, and its
-//! configuration as it came. Behaviour: spec 09b §7.
+//! Details of an image for `berth images inspect`: record, layers on disk, original configuration.
+//!
+//! Implements spec 09b §7.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::{error::ImageError, orders::Image, record::Record, store::ImageStore};
 
-/// What is known of one image.
+/// Details of one image as JSON.
 ///
 /// # Errors
-/// Where there is no such image, or the name is the beginning of several ids.
+/// There is no such image, or the ID prefix is ambiguous.
 pub async fn of(store: &ImageStore, name: &str) -> Result<Value, ImageError> {
     let missing = || ImageError::not_found(format!("image {name:?}: not found"));
     let record = store.status(name)?.ok_or_else(missing)?;

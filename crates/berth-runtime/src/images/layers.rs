@@ -1,8 +1,8 @@
-//! Unpacked layers: a directory each, by a counting number.
+//! Store of unpacked layers: one numbered directory each.
 //!
-//! A layer that has a `layer.json` is whole, whatever happened: its file system was synced before that file was written.
-//! What has none is removed at the next start. Who uses a layer holds a lease or is an owner the collector asks. Blocking.
-//! Behaviour: spec 09 §6, §7; 09b §5.1, §6.
+//! A layer with a `layer.json` is complete even after a crash: its file system is synced before that file is written.
+//! Layers without one are removed at the next startup. A layer in use is protected by a lease, or by an owner passed to
+//! the collector. Blocking. Implements spec 09 §6, §7; 09b §5.1, §6.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,31 +31,31 @@ use crate::store::record::{self, Durability};
 use berth_metrics::Unpacks;
 use berth_sys::{remove_tree::remove_tree_at, step};
 
-/// How a layer's stream is put together again, in its folder.
+/// File in a layer's directory that describes how to restore its tar stream.
 const RECIPE: &str = "recipe";
 
-/// What is remembered of a layer.
+/// Record of a layer, `layer.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LayerMeta {
-    /// The version of this form.
+    /// Version of the format.
     pub v: u64,
-    /// What it and all below it are together.
+    /// Chain ID: identifies the layer together with those below it.
     pub chain_id: Digest,
-    /// Digest of its unpacked stream.
+    /// Digest of the uncompressed tar stream.
     pub diff_id: Digest,
-    /// The layer below it.
+    /// Number of the layer below; none for the bottom layer.
     pub parent: Option<u64>,
-    /// Bytes of its files.
+    /// Total size of its files, bytes.
     pub size: u64,
-    /// Entries.
+    /// Number of entries.
     pub inodes: u64,
-    /// Whether the layers below it are in it: for machines without overlays.
+    /// Whether the directory includes the layers below, for machines without overlayfs.
     #[serde(default)]
     pub merged: bool,
-    /// Bytes of its unpacked stream, where that can be put together again; else 0.
+    /// Length of the uncompressed tar stream, bytes, if it can be restored; otherwise 0.
     #[serde(default)]
     pub stream: u64,
-    /// Whether it was found broken: only containers that have it keep it.
+    /// Whether the layer was found broken: only containers that use it keep it.
     #[serde(default)]
     pub disowned: bool,
 }
@@ -64,23 +64,23 @@ pub struct LayerMeta {
 struct Table {
     layers: BTreeMap<u64, LayerMeta>,
     chains: BTreeMap<Digest, u64>,
-    /// Chains somebody unpacks now.
+    /// Chains being unpacked now.
     busy: BTreeSet<Digest>,
-    /// Layers in the hands of somebody who has no record yet, how often.
+    /// Lease count of each layer.
     leased: BTreeMap<u64, usize>,
     next: u64,
 }
 
-/// Who helps with unpacking.
+/// Helpers for unpacking.
 #[derive(Clone, Debug, Default)]
 pub struct Helpers {
-    /// The program that does it in a process of its own (`berth`); none: we do it ourselves.
+    /// Program that unpacks in a child process (`berth`); none: unpack in this process.
     pub unpacker: Option<PathBuf>,
-    /// Who counts.
+    /// Metrics of unpacks.
     pub unpacks: Option<Unpacks>,
 }
 
-/// The layers.
+/// The store of unpacked layers.
 pub struct Layers {
     folder: PathBuf,
     policy: Policy,
@@ -89,14 +89,14 @@ pub struct Layers {
     freed: Condvar,
 }
 
-/// Keeps layers from being collected until a record owns them.
+/// Protects layers from collection until a record owns them.
 pub struct Lease {
     of: Arc<Layers>,
     numbers: Vec<u64>,
 }
 
 impl Lease {
-    /// The layers from the bottom.
+    /// Numbers of the layers, bottom first.
     pub fn numbers(&self) -> &[u64] {
         &self.numbers
     }
@@ -114,7 +114,7 @@ impl Drop for Lease {
     }
 }
 
-/// A chain that this thread unpacks; others wait.
+/// Exclusive right to unpack a chain; other threads wait.
 struct Claim<'a> {
     of: &'a Layers,
     chain: Digest,
@@ -128,15 +128,16 @@ impl Drop for Claim<'_> {
 }
 
 impl Layers {
-    /// Under which rules layers are unpacked here.
+    /// Format in which layers are unpacked.
     pub fn form(&self) -> Form {
         self.policy.form
     }
 
-    /// Those below `$ROOT/layers`. What was not committed, and what was being deleted, goes; so do layers of the other form.
+    /// Opens the store below `$ROOT/layers`. Deletes layers that are uncommitted, partially deleted, or of the other
+    /// format.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The directory cannot be created or read.
     pub fn open(root: &Path, policy: Policy, helpers: Helpers) -> Result<Arc<Self>, ImageError> {
         let folder = root.join("layers");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create layers")?;
@@ -163,42 +164,42 @@ impl Layers {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The directory of all of them.
+    /// Directory of all layers.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Under which rules layers are unpacked.
+    /// Limits and format for unpacking.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Where a layer's files are.
+    /// Directory of a layer's files.
     pub fn path(&self, number: u64) -> PathBuf {
         self.folder.join(number.to_string()).join("d")
     }
 
-    /// Bytes and inodes of all layers.
+    /// Total bytes and inodes of all layers.
     pub fn usage(&self) -> (u64, u64) {
         let table = self.table();
         let sum = |of: fn(&LayerMeta) -> u64| table.layers.values().map(of).fold(0u64, u64::saturating_add);
         (sum(|meta| meta.size), sum(|meta| meta.inodes))
     }
 
-    /// How many there are.
+    /// Number of layers.
     pub fn count(&self) -> usize {
         self.table().layers.len()
     }
 
-    /// What is remembered of a layer.
+    /// Record of a layer.
     pub fn meta(&self, number: u64) -> Option<LayerMeta> {
         self.table().layers.get(&number).cloned()
     }
 
-    /// A layer's stream, put together from its files.
+    /// Restores a layer's tar stream from its files.
     ///
     /// # Errors
-    /// Where it is not there, or was unpacked without noting how.
+    /// The layer does not exist, or was unpacked without a recipe.
     pub fn stream(&self, number: u64) -> Result<Rebuilt, ImageError> {
         let missing = || ImageError::not_found(format!("layer {number} is not here"));
         let meta = self.meta(number).ok_or_else(missing)?;
@@ -209,7 +210,7 @@ impl Layers {
         Rebuilt::new(recipe, RootDir::open(&self.path(number)).attempt("open layer")?)
     }
 
-    /// From now on a layer is only for those who have it: the next who wants its content unpacks it again.
+    /// Marks a layer as broken: containers that use it keep it, the next request for its content unpacks it again.
     pub fn disown(&self, number: u64) {
         let meta = {
             let mut table = self.table();
@@ -227,12 +228,12 @@ impl Layers {
         }
     }
 
-    /// A lease of nothing yet.
+    /// An empty lease.
     pub fn lease(self: &Arc<Self>) -> Lease {
         Lease { of: Arc::clone(self), numbers: Vec::new() }
     }
 
-    /// Holds these layers; `None` where one is not there.
+    /// Leases these layers; `None` if one does not exist.
     pub fn lease_all(self: &Arc<Self>, numbers: &[u64]) -> Option<Lease> {
         let mut table = self.table();
         if !numbers.iter().all(|number| table.layers.contains_key(number)) {
@@ -244,23 +245,23 @@ impl Layers {
         Some(Lease { of: Arc::clone(self), numbers: numbers.to_vec() })
     }
 
-    /// How many layers of these chains, from the bottom, are there.
+    /// Number of layers present of these chains, counted from the bottom.
     pub fn known(&self, chains: &[Digest]) -> usize {
         let table = self.table();
         chains.iter().rposition(|chain| table.chains.contains_key(chain)).map_or(0, |at| at + 1)
     }
 
-    /// Whether all these layers are there.
+    /// Whether all these layers exist.
     pub fn has_all(&self, numbers: &[u64]) -> bool {
         let table = self.table();
         numbers.iter().all(|number| table.layers.contains_key(number))
     }
 
-    /// Adds the next layer to a lease: the one that is there, or what `open` gives, unpacked and committed. `open` is asked
-    /// only where it is needed, and nobody else unpacks the same chain meanwhile.
+    /// Extends a lease by the next layer: an existing one, or the stream from `open`, unpacked and committed.
+    /// Single-flight per chain; `open` is called only if the layer must be unpacked.
     ///
     /// # Errors
-    /// Where the stream is broken, is not what `diff_id` says, or cannot be written; nothing stays behind.
+    /// The stream is invalid, does not match `diff_id`, or cannot be written; partial results are deleted.
     pub fn extend<R: Read>(
         &self,
         lease: &mut Lease,
@@ -293,7 +294,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Waits until nobody unpacks a chain; `None` where it is there then, and leased.
+    /// Waits until no thread unpacks the chain; `None` if the layer exists then, and is leased.
     fn claim(&self, lease: &mut Lease, chain: Digest) -> Option<Claim<'_>> {
         let mut table = self.table();
         loop {
@@ -357,12 +358,12 @@ impl Layers {
         Ok(meta)
     }
 
-    /// Layers in somebody's hands.
+    /// Numbers of leased layers.
     pub fn leased(&self) -> Vec<u64> {
         self.table().leased.keys().copied().collect()
     }
 
-    /// Deletes every layer that is in nobody's hands; how many.
+    /// Deletes all layers that are neither owned nor leased; returns their number.
     pub fn sweep(&self, owned: &BTreeSet<u64>) -> usize {
         let doomed: Vec<u64> = {
             let mut table = self.table();
@@ -370,7 +371,7 @@ impl Layers {
             let doomed: Vec<u64> = table.layers.keys().copied().filter(is_free).collect();
             for number in &doomed {
                 let chain = table.layers.remove(number).map(|meta| meta.chain_id);
-                // Where it was broken another has its place.
+                // For a broken layer another one may have taken over the chain.
                 if let Some(chain) = chain.filter(|chain| table.chains.get(chain) == Some(number)) {
                     table.chains.remove(&chain);
                 }
@@ -394,7 +395,7 @@ fn load(folder: &Path) -> Option<LayerMeta> {
     }
 }
 
-/// Files first, then what says that they are whole, then that it is there.
+/// Syncs the files, then writes the record, then syncs the directory.
 fn commit(all: &Path, folder: &Path, meta: &LayerMeta) -> Result<(), ImageError> {
     let handle = File::open(folder).attempt("open layer")?;
     step::reached("layer.unpacked");
@@ -405,7 +406,7 @@ fn commit(all: &Path, folder: &Path, meta: &LayerMeta) -> Result<(), ImageError>
     File::open(all).and_then(|folder| folder.sync_all()).attempt("sync layers")
 }
 
-/// Deletes `name` of `folder`, out of everybody's sight first. What cannot be deleted now is tried again at the next start.
+/// Deletes `name` in `folder`, renaming it out of the way first. A failed deletion is retried at the next startup.
 pub fn delete(folder: &Path, name: &str) {
     let hidden = if name.starts_with(".del-") { name.to_owned() } else { format!(".del-{name}") };
     let renamed = hidden == name || fs::rename(folder.join(name), folder.join(&hidden)).is_ok();

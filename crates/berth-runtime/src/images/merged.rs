@@ -1,7 +1,8 @@
-//! Finding a file in layers that lie over each other, without mounting them.
+//! Looks up files in stacked layers without mounting them.
 //!
-//! What an overlay would show: the topmost layer wins, deletions and opaque directories hide, links lead on inside the root.
-//! Used for the few small files an image is asked about when it is committed. Blocking. Behaviour: spec 09b §2.
+//! The result is what overlayfs would show: the topmost layer wins, whiteouts and opaque directories hide lower
+//! entries, links resolve inside the root. Used for the few small files read when an image is committed. Blocking.
+//! Implements spec 09b §2.
 
 use std::{
     ffi::OsStr,
@@ -23,9 +24,9 @@ use super::{
     record::KeptFile,
 };
 
-/// Longest file that is kept, bytes.
+/// Maximum size of a file kept in a record, bytes.
 const LONGEST: u64 = 1 << 20;
-/// Most links on the way.
+/// Maximum number of symbolic links in a path.
 const MOST_LINKS: usize = 40;
 
 enum Found {
@@ -35,21 +36,21 @@ enum Found {
     Nothing,
 }
 
-/// Directories over each other, the topmost first.
+/// Stacked layer directories, topmost first.
 pub struct Merged {
     layers: Vec<RootDir>,
 }
 
 impl Merged {
-    /// Over these directories, the topmost first.
+    /// Opens the directories, topmost first.
     ///
     /// # Errors
-    /// Where one cannot be opened.
+    /// A directory cannot be opened.
     pub fn open(layers: &[PathBuf]) -> std::io::Result<Self> {
         Ok(Self { layers: layers.iter().map(|path| RootDir::open(path)).collect::<Result<_, _>>()? })
     }
 
-    /// A small file of the root, as it is kept in a record. What cannot be read is missing.
+    /// A small file of the root for an image record; an unreadable one counts as missing.
     pub fn small_file(&self, path: &str) -> KeptFile {
         let Some(fd) = self.file(path.as_bytes()) else { return KeptFile::Missing };
         let mut bytes = Vec::new();
@@ -60,7 +61,7 @@ impl Merged {
         }
     }
 
-    /// Opens a regular file for reading, links followed inside the root.
+    /// Opens a regular file for reading, following links inside the root.
     pub fn file(&self, path: &[u8]) -> Option<OwnedFd> {
         match self.resolve(path)? {
             Found::File(fd) => Some(fd),
@@ -68,7 +69,7 @@ impl Merged {
         }
     }
 
-    /// Whether a path is a directory, links followed inside the root.
+    /// Whether the path is a directory, following links inside the root.
     pub fn is_folder(&self, path: &[u8]) -> bool {
         matches!(self.resolve(path), Some(Found::Folder))
     }
@@ -106,7 +107,7 @@ impl Merged {
         Some(Found::Folder)
     }
 
-    /// What the merged root has at a path without links on its way.
+    /// The entry of the merged root at a path without symbolic links in its parents.
     fn look(&self, path: &[Vec<u8>]) -> Result<Found, Errno> {
         for layer in &self.layers {
             let (found, hides) = in_layer(layer, path)?;
@@ -118,12 +119,12 @@ impl Merged {
     }
 }
 
-/// Components, the first one last.
+/// Components in reverse order, as a stack.
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).map(<[u8]>::to_vec).rev().collect()
 }
 
-/// What one layer has at a path, and whether it hides what lower ones have there.
+/// One layer's entry at a path, and whether it hides entries of lower layers.
 fn in_layer(layer: &RootDir, path: &[Vec<u8>]) -> Result<(Found, bool), Errno> {
     let mut hides = false;
     let mut folder = layer.resolve(b"", OFlags::RDONLY | OFlags::DIRECTORY)?;
@@ -147,7 +148,7 @@ fn in_layer(layer: &RootDir, path: &[Vec<u8>]) -> Result<(Found, bool), Errno> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 return Ok((Found::File(rustix::fs::openat(&folder, here.name, flags, Mode::empty())?), true));
             }
-            // A deletion, or something that is no directory where a lower layer may have one.
+            // A whiteout, or a non-directory that hides a lower layer's directory.
             _ => return Ok((Found::Nothing, true)),
         }
     }

@@ -1,13 +1,13 @@
-//! Images on this machine: names, content, layers, records; what is pulled, imported, made from our own program, removed.
+//! Image store: pull, import, built-in images, removal; names, content, layers, records.
 //!
 //! ```text
-//!  registry ─┐                       ┌─► layers/<n>/d ──┐
-//!  archive ──┼─► content ─► applier ─┤                  ├─► root of a container
-//!  ourselves ┘   (blobs)             └─► record ─► look ┘
+//!  registry ─┐                       ┌─► layers/<n>/d ────┐
+//!  archive ──┼─► content ─► unpacker ┤                    ├─► root of a container
+//!  built-in ─┘   (blobs)             └─► record ─► lookup ┘
 //! ```
 //!
-//! [`ImageStore`] owns all of it; nobody else touches its directories. Layers and records are committed so that a power cut
-//! leaves them whole or gone (spec 09 §7). Behaviour: spec 09b part I.
+//! [`ImageStore`] owns all of it; no other code accesses its directories. Layers and records are committed so that a
+//! power failure leaves them complete or absent (spec 09 §7). Implements spec 09b part I.
 
 pub mod apply;
 pub mod archive;

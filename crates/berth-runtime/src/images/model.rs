@@ -1,6 +1,6 @@
-//! Manifests, indexes and configurations of images, as OCI and Docker write them. Pure.
+//! Image manifests, indexes, and configurations in OCI and Docker format. Pure.
 //!
-//! Every list is bounded; fields nobody needs are not read. Behaviour: spec 09b §4.3.
+//! Every list is bounded; unused fields are not parsed. Implements spec 09b §4.3.
 
 use std::collections::BTreeMap;
 
@@ -12,96 +12,96 @@ use super::{
     record::{Platform, RunConfig},
 };
 
-/// Longest manifest or index, bytes.
+/// Maximum size of a manifest or index, bytes.
 pub const LONGEST_MANIFEST: u64 = 4 << 20;
-/// Longest configuration, bytes.
+/// Maximum size of an image configuration, bytes.
 pub const LONGEST_CONFIG: u64 = 8 << 20;
-/// Most layers of an image (spec 09b §5.1).
+/// Maximum number of layers of an image (spec 09b §5.1).
 pub const MOST_LAYERS: usize = 128;
 
-/// OCI's media type of a manifest.
+/// OCI media type of a manifest.
 pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// OCI's media type of an index.
+/// OCI media type of an index.
 pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
-/// OCI's media type of a configuration.
+/// OCI media type of an image configuration.
 pub const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-/// OCI's media type of a layer that is not packed.
+/// OCI media type of an uncompressed layer.
 pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// Docker's media type of a manifest.
+/// Docker media type of a manifest.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
-/// Docker's media type of a list.
+/// Docker media type of a manifest list.
 pub const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// Some content: what it is called by.
+/// OCI content descriptor.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// What it is.
+    /// Media type of the content.
     #[serde(default)]
     pub media_type: String,
-    /// Digest of its bytes.
+    /// Digest of the content.
     pub digest: Digest,
-    /// Its length, bytes.
+    /// Size of the content, bytes.
     pub size: u64,
-    /// Other places it can be had from.
+    /// Alternative download locations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
-    /// Notes.
+    /// Annotations.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// What machine it is for.
+    /// Platform of the content, in an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
 }
 
 impl Descriptor {
-    /// Of these bytes.
+    /// Describes these bytes.
     pub fn of(media_type: &str, bytes: &[u8]) -> Self {
         Self::new(media_type, Digest::of(bytes), bytes.len() as u64)
     }
 
-    /// Of that content.
+    /// Describes content by digest and size.
     pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
         let media_type = media_type.to_owned();
         Self { media_type, digest, size, urls: Vec::new(), annotations: BTreeMap::new(), platform: None }
     }
 }
 
-/// What an image consists of.
+/// Image manifest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// 2.
+    /// Always 2.
     pub schema_version: u32,
-    /// What it is.
+    /// Media type of the manifest.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub media_type: String,
-    /// Its configuration.
+    /// Image configuration.
     pub config: Descriptor,
-    /// Its layers, from the bottom.
+    /// Layers, bottom first.
     #[serde(default)]
     pub layers: Vec<Descriptor>,
 }
 
-/// Images of one name for several machines.
+/// Image index: manifests for several platforms.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Index {
-    /// 2.
+    /// Always 2.
     pub schema_version: u32,
-    /// What it is.
+    /// Media type of the index.
     #[serde(default)]
     pub media_type: String,
-    /// The images.
+    /// Manifests of the images.
     pub manifests: Vec<Descriptor>,
 }
 
-/// What stands behind a name.
+/// Document that a reference points to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Top {
-    /// One image.
+    /// A single image.
     Manifest(Manifest),
-    /// Several.
+    /// An index of several images.
     Index(Index),
 }
 
@@ -116,10 +116,10 @@ struct Probe {
     config: Option<serde::de::IgnoredAny>,
 }
 
-/// Reads a manifest or an index; `told` is the media type it was served with.
+/// Parses a manifest or an index; `told` is the media type from the response header.
 ///
 /// # Errors
-/// Where it is neither, or claims to be both, or is of the first schema.
+/// The document is neither, is both at once, contradicts its media type, has too many layers, or is of schema 1.
 pub fn top(bytes: &[u8], told: &str) -> Result<Top, ImageError> {
     let probe: Probe = json(bytes, "manifest")?;
     let told = told.split(';').next().unwrap_or_default().trim();
@@ -130,7 +130,7 @@ pub fn top(bytes: &[u8], told: &str) -> Result<Top, ImageError> {
         let kind = if told.is_empty() { "application/vnd.docker.distribution.manifest.v1+json" } else { told };
         return Err(ImageError::bad_content(format!("media type {kind:?} is no longer supported, rebuild the image")));
     }
-    // A document that is read one way by us and another way by others hides something.
+    // An ambiguous document could be parsed differently by other tools to hide content.
     if probe.manifests.is_some() && (probe.layers.is_some() || probe.config.is_some()) {
         return Err(ImageError::bad_content("invalid manifest: it is a manifest and an index at once"));
     }
@@ -154,14 +154,14 @@ pub fn top(bytes: &[u8], told: &str) -> Result<Top, ImageError> {
     Ok(Top::Manifest(manifest))
 }
 
-/// What a configuration says.
+/// Parsed image configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Config {
-    /// What containers inherit.
+    /// Defaults of containers.
     pub run: RunConfig,
-    /// For which machine.
+    /// Platform of the image.
     pub platform: Platform,
-    /// Digests of the unpacked layers, from the bottom.
+    /// Digests of the uncompressed layers, bottom first.
     pub diff_ids: Vec<Digest>,
 }
 
@@ -199,10 +199,10 @@ struct RawRun {
     exposed_ports: Option<BTreeMap<String, serde::de::IgnoredAny>>,
 }
 
-/// Reads a configuration of an image with that many layers.
+/// Parses the configuration of an image with `layers` layers.
 ///
 /// # Errors
-/// Where it is none, or names another number of layers.
+/// It is invalid, or has another number of layers.
 pub fn config(bytes: &[u8], layers: usize) -> Result<Config, ImageError> {
     let raw: RawConfig = json(bytes, "image config")?;
     let diff_ids = raw.rootfs.diff_ids.unwrap_or_default();
@@ -230,10 +230,10 @@ pub fn config(bytes: &[u8], layers: usize) -> Result<Config, ImageError> {
     })
 }
 
-/// Reads JSON and says what it should have been.
+/// Parses JSON; `what` names the document in the error.
 ///
 /// # Errors
-/// Where it is something else.
+/// The bytes are no such JSON document.
 pub fn json<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T, ImageError> {
     serde_json::from_slice(bytes).map_err(|error| ImageError::bad_content(format!("invalid {what}: {error}")))
 }

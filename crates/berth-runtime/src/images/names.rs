@@ -1,6 +1,6 @@
-//! Names of images: normalised as Docker does it, and what a name that somebody asks for may mean. Pure.
+//! Image references, normalized as by Docker. Pure.
 //!
-//! `busybox` is `docker.io/library/busybox:latest`; a digest beside a tag wins. Behaviour: spec 09b §1.
+//! `busybox` is `docker.io/library/busybox:latest`; a digest takes precedence over a tag. Implements spec 09b §1.
 
 use std::fmt;
 
@@ -12,28 +12,28 @@ const OFFICIAL: &str = "library/";
 const LONGEST: usize = 255;
 const LONGEST_TAG: usize = 128;
 
-/// A normalised name: `host/path:tag` or `host/path@digest`.
+/// A normalized image reference: `host/path:tag` or `host/path@digest`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Name {
-    /// The registry as it is named: `docker.io`, `host:5000`.
+    /// Registry host: `docker.io`, `host:5000`.
     pub host: String,
-    /// The repository's path at that registry: `library/busybox`.
+    /// Repository path at the registry: `library/busybox`.
     pub path: String,
-    /// Which image of the repository.
+    /// Tag or digest.
     pub version: Version,
 }
 
-/// Which image of a repository.
+/// Version of an image within a repository.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Version {
-    /// Whatever bears the tag now.
+    /// The image that currently has the tag.
     Tag(String),
-    /// That content.
+    /// The image with this digest.
     Digest(Digest),
 }
 
 impl Name {
-    /// Reads and normalises a name.
+    /// Parses and normalizes a reference.
     ///
     /// # Errors
     /// `failed to parse image reference "x": invalid reference format`.
@@ -48,19 +48,19 @@ impl Name {
         format!("{}/{}", self.host, self.path)
     }
 
-    /// The repository that a text names with neither tag nor digest; `None` where it has one of them, or is no name.
+    /// The repository of a text without tag and digest; `None` if it has either, or is no valid reference.
     pub fn repository_in(text: &str) -> Option<String> {
         let has_version = text.contains('@') || text.rsplit('/').next().is_some_and(|last| last.contains(':'));
         Self::parse(text).ok().filter(|_| !has_version).map(|name| name.repository())
     }
 
-    /// The same repository's image of that digest.
+    /// Reference to the image with this digest in the same repository.
     #[must_use]
     pub fn at(&self, digest: Digest) -> Self {
         Self { version: Version::Digest(digest), ..self.clone() }
     }
 
-    /// The tag, where it is named by tag.
+    /// The tag, unless the reference has a digest.
     pub fn tag(&self) -> Option<&str> {
         match &self.version {
             Version::Tag(tag) => Some(tag),
@@ -78,7 +78,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// The beginning of an image's id somebody may mean: hex digits, lower case, 1 to 64.
+/// The hex digits of an image ID or of a prefix: lowercase, 1 to 64.
 pub fn id_prefix(text: &str) -> Option<&str> {
     let hex = text.strip_prefix("sha256:").unwrap_or(text);
     let is_hex = hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
@@ -142,7 +142,7 @@ fn is_port(port: &str) -> bool {
     port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok()
 }
 
-/// Runs of lower-case letters and digits, with `.`, `_`, `__` or any number of `-` between them.
+/// Runs of lowercase letters and digits, separated by `.`, `_`, `__`, or any number of `-`.
 fn is_component(part: &str) -> bool {
     let is_word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let bytes = part.as_bytes();

@@ -1,5 +1,6 @@
-//! What people ask about images, what they are told, and the work between: the same for a daemon that is asked over its
-//! socket and for a program that opens the store itself.
+//! Commands of `berth images`, their responses, and their execution.
+//!
+//! The same code serves the daemon's control socket and a program that opens the store itself.
 
 use std::{
     fs::File,
@@ -28,110 +29,110 @@ use super::{
     },
 };
 
-/// How often somebody who waits is told how far it is.
+/// Interval of progress responses.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-/// Longest piece of what is known of an image, bytes: a message takes it also where every byte of it is escaped.
+/// Maximum size of a chunk of image details, bytes: fits into a message even if every byte is escaped.
 const LONGEST_PIECE: usize = 16 << 10;
 
-/// What is asked.
+/// A command.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Order {
-    /// The images; with a name only that one.
+    /// List images; with a name only that one.
     List {
-        /// A name or an id; empty: all.
+        /// Name or ID; empty: all.
         name: String,
     },
-    /// Bring an image here.
+    /// Pull an image.
     Pull {
-        /// Its name.
+        /// Image reference.
         name: String,
-        /// Who asks for it; empty: nobody.
+        /// Username for the registry; empty: anonymous.
         user: String,
-        /// Their password.
+        /// Password.
         password: String,
-        /// For which machine; none: this one.
+        /// Platform to pull; none: this machine's.
         #[serde(default)]
         platform: Option<Platform>,
     },
-    /// Import the images of an archive or a layout, whose descriptor comes along.
+    /// Import the images of an archive, whose descriptor is passed along.
     Import {
-        /// What an image without a name is called.
+        /// Name of the image; none: the archive's names.
         name: Option<String>,
-        /// Images of which machines.
+        /// Platforms to import.
         #[serde(default)]
         platforms: Wanted,
     },
-    /// Everything that is known of an image.
+    /// Show the details of an image.
     Inspect {
-        /// A name or an id.
+        /// Name or ID.
         name: String,
     },
-    /// Write images into the file whose descriptor comes along.
+    /// Write images to the file whose descriptor is passed along.
     Export {
-        /// Names or ids.
+        /// Names or IDs.
         names: Vec<String>,
     },
     /// Remove an image with all its names.
     Remove {
-        /// A name or an id.
+        /// Name or ID.
         name: String,
     },
-    /// Look through everything.
+    /// Verify all images and layers.
     Verify {
-        /// Whether what is broken is fetched again.
+        /// Whether broken content is pulled again.
         repair: bool,
     },
 }
 
-/// What is told meanwhile, and at the end.
+/// A response: any number of intermediate ones, then [`Told::Done`] or [`Told::Failed`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Told {
-    /// How far it is.
+    /// Progress by layer.
     Progress(Vec<Shown>),
-    /// An image: listed, pulled, imported or removed.
+    /// An image that was listed, pulled, imported, or removed.
     Image(Box<Image>),
-    /// The next piece of what is known of an image, which is JSON when all pieces are together.
+    /// Next chunk of an image's details; the concatenated chunks are JSON.
     Piece(String),
-    /// Something is broken.
+    /// A verification failure.
     Broken {
         /// The image.
         image: String,
-        /// What of it, and why.
+        /// The broken part and the reason.
         cause: String,
-        /// How mending it went, where it was tried; the text says why it failed.
+        /// Result of the repair, if one was attempted; the text is the reason of its failure.
         mended: Option<Result<(), String>>,
     },
-    /// So many images and layers were looked at.
+    /// Numbers of images and layers verified.
     Verified(usize, usize),
-    /// It is done.
+    /// The command succeeded.
     Done,
-    /// It failed: whether because there is no such image, and why.
+    /// The command failed: whether no such image exists, and the error text.
     Failed(bool, String),
 }
 
-/// An image as people are shown it.
+/// An image as printed for users.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Image {
-    /// Its id.
+    /// Image ID.
     pub id: String,
-    /// Names by tag.
+    /// References by tag.
     pub repo_tags: Vec<String>,
-    /// Names by digest.
+    /// References by digest.
     pub repo_digests: Vec<String>,
-    /// Bytes, packed.
+    /// Compressed size, bytes.
     pub size: u64,
-    /// Whether it is never collected.
+    /// Whether the image is exempt from garbage collection.
     pub pinned: bool,
-    /// Where it came from.
+    /// Where the image came from.
     pub source: Origin,
-    /// For which machine it is.
+    /// Platform of the image.
     pub platform: Platform,
-    /// When it came here, RFC 3339.
+    /// When it was added to the store, RFC 3339.
     pub created: String,
-    /// When a container was last made of it.
+    /// When a container was last created from it, RFC 3339.
     pub last_used: String,
 }
 
@@ -154,13 +155,13 @@ impl From<&Record> for Image {
     }
 }
 
-/// Whom the answers go to. Nobody may be left to hear them.
+/// Channel for responses. The receiver may be gone.
 pub type Teller = mpsc::Sender<Told>;
 
-/// Carries an order out.
+/// Executes a command and sends its responses, except the last.
 ///
 /// # Errors
-/// Why it cannot be done; what was done before stays.
+/// The reason of the failure; completed parts remain.
 pub async fn carry_out(
     store: &ImageStore,
     order: Order,
@@ -209,7 +210,7 @@ pub async fn carry_out(
         }
     };
     for told in said {
-        // Whoever asked may have gone.
+        // The client may have disconnected.
         let _ = tell.send(told).await;
     }
     Ok(())
@@ -219,12 +220,12 @@ fn images(records: &[Arc<Record>]) -> Vec<Told> {
     records.iter().map(|record| Told::Image(Box::new(Image::from(&**record)))).collect()
 }
 
-/// In pieces a message takes.
+/// Splits the text into chunks that fit into a message.
 fn pieces(text: &str) -> Vec<Told> {
     let mut out = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        // A character is four bytes at most.
+        // A character takes at most four bytes.
         let most = rest.len().min(LONGEST_PIECE);
         let end = (most.saturating_sub(3)..=most).rev().find(|end| rest.is_char_boundary(*end)).unwrap_or(rest.len());
         let (piece, more) = rest.split_at(end);
@@ -248,7 +249,7 @@ async fn pull(
     watched(pull, &progress, tell).await
 }
 
-/// Tells how far some work is until it is done.
+/// Sends progress responses until the work completes.
 async fn watched<T>(
     work: impl Future<Output = Result<T, ImageError>>,
     progress: &Progress,
@@ -261,7 +262,7 @@ async fn watched<T>(
         let shown = progress.shown();
         if shown != last {
             last.clone_from(&shown);
-            // Who is slow to listen misses some; the end is told below.
+            // A slow client misses intermediate progress; the result is not sent here.
             let _ = tell.try_send(Told::Progress(shown));
         }
         if let Ok(result) = done {
@@ -270,7 +271,7 @@ async fn watched<T>(
     }
 }
 
-/// A file is told to be written when it is on its disk; pipes have none.
+/// Syncs a regular file before success is reported; pipes cannot be synced.
 fn sync(file: File) -> Result<(), ImageError> {
     let stat = rustix::fs::fstat(file.as_fd()).attempt("look at the archive")?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
@@ -279,7 +280,7 @@ fn sync(file: File) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// The last thing that is told.
+/// The last response of a command.
 pub fn last(outcome: Result<(), ImageError>) -> Told {
     match outcome {
         Ok(()) => Told::Done,

@@ -1,7 +1,7 @@
-//! Which image of an index is for this machine. Pure.
+//! Platform selection: chooses the image of an index for a machine. Pure.
 //!
-//! Linux, the own architecture, the best variant the processor can run; attestations are no images. Behaviour: spec 09b §4.3,
-//! §7.
+//! Linux, same architecture, highest variant that the processor supports; attestations are no images.
+//! Implements spec 09b §4.3, §7.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,24 +11,24 @@ use super::{
     record::Platform,
 };
 
-/// Key of what build tools attach to images.
+/// Annotation of attestations that build tools attach to images.
 const REFERENCE_TYPE: &str = "vnd.docker.reference.type";
 
-/// Images of which machines are wanted.
+/// Platforms to select.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Wanted {
-    /// That of this machine.
+    /// This machine's.
     #[default]
     Host,
-    /// That of another.
+    /// Another one.
     Only(Platform),
-    /// All there are.
+    /// All platforms of the index.
     All,
 }
 
 impl Wanted {
-    /// The machine whose image gets the names.
+    /// The platform whose image gets the names.
     pub fn machine(&self) -> Platform {
         match self {
             Self::Only(platform) => platform.clone(),
@@ -37,10 +37,10 @@ impl Wanted {
     }
 }
 
-/// Reads `os/architecture/variant`, `os/architecture` or `architecture`.
+/// Parses `os/architecture/variant`, `os/architecture`, or `architecture`.
 ///
 /// # Errors
-/// Where it is none of them.
+/// The text has another form.
 pub fn parse(text: &str) -> Result<Platform, ImageError> {
     let is_word = |word: &&str| {
         !word.is_empty()
@@ -65,7 +65,7 @@ pub fn parse(text: &str) -> Result<Platform, ImageError> {
     Ok(Platform { os: os.into(), architecture: architecture.into(), variant: variant.into() })
 }
 
-/// This machine.
+/// Platform of this machine.
 pub fn host() -> Platform {
     let (architecture, variant) = match std::env::consts::ARCH {
         "x86_64" => ("amd64", ""),
@@ -78,7 +78,7 @@ pub fn host() -> Platform {
     Platform { os: "linux".into(), architecture: architecture.into(), variant: variant.into() }
 }
 
-/// The entry of an index that suits a machine best.
+/// The entry of an index that matches the machine best.
 ///
 /// # Errors
 /// `no match for platform in manifest: not found`.
@@ -86,7 +86,7 @@ pub fn choose<'a>(index: &'a Index, machine: &Platform) -> Result<&'a Descriptor
     let mut best: Option<(u32, &Descriptor)> = None;
     for entry in images(index) {
         let Some(rank) = rank(entry.platform.as_ref(), machine) else { continue };
-        // Of equals the first wins.
+        // The first of equals wins.
         if best.is_none_or(|(highest, _)| rank > highest) {
             best = Some((rank, entry));
         }
@@ -102,19 +102,19 @@ pub fn images(index: &Index) -> impl Iterator<Item = &Descriptor> {
     index.manifests.iter().filter(is_image)
 }
 
-/// There is no image for that machine.
+/// Error: no image for that platform.
 pub fn no_match() -> ImageError {
     ImageError::not_found("no match for platform in manifest: not found")
 }
 
-/// How well an image suits a machine, as its configuration tells; `None`: not at all.
+/// Rank of an image for a machine, by the platform in its configuration; `None`: no match.
 pub fn suits(image: &Platform, machine: &Platform) -> Option<u32> {
     rank(Some(image).filter(|image| !image.os.is_empty() && !image.architecture.is_empty()), machine)
 }
 
-/// How well an entry suits; `None`: not at all.
+/// Rank of an entry; `None`: no match.
 fn rank(entry: Option<&Platform>, machine: &Platform) -> Option<u32> {
-    // An index may say nothing: the configuration will.
+    // An index entry may omit the platform: the configuration decides.
     let Some(entry) = entry else { return Some(0) };
     if entry.os != machine.os || entry.architecture != machine.architecture {
         return None;

@@ -1,4 +1,4 @@
-//! How far work on an image is, layer by layer: for people who wait, and for the log.
+//! Progress of image operations by layer, for clients and the log.
 
 use std::sync::{
     OnceLock,
@@ -9,37 +9,37 @@ use serde::{Deserialize, Serialize};
 
 use super::{digest::Digest, model::Descriptor};
 
-/// What is being done with a layer.
+/// Operation in progress on a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// Nothing yet.
+    /// Not started.
     Waiting,
-    /// It comes from a registry.
+    /// Downloading from a registry.
     Downloading,
-    /// It becomes files.
+    /// Unpacking into files.
     Unpacking,
-    /// It goes into an archive.
+    /// Writing to an archive.
     Writing,
-    /// Its files are read again.
+    /// Verifying its files.
     Checking,
-    /// Nothing is left to do.
+    /// Complete.
     Done,
 }
 
 const STAGES: [Stage; 6] =
     [Stage::Waiting, Stage::Downloading, Stage::Unpacking, Stage::Writing, Stage::Checking, Stage::Done];
 
-/// A layer as it is shown.
+/// Progress of one layer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Shown {
-    /// Its digest.
+    /// Digest of the layer.
     pub digest: Digest,
-    /// Bytes in all.
+    /// Total size, bytes.
     pub size: u64,
-    /// Bytes so far, of what is being done.
+    /// Bytes completed in the current stage.
     pub done: u64,
-    /// What is being done.
+    /// Current stage.
     pub stage: Stage,
 }
 
@@ -51,12 +51,12 @@ struct Layer {
     stage: AtomicU8,
 }
 
-/// Shared by who works and who watches; its layers are known once the manifest is.
+/// Progress shared by the operation and its observers; the layers are known once the manifest is.
 #[derive(Debug, Default)]
 pub struct Progress(OnceLock<Vec<Layer>>);
 
 impl Progress {
-    /// These layers are to be worked on. Only the first call counts.
+    /// Sets the layers; only the first call has an effect.
     pub fn begin<'a>(&self, layers: impl IntoIterator<Item = &'a Descriptor>) {
         let layer = |layer: &Descriptor| Layer {
             digest: layer.digest,
@@ -71,7 +71,7 @@ impl Progress {
         self.0.get().into_iter().flatten().filter(move |layer| layer.digest == digest)
     }
 
-    /// Something else is done with a layer from now on, beginning at so many bytes.
+    /// Starts a stage of a layer, at `done` bytes.
     pub fn enter(&self, digest: Digest, stage: Stage, done: u64) {
         let number = STAGES.iter().position(|known| *known == stage).unwrap_or_default();
         for layer in self.layers(digest) {
@@ -80,14 +80,14 @@ impl Progress {
         }
     }
 
-    /// More of a layer.
+    /// Adds completed bytes of a layer.
     pub fn add(&self, digest: Digest, bytes: u64) {
         for layer in self.layers(digest) {
             layer.done.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// All layers, from the bottom; none before they are known.
+    /// Progress of all layers, bottom first; empty before they are known.
     pub fn shown(&self) -> Vec<Shown> {
         let shown = |layer: &Layer| Shown {
             digest: layer.digest,
@@ -99,7 +99,7 @@ impl Progress {
     }
 }
 
-/// Counts what is read of a layer.
+/// A reader that records progress of a layer.
 pub struct Watched<'a, R> {
     inner: R,
     digest: Digest,
@@ -107,7 +107,7 @@ pub struct Watched<'a, R> {
 }
 
 impl<'a, R> Watched<'a, R> {
-    /// Around what a layer is read from.
+    /// Wraps a reader and starts the unpacking stage of the layer.
     pub fn new(inner: R, digest: Digest, progress: &'a Progress) -> Self {
         progress.enter(digest, Stage::Unpacking, 0);
         Self { inner, digest, progress }

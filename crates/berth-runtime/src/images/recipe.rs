@@ -1,15 +1,15 @@
-//! How a layer's stream is put together again from its files, to the byte.
+//! Restores a layer's tar stream from its unpacked files, byte for byte (like tar-split).
 //!
-//! Packed layers are dropped once they are unpacked; what is lost with them (order, headers, padding) is noted here while a
-//! layer is read, and what is in its files is not. So an image can be exported with the layers its configuration names, and a
-//! layer's files can be checked against its digest years later.
+//! Compressed layers are deleted after unpacking. A recipe, recorded while the layer is read, preserves what would be
+//! lost with them (order, headers, padding), but not the file content. So an image can be exported with the layers its
+//! configuration names, and a layer's files can be verified against its digest at any time.
 //!
 //! ```text
-//! zstd of: 0 │ length u32 │ bytes          as they stood in the stream
-//!          1 │ length u16 │ path │ u64     so many bytes of the file at that path
+//! zstd of: 0 │ length u32 │ bytes          literal bytes of the stream
+//!          1 │ length u16 │ path │ u64     that many bytes of the file at the path
 //!          2                               the end
 //! ```
-//! Numbers are little-endian. Blocking. Behaviour: spec 09b §6 (verify), §7.
+//! Numbers are little-endian. Blocking. Implements spec 09b §6 (verify), §7.
 
 use std::{
     fs::File,
@@ -23,17 +23,17 @@ use super::{
     error::{Attempt, ImageError},
 };
 
-/// Longest run of bytes, and where runs are cut.
+/// Maximum length of a run of literal bytes; longer ones are split.
 const LONGEST_RUN: usize = 64 << 10;
-/// Longest path, bytes.
+/// Maximum length of a path, bytes.
 const LONGEST_PATH: usize = 4096;
-/// Largest recipe, packed bytes: beyond, the layer goes without.
+/// Maximum size of a recipe, compressed bytes: beyond it the layer has none.
 const LARGEST: u64 = 256 << 20;
 const RUN: u8 = 0;
 const FILE: u8 = 1;
 const END: u8 = 2;
 
-/// Counts what a recipe takes.
+/// Counts the compressed bytes of a recipe.
 struct Counted(File, u64);
 
 impl Write for Counted {
@@ -48,7 +48,7 @@ impl Write for Counted {
     }
 }
 
-/// A recipe that is being written.
+/// Writer of a recipe.
 struct Notes {
     out: zstd::Encoder<'static, Counted>,
     run: Vec<u8>,
@@ -96,32 +96,32 @@ impl Notes {
     }
 }
 
-/// A stream that notes its recipe as it is read.
+/// A stream that records its recipe as it is read.
 pub struct Noting<R> {
     inner: R,
     notes: Option<Notes>,
-    /// Bytes of a file that are still to come: they are not noted.
+    /// Bytes of a file still to come; they are not recorded.
     of_file: u64,
     failure: Option<io::Error>,
 }
 
 impl<R: Read> Noting<R> {
-    /// Around a stream; `into` gets the recipe.
+    /// Wraps a stream; the recipe is written to `into`.
     ///
     /// # Errors
-    /// Where no packer can be set up.
+    /// The compressor cannot be set up.
     pub fn new(inner: R, into: Option<File>) -> Result<Self, ImageError> {
         let notes = into.map(|file| zstd::Encoder::new(Counted(file, 0), 1)).transpose().attempt("note a layer")?;
         let notes = notes.map(|out| Notes { out, run: Vec::with_capacity(LONGEST_RUN) });
         Ok(Self { inner, notes, of_file: 0, failure: None })
     }
 
-    /// The stream.
+    /// The wrapped stream.
     pub fn inner(&self) -> &R {
         &self.inner
     }
 
-    /// The next bytes are those of a file.
+    /// Announces that the next bytes are the content of a file.
     pub fn file(&mut self, path: &[u8], bytes: u64) {
         if path.len() <= LONGEST_PATH && bytes > 0 {
             self.of_file = bytes;
@@ -141,10 +141,10 @@ impl<R: Read> Noting<R> {
         }
     }
 
-    /// Ends the recipe; the stream, and whether the recipe is whole.
+    /// Completes the recipe; returns the stream, and whether the recipe is complete.
     ///
     /// # Errors
-    /// Where it could not be written.
+    /// The recipe could not be written.
     pub fn finish(self) -> Result<(R, bool), ImageError> {
         match (self.failure, self.notes) {
             (Some(error), _) => Err(ImageError::io("note a layer", &error)),
@@ -169,13 +169,13 @@ impl<R: Read> Read for Noting<R> {
 }
 
 enum Piece {
-    /// Of a run: so many bytes are left of it.
+    /// Bytes left of a run.
     Run(u64),
     File(File, u64),
     End,
 }
 
-/// A layer's stream, put together again.
+/// A reader of a layer's restored tar stream.
 pub struct Rebuilt {
     recipe: zstd::Decoder<'static, BufReader<File>>,
     root: RootDir,
@@ -183,10 +183,10 @@ pub struct Rebuilt {
 }
 
 impl Rebuilt {
-    /// From a recipe and the layer's directory.
+    /// Opens a recipe for the layer's directory.
     ///
     /// # Errors
-    /// Where it is none.
+    /// The decompressor cannot be set up.
     pub fn new(recipe: File, root: RootDir) -> Result<Self, ImageError> {
         let recipe = zstd::Decoder::new(recipe).attempt("read the recipe of a layer")?;
         Ok(Self { recipe, root, piece: Piece::Run(0) })
@@ -209,7 +209,7 @@ impl Rebuilt {
                 let mut path = vec![0; length];
                 self.recipe.read_exact(&mut path)?;
                 let bytes = u64::from_le_bytes(self.bytes()?);
-                // Never waits for who might write into a pipe.
+                // NONBLOCK: a FIFO in place of the file must not block the open.
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
                 let named = |error: io::Error| {
                     io::Error::new(error.kind(), format!("{}: {error}", String::from_utf8_lossy(&path)))
@@ -258,7 +258,7 @@ impl Read for Rebuilt {
 
 fn limited(from: &mut impl Read, buffer: &mut [u8], left: u64) -> io::Result<usize> {
     let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-    // Unpacking into nothing is an error.
+    // A zstd read into an empty buffer is an error.
     if most == 0 { Ok(0) } else { from.read(buffer.get_mut(..most).unwrap_or_default()) }
 }
 

@@ -1,7 +1,7 @@
-//! What is remembered of an image. Pure.
+//! Image record: persisted metadata of an image. Pure.
 //!
-//! An image is known by the digest of the configuration that is used, so that one image from two registries is one image.
-//! Behaviour: spec 09b §2.
+//! An image is identified by the digest of its configuration, so that one image from two registries is one image.
+//! Implements spec 09b §2.
 
 use std::collections::BTreeMap;
 
@@ -11,44 +11,44 @@ use serde::{Deserialize, Serialize};
 use super::{digest::Digest, model::Descriptor};
 use crate::launch::image::ImageConfig;
 
-/// A machine an image is for.
+/// Platform of an image.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Platform {
-    /// `linux`.
+    /// Operating system: `linux`.
     #[serde(default)]
     pub os: String,
-    /// `amd64`, `arm64`.
+    /// Architecture: `amd64`, `arm64`.
     #[serde(default)]
     pub architecture: String,
-    /// `v7`; empty for none.
+    /// Variant: `v7`; empty: none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub variant: String,
 }
 
-/// Where an image came from.
+/// Source of an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// A registry.
+    /// Pulled from a registry.
     Pull,
-    /// An archive.
+    /// Imported from an archive.
     Import,
-    /// This program.
+    /// Built into the program.
     Builtin,
 }
 
-/// A name an image is known by.
+/// A reference to an image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reference {
-    /// `host/path:tag` or `host/path@digest`, normalised.
+    /// `host/path:tag` or `host/path@digest`, normalized.
     pub name: String,
-    /// What it led to: the index where there is one.
+    /// Digest the name resolved to: the index if there is one.
     pub target: Digest,
-    /// When it began to mean this image, nanoseconds since the epoch; of two claims the later one holds.
+    /// When the name was assigned to this image, nanoseconds since the epoch; of two images the later assignment wins.
     pub ref_time: i64,
 }
 
-/// What an image's configuration says of its containers.
+/// Container defaults from an image's configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunConfig {
@@ -72,26 +72,26 @@ pub struct RunConfig {
     pub exposed_ports: Vec<String>,
 }
 
-/// A file of an image's root as it is kept in its record.
+/// Content of a file of an image's root, stored in its record.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeptFile {
-    /// There is none.
+    /// The file does not exist.
     #[default]
     Missing,
-    /// It is longer than what is kept.
+    /// The file exceeds the size limit.
     TooLong,
-    /// Its bytes in base 64.
+    /// Content in base64.
     Content(String),
 }
 
 impl KeptFile {
-    /// Of these bytes.
+    /// Encodes the bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self::Content(STANDARD.encode(bytes))
     }
 
-    /// The bytes; none where they are not kept.
+    /// The content; empty if it is not stored.
     pub fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Content(text) => STANDARD.decode(text).unwrap_or_default(),
@@ -100,55 +100,55 @@ impl KeptFile {
     }
 }
 
-/// An image.
+/// Record of an image.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// The version of this form.
+    /// Version of the format.
     pub v: u64,
-    /// The image's id: digest of its configuration.
+    /// Image ID: digest of its configuration.
     pub id: Digest,
-    /// Its names.
+    /// References to the image.
     pub refs: Vec<Reference>,
-    /// What its names led to: an index or the manifest.
+    /// Descriptor that the references resolved to: an index or the manifest.
     pub target: Descriptor,
-    /// Its manifest.
+    /// Descriptor of the manifest.
     pub manifest: Descriptor,
-    /// For which machine it is.
+    /// Platform of the image.
     pub platform: Platform,
-    /// Numbers of its layers from the bottom.
+    /// Layer numbers, bottom first.
     pub layers: Vec<u64>,
-    /// Chain id of the topmost layer; none for an image without layers.
+    /// Chain ID of the topmost layer; none for an image without layers.
     pub chain_id: Option<Digest>,
-    /// Configuration, manifest and packed layers, bytes: what CRI reports.
+    /// Size of configuration, manifest, and compressed layers, bytes; reported by CRI.
     pub size: u64,
-    /// What containers inherit.
+    /// Container defaults.
     pub config: RunConfig,
-    /// `/etc/passwd` of its root.
+    /// `/etc/passwd` of the root.
     pub passwd: KeptFile,
-    /// `/etc/group` of its root.
+    /// `/etc/group` of the root.
     pub group: KeptFile,
-    /// Whether it is never collected.
+    /// Whether the image is exempt from garbage collection.
     pub pinned: bool,
-    /// Where it came from.
+    /// Source of the image.
     pub source: Origin,
-    /// When it came to this machine, nanoseconds since the epoch.
+    /// When the image was added to this machine, nanoseconds since the epoch.
     pub created: i64,
-    /// When a container was last made of it, likewise.
+    /// When a container was last created from it, nanoseconds since the epoch.
     pub last_used: i64,
 }
 
 impl Record {
-    /// Its id as CRI shows it.
+    /// Image ID as reported by CRI.
     pub fn id(&self) -> String {
         self.id.to_string()
     }
 
-    /// Names by tag, sorted.
+    /// References by tag, sorted.
     pub fn repo_tags(&self) -> Vec<String> {
         self.names(false)
     }
 
-    /// Names by digest, sorted.
+    /// References by digest, sorted.
     pub fn repo_digests(&self) -> Vec<String> {
         self.names(true)
     }
@@ -161,7 +161,7 @@ impl Record {
         out
     }
 
-    /// What a container is planned with.
+    /// Image data used to plan a container.
     pub fn image_config(&self) -> ImageConfig {
         let config = self.config.clone();
         ImageConfig {
@@ -178,27 +178,27 @@ impl Record {
         }
     }
 
-    /// The user a container runs as, as CRI wants it: number or name; neither where the image names nobody.
+    /// User of containers as CRI reports it: ID or name; neither if the image sets none.
     pub fn user(&self) -> User {
         let user = self.config.user.split(':').next().unwrap_or_default();
         let is_number = !user.is_empty() && user.bytes().all(|byte| byte.is_ascii_digit());
         match user.parse::<i64>() {
             Ok(uid) => User::Id(uid),
             Err(_) if user.is_empty() => User::Nobody,
-            // Too large for a number is no name: whoever asks refuses it.
+            // A number out of range is no name: the caller rejects the ID.
             Err(_) if is_number => User::Id(i64::MAX),
             Err(_) => User::Name(user.to_owned()),
         }
     }
 }
 
-/// Whom an image names as user.
+/// User set by an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum User {
-    /// Nobody.
+    /// No user.
     Nobody,
-    /// A number.
+    /// User ID.
     Id(i64),
-    /// A name.
+    /// Username.
     Name(String),
 }

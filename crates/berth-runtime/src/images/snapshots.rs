@@ -1,7 +1,7 @@
-//! The writable side of containers: an upper directory over an image's layers, or a copy of them.
+//! Writable layers of containers: an overlay upper directory over the image's layers, or a copy.
 //!
-//! Nothing is mounted here: the root's kind goes into the plan, and the container's own process mounts it where nobody else
-//! sees it. Blocking. Behaviour: spec 09b §5.1, 09 D7.
+//! Nothing is mounted here: the launch plan contains the kind of root, and the container's own process mounts it in its
+//! private mount namespace. Blocking. Implements spec 09b §5.1, 09 D7.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,30 +30,30 @@ use super::{
 use crate::store::record::{self, Durability};
 use berth_shim::plan::{RootKind, Source};
 
-/// How roots are made.
+/// How container roots are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Snapshotter {
-    /// As an overlay where the machine can, else as copies.
+    /// Overlay where supported, otherwise copies.
     #[default]
     Auto,
-    /// As an overlay or not at all.
+    /// Overlay; an error where unsupported.
     Overlay,
-    /// As copies.
+    /// Copies.
     Copy,
 }
 
-/// What is remembered of a container's root.
+/// Record of a container's root.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Snapshot {
     v: u64,
-    /// The image's layers, from the bottom.
+    /// The image's layers, bottom first.
     layers: Vec<u64>,
-    /// Layers of images that are mounted into the container.
+    /// Layers of images mounted into the container as volumes.
     #[serde(default)]
     mounted: BTreeSet<u64>,
 }
 
-/// The roots of containers.
+/// The roots of all containers.
 pub struct Snapshots {
     folder: PathBuf,
     form: Form,
@@ -61,10 +61,10 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// Those below `$ROOT/snap`; what was being made or deleted goes.
+    /// Opens the roots below `$ROOT/snap`; deletes incomplete ones.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The directory cannot be created or read.
     pub fn open(root: &Path, form: Form) -> Result<Self, ImageError> {
         let folder = root.join("snap");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).attempt("create snapshots")?;
@@ -83,26 +83,26 @@ impl Snapshots {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The directory of all of them.
+    /// Directory of all roots.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Containers that have one.
+    /// IDs of containers that have a root.
     pub fn containers(&self) -> Vec<String> {
         self.known().keys().cloned().collect()
     }
 
-    /// Layers some container needs.
+    /// Layers used by any container.
     pub fn owned(&self) -> BTreeSet<u64> {
         let known = self.known();
         known.values().flat_map(|snapshot| snapshot.layers.iter().chain(&snapshot.mounted)).copied().collect()
     }
 
-    /// Makes a container's root over these layers, from the bottom.
+    /// Creates a container's root over these layers, bottom first.
     ///
     /// # Errors
-    /// Where the container has one, or it cannot be made; nothing stays behind then.
+    /// The container already has a root, or it cannot be created; partial results are deleted.
     pub fn prepare(&self, container: &str, numbers: &[u64], layers: &Layers) -> Result<RootKind, ImageError> {
         check(container)?;
         let folder = self.folder.join(container);
@@ -114,7 +114,7 @@ impl Snapshots {
             return Err(ImageError::new(kind, format!("create snapshot of container {container:?}: {error}")));
         }
         let snapshot = Snapshot { v: record::VERSION, layers: numbers.to_vec(), mounted: BTreeSet::new() };
-        // Known before it is filled: the layers it stands on must stay.
+        // Registered before it is filled, so that its layers are not collected.
         self.known().insert(container.to_owned(), snapshot.clone());
         let made = self.fill(&folder, &snapshot, layers);
         made.inspect_err(|_| self.release(container))?;
@@ -140,7 +140,7 @@ impl Snapshots {
         record::write(&folder.join("snap.json"), snapshot, Durability::Unsynced).attempt("write snap.json")
     }
 
-    /// How a container's root is made; `None`: it has none.
+    /// How a container's root is mounted; `None` if it has none.
     pub fn root_for(&self, container: &str, layers: &Layers) -> Option<RootKind> {
         let snapshot = self.known().get(container).cloned()?;
         let folder = self.folder.join(container);
@@ -156,10 +156,11 @@ impl Snapshots {
         })
     }
 
-    /// What is mounted to show an image's layers, read-only, in a container; they stay until its root is released.
+    /// Mount source that shows an image's layers read-only in a container; the layers are kept until the root is
+    /// released.
     ///
     /// # Errors
-    /// Where the container has no root, or that cannot be written down.
+    /// The container has no root, or its record cannot be written.
     pub fn mount_image(
         &self,
         container: &str,
@@ -184,7 +185,7 @@ impl Snapshots {
         Ok(Source::Layers { layers, lower: lower(shown), sub_path })
     }
 
-    /// Deletes a container's root; none there is good.
+    /// Deletes a container's root; does nothing if there is none.
     pub fn release(&self, container: &str) {
         if check(container).is_err() {
             return;
@@ -196,12 +197,12 @@ impl Snapshots {
     }
 }
 
-/// Names of layers from the top, as an overlay wants them.
+/// Layer directories, topmost first, as overlayfs expects them.
 fn lower(numbers: &[u64]) -> Vec<String> {
     numbers.iter().rev().map(|number| format!("{number}/d")).collect()
 }
 
-/// Containers' ids are ours, and still they become names of directories.
+/// Container IDs are our own; validated nonetheless, because they become directory names.
 fn check(container: &str) -> Result<(), ImageError> {
     let is_good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
     if !container.is_empty() && container.len() <= 128 && container.bytes().all(is_good) {
@@ -210,10 +211,10 @@ fn check(container: &str) -> Result<(), ImageError> {
     Err(ImageError::invalid(format!("invalid container id {container:?}")))
 }
 
-/// What this machine can: tries an overlay that nobody sees.
+/// Determines whether the machine supports overlayfs, by a detached test mount.
 ///
 /// # Errors
-/// Where an overlay is demanded and refused.
+/// An overlay is required and not supported.
 pub fn probe(root: &Path, wanted: Snapshotter) -> Result<Form, ImageError> {
     if wanted == Snapshotter::Copy {
         return Ok(Form::Merged);
@@ -251,7 +252,7 @@ fn try_overlay(folder: &Path, userxattr: bool) -> std::io::Result<bool> {
         rustix::mount::fsconfig_set_flag(&fs, "userxattr")?;
     }
     rustix::mount::fsconfig_create(&fs)?;
-    // Never attached anywhere: it is gone with its descriptor.
+    // Never attached: the mount ends with its descriptor.
     let mount = rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
     rustix::fs::openat(&mount, "probe", flags, Mode::from_raw_mode(0o600))?;

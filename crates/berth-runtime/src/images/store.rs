@@ -1,8 +1,8 @@
-//! The image store: what the runtime's image service asks, and what containers are made of.
+//! Image store: records, layers, blobs, and container roots behind the CRI image service.
 //!
-//! One value owns records, layers, content and snapshots. Questions are answered from memory; work that touches the disk runs on
-//! the blocking pool, and goes on when its caller leaves. Order of locks: catalogue, then layers, then snapshots; none is held
-//! while the disk is written, except that records are written one after the other. Behaviour: spec 09b §2-§8.
+//! Queries are served from memory; disk work runs on the blocking pool and completes even if the caller is cancelled.
+//! Lock order: catalogue, then layers, then snapshots; none is held during disk writes, except the lock that serializes
+//! record writes. Implements spec 09b §2-§8.
 
 use std::{
     collections::BTreeSet,
@@ -48,40 +48,40 @@ use crate::{
 use berth_shim::plan::{RootKind, Source};
 use berth_sys::step;
 
-/// How long removals are gathered before what nobody uses is deleted.
+/// Debounce interval between a removal and the collection of unused content.
 const DEBOUNCE: Duration = Duration::from_secs(1);
-/// How often writable layers are measured.
+/// Interval of measuring writable layers.
 const RECOUNT: Duration = Duration::from_secs(600);
-/// Bytes that must stay free, at least.
+/// Minimum free space on the disk, bytes.
 const KEEP_FREE: u64 = 1 << 30;
 
-/// How the store works (spec 09 §5).
+/// Configuration of the store (spec 09 §5).
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `$ROOT`.
+    /// Root directory, `$ROOT`.
     pub root: PathBuf,
-    /// How roots are made.
+    /// How container roots are made.
     pub snapshotter: Snapshotter,
-    /// Largest layers.
+    /// Limits of a layer.
     pub bounds: Bounds,
-    /// Names of images that are never collected.
+    /// Names of images exempt from garbage collection.
     pub pinned: Vec<String>,
-    /// Directories with `<host>/hosts.toml`, in the order in which they are looked at.
+    /// Directories with `<host>/hosts.toml`, in search order.
     pub registries: Vec<PathBuf>,
-    /// How long a download may give nothing; zero: for ever.
+    /// Timeout of a download without received data; zero: none.
     pub patience: Duration,
-    /// Layers of one image that are downloaded at a time; of all images twice as many.
+    /// Concurrent layer downloads of one image; twice as many for all images.
     pub downloads: usize,
-    /// Whether packed layers are kept once they are unpacked.
+    /// Whether compressed layers are kept after unpacking.
     pub keeps_packed: bool,
-    /// Who helps with unpacking.
+    /// Helpers for unpacking.
     pub helpers: Helpers,
-    /// The program the built-in images are made of; none: there are none.
+    /// Program that the built-in images are made from; none: no built-in images.
     pub program: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Defaults below a directory, without built-in images.
+    /// Default settings with this root directory, without built-in images.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
@@ -104,28 +104,28 @@ struct Inner {
     layers: Arc<Layers>,
     snapshots: Snapshots,
     catalogue: Mutex<Catalogue>,
-    /// Held while records are written, so that they reach the disk in the order of the catalogue.
+    /// Serializes record writes, so that they reach the disk in the order of catalogue changes.
     writing: Mutex<()>,
     pinned: BTreeSet<String>,
     garbage: Notify,
     writable: (AtomicU64, AtomicU64),
     tally: Tally,
     pulls: Pulls,
-    /// Held while a directory of archives is gone through.
+    /// Serializes imports of an archive directory.
     importing: Mutex<()>,
 }
 
-/// The store. Clones are the same store.
+/// Handle of the image store. Clones share the same store.
 #[derive(Clone)]
 pub struct ImageStore {
     inner: Arc<Inner>,
 }
 
 impl ImageStore {
-    /// Opens the store below `$ROOT` and repairs what a crash left; makes the built-in images.
+    /// Opens the store below `$ROOT`, removes left-overs of a crash, and creates the built-in images.
     ///
     /// # Errors
-    /// Where a directory cannot be made or read, or the wanted snapshotter does not work here.
+    /// A directory cannot be created or read, or the requested snapshotter is not supported.
     pub async fn open(settings: Settings) -> Result<Self, ImageError> {
         blocking(move || Self::open_now(settings)).await
     }
@@ -168,10 +168,10 @@ impl ImageStore {
         Ok(out)
     }
 
-    /// All images, the newest first; with a filter the one that it means, or all of a repository that it names without a tag.
+    /// Images, newest first; a filter selects the image it refers to, or all of a repository given without tag.
     ///
     /// # Errors
-    /// Where the filter is the beginning of several ids.
+    /// The filter is an ambiguous ID prefix.
     pub fn list(&self, filter: &str) -> Result<Vec<Arc<Record>>, ImageError> {
         if filter.is_empty() {
             return Ok(self.inner.catalogue().list());
@@ -180,18 +180,18 @@ impl ImageStore {
         if of_repository.is_empty() { Ok(self.status(filter)?.into_iter().collect()) } else { Ok(of_repository) }
     }
 
-    /// The image that an id, the beginning of one, or a name means; `None`: there is none.
+    /// The image with this ID, ID prefix, or name; `None` if there is none.
     ///
     /// # Errors
-    /// Where it is the beginning of several ids.
+    /// The ID prefix is ambiguous.
     pub fn status(&self, reference: &str) -> Result<Option<Arc<Record>>, ImageError> {
         self.inner.catalogue().find(reference)
     }
 
-    /// The image, and what containers of it inherit.
+    /// The image and its container defaults.
     ///
     /// # Errors
-    /// `failed to resolve image "x": not found`, or an ambiguous id.
+    /// `failed to resolve image "x": not found`, or an ambiguous ID prefix.
     pub fn image(&self, reference: &str) -> Result<(Arc<Record>, ImageConfig), ImageError> {
         let missing = || ImageError::not_found(format!("failed to resolve image {reference:?}: not found"));
         let record = self.status(reference)?.ok_or_else(missing)?;
@@ -199,10 +199,10 @@ impl ImageStore {
         Ok((record, config))
     }
 
-    /// An image's configuration as it came; none where it is no longer here.
+    /// An image's original configuration; `None` if its blob is missing.
     ///
     /// # Errors
-    /// Where it cannot be read, or is not what its digest says.
+    /// The blob cannot be read, or does not match its digest.
     pub async fn spec(&self, image: &Record) -> Result<Option<serde_json::Value>, ImageError> {
         let (inner, id) = (Arc::clone(&self.inner), image.id);
         blocking(move || {
@@ -212,38 +212,38 @@ impl ImageStore {
         .await
     }
 
-    /// What is remembered of a layer.
+    /// Record of a layer.
     pub fn layer(&self, number: u64) -> Option<LayerMeta> {
         self.inner.layers.meta(number)
     }
 
-    /// Removes the image with all its names; gone from every answer when this returns. Unknown is good.
+    /// Removes the image with all its names, from memory before this returns; succeeds if there is none.
     ///
     /// # Errors
-    /// Where the id is ambiguous, or the record cannot be deleted.
+    /// The ID prefix is ambiguous, or the record cannot be deleted.
     pub async fn remove(&self, reference: &str) -> Result<(), ImageError> {
         let (inner, reference) = (Arc::clone(&self.inner), reference.to_owned());
         blocking(move || inner.remove(&reference)).await
     }
 
-    /// What the image service says of disks.
+    /// Disk usage for `ImageFsInfo`.
     pub fn fs_info(&self) -> FsInfo {
         self.inner.fs_info()
     }
 
-    /// Bytes and inodes of one container's writable layer, counted now.
+    /// Bytes and inodes of a container's writable layer, counted by a walk of the directory.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The walk fails.
     pub async fn writable_usage(&self, container: &str) -> Result<(u64, u64), ImageError> {
         let folder = self.inner.snapshots.folder().join(container).join("u");
         blocking(move || super::usage::count(&folder).attempt("measure writable layer")).await
     }
 
-    /// Makes a container's root of an image.
+    /// Creates a container's root from an image.
     ///
     /// # Errors
-    /// Where there is no such image, the container has a root, or it cannot be made.
+    /// There is no such image, the container already has a root, or it cannot be created.
     pub async fn prepare_root(&self, container: &str, image: &str) -> Result<RootKind, ImageError> {
         let (inner, container, image) = (Arc::clone(&self.inner), container.to_owned(), image.to_owned());
         blocking(move || {
@@ -253,15 +253,16 @@ impl ImageStore {
         .await
     }
 
-    /// How a container's root is made; `None`: it has none.
+    /// How a container's root is mounted; `None` if it has none.
     pub fn root_for(&self, container: &str) -> Option<RootKind> {
         self.inner.snapshots.root_for(container, &self.inner.layers)
     }
 
-    /// What shows an image's files in a container, read-only, and that image; they stay until its root is released.
+    /// The image, and the mount source that shows its files read-only in a container; both are kept until the root is
+    /// released.
     ///
     /// # Errors
-    /// Where there is no such image or root.
+    /// There is no such image, sub path, or root.
     pub async fn mount_image(
         &self,
         container: &str,
@@ -287,10 +288,10 @@ impl ImageStore {
         .await
     }
 
-    /// Deletes a container's root; none there is good. Layers nobody else uses follow.
+    /// Deletes a container's root; succeeds if there is none. Schedules the collection of unused layers.
     ///
     /// # Errors
-    /// Only where the blocking pool ends.
+    /// The blocking pool has shut down.
     pub async fn release_root(&self, container: &str) -> Result<(), ImageError> {
         let (inner, container) = (Arc::clone(&self.inner), container.to_owned());
         blocking(move || {
@@ -301,15 +302,15 @@ impl ImageStore {
         .await
     }
 
-    /// Containers that have a root: whoever knows the containers releases those of others.
+    /// IDs of containers that have a root; the caller releases those of unknown containers.
     pub fn roots(&self) -> Vec<String> {
         self.inner.snapshots.containers()
     }
 
-    /// Deletes what nobody uses as it accumulates, and measures writable layers now and then; never returns.
+    /// Collects unused layers and blobs after removals, and measures writable layers when idle; never returns.
     pub async fn collector(&self) {
         loop {
-            // Both arms: an early wake-up costs one measurement.
+            // A notification restarts the interval; its end costs one measurement.
             let woken = tokio::time::timeout(RECOUNT, self.inner.garbage.notified()).await;
             let inner = Arc::clone(&self.inner);
             let work = match woken {
@@ -331,10 +332,10 @@ impl ImageStore {
         }
     }
 
-    /// Deletes layers and blobs nobody uses, now; how many layers.
+    /// Collects unused layers and blobs now; returns the number of deleted layers.
     ///
     /// # Errors
-    /// Only where the blocking pool ends.
+    /// The blocking pool has shut down.
     pub async fn collect(&self) -> Result<usize, ImageError> {
         let inner = Arc::clone(&self.inner);
         blocking(move || Ok(inner.collect())).await
@@ -350,21 +351,21 @@ impl Inner {
         self.settings.root.join("images").join(format!("{}.json", id.hex()))
     }
 
-    /// Holds an image's layers: from here on they stay until the lease is gone.
+    /// Leases an image's layers: they are not collected until the lease is dropped.
     fn lease_of(&self, image: &str) -> Result<Lease, ImageError> {
         let missing = || ImageError::not_found(format!("failed to resolve image {image:?}: not found"));
-        // Under the catalogue's lock: a removal comes before or after, never between.
+        // Under the catalogue's lock, so that a removal happens before or after.
         let catalogue = self.catalogue();
         let record = catalogue.find(image)?.ok_or_else(missing)?;
         self.layers.lease_all(&record.layers).ok_or_else(missing)
     }
 
-    /// These layers, from the bottom, as one root.
+    /// Merged view of these layers, given bottom first.
     fn merged(&self, numbers: &[u64]) -> Result<Merged, ImageError> {
         Merged::open(&self.shown(numbers)).attempt("open layers")
     }
 
-    /// Directories of layers that are to be laid over each other, the topmost first.
+    /// Directories of layers to stack, topmost first.
     fn shown(&self, numbers: &[u64]) -> Vec<PathBuf> {
         let shown = match self.layers.policy().form {
             Form::Merged => numbers.split_at(numbers.len().saturating_sub(1)).1,
@@ -402,7 +403,7 @@ impl Inner {
             if here.is_none_or(|record| !is_whole(&record)) {
                 self.commit(&image, Origin::Builtin, &Progress::default(), |_| layer.stream())?;
             }
-            // What an older program made has no name any more.
+            // Images of an older program version have lost their names.
             let stale = |record: &Arc<Record>| record.source == Origin::Builtin && record.repo_tags().is_empty();
             let stale: Vec<_> = self.catalogue().list().into_iter().filter(stale).collect();
             stale.iter().try_for_each(|record| self.remove(&record.id.to_string()))?;
@@ -410,7 +411,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Layers, then content, then the record: an image that is listed is whole.
+    /// Stores layers, then content, then the record, so that a listed image is complete.
     fn commit<R: Read>(
         &self,
         image: &Found,
@@ -458,7 +459,7 @@ impl Inner {
         }
         step::reached("image.content");
         let id = record.id;
-        // Tried on a copy: what cannot be written down is not shown either.
+        // Change a copy first: a record that cannot be written must not appear in memory.
         let mut changed = self.catalogue().clone();
         for written in changed.add(record) {
             record::write(&self.record_path(&written.id), &*written, Durability::Synced)

@@ -1,5 +1,6 @@
-//! How much a tree takes on its disk. Blocking, and in no hurry: counting rests as long as it works, so that a large tree
-//! does not keep the disk from those who wait for it.
+//! Disk usage of a directory tree, throttled. Blocking.
+//!
+//! In large trees the walk sleeps as long as it works, up to a limit, so that other users of the disk are not delayed.
 
 use std::{
     io,
@@ -10,13 +11,13 @@ use std::{
 
 use berth_sys::disk_walk;
 
-/// Entries between two rests; smaller trees are counted at once.
+/// Entries between two pauses; smaller trees are counted without one.
 const STRETCH: u64 = 4096;
-/// The longest rest.
+/// Maximum pause.
 const LONGEST_REST: Duration = Duration::from_millis(200);
 
-/// Bytes (of blocks) and inodes below a directory, itself included; hard links count once. What vanishes meanwhile is not
-/// counted.
+/// Bytes (in blocks) and inodes below a directory, including itself; hard links count once. Entries that vanish during
+/// the walk are not counted.
 ///
 /// # Errors
 /// As [`disk_walk::count`].

@@ -1,7 +1,6 @@
-//! What an image has at the path of one of its volumes, copied out of its layers. Blocking. Behaviour: spec 09a §8.2.
+//! Copies image content at a volume's path out of the image's layers. Blocking.
 //!
-//! Several layers are laid over each other by an overlay that is mounted nowhere: nobody sees it, and it goes with its
-//! descriptor.
+//! Several layers are combined by a detached overlay mount, which ends with its descriptor. Implements spec 09a §8.2.
 
 use std::{
     fmt::Write,
@@ -25,11 +24,11 @@ use super::{
     error::{Attempt, ImageError},
 };
 
-/// Copies what these layers, the topmost first, have in a directory into another, which exists; whether they have one.
-/// Owners, modes and attributes are those of the image, also of the directory itself.
+/// Copies a directory of these layers, topmost first, into an existing directory; returns whether the layers have it.
+/// Owners, modes, and attributes are preserved, also those of the directory itself.
 ///
 /// # Errors
-/// What the kernel says, and as [`copy::tree`].
+/// An I/O error; otherwise as [`copy::tree`].
 pub fn fill(layers: &[PathBuf], userxattr: bool, path: &str, to: &Path, budget: Budget) -> Result<bool, ImageError> {
     let what = || format!("copy volume {path:?} of the image");
     let (first, _mounted) = match layers {
@@ -43,7 +42,7 @@ pub fn fill(layers: &[PathBuf], userxattr: bool, path: &str, to: &Path, budget: 
     let root = RootDir::open(&first).attempt(what())?;
     match root.resolve(path.trim_matches('/').as_bytes(), OFlags::PATH | OFlags::DIRECTORY) {
         Ok(found) => copy::tree(&by_descriptor(&found), to, budget).map(|()| true),
-        // Then it begins empty.
+        // The volume starts empty.
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
         Err(error) => Err(io::Error::from(error)).attempt(what()),
     }
@@ -53,18 +52,18 @@ fn by_descriptor(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/thread-self/fd/{}", fd.as_raw_fd()))
 }
 
-/// An overlay of layers, the topmost first, read-only.
+/// Read-only overlay of layers, topmost first.
 fn overlay(layers: &[PathBuf], userxattr: bool) -> io::Result<OwnedFd> {
     let open = |path: &PathBuf| {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, path, flags, Mode::empty())
     };
     let opened = layers.iter().map(open).collect::<Result<Vec<OwnedFd>, _>>()?;
-    // Descriptors are shorter than paths, of which a page has to hold all.
+    // Descriptors are shorter than paths; all of them must fit into one page.
     let mut lower = String::new();
     for fd in &opened {
         let colon = if lower.is_empty() { "" } else { ":" };
-        let _ = write!(lower, "{colon}/proc/self/fd/{}", fd.as_raw_fd()); // a string takes everything
+        let _ = write!(lower, "{colon}/proc/self/fd/{}", fd.as_raw_fd()); // writing to a String cannot fail
     }
     let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&fs, "lowerdir", lower.as_str())?;
@@ -98,7 +97,7 @@ mod tests {
         fs::write(at("low/real/old"), "old").expect("written");
         fs::write(at("low/real/both"), "below").expect("written");
         fs::write(at("top/real/both"), "above").expect("written");
-        // A deletion.
+        // A whiteout.
         let gone = nix::sys::stat::SFlag::S_IFCHR;
         nix::sys::stat::mknod(&at("top/real/sub"), gone, nix::sys::stat::Mode::empty(), 0).expect("made");
         chown(at("top/real"), Some(1000), Some(1001)).expect("changed");

@@ -1,13 +1,15 @@
-//! What a container executes, and where. Pure. Behaviour: spec 09a §6.1, §6.3, §3.2 (log path).
+//! Command line, working directory, and log path of a container. Pure.
+//! Implements spec 09a §6.1, §6.3, §3.2 (log path).
 
 use std::path::{Component, Path, PathBuf};
 
 use super::{image::ImageConfig, refusal::Refusal};
 
-/// The program and its arguments. Protobuf cannot tell an absent list from an empty one: both are absent.
+/// Merges the command and arguments of the request with `Entrypoint` and `Cmd` of the image. Protobuf cannot
+/// distinguish an absent list from an empty one: both count as absent.
 ///
 /// # Errors
-/// Where nothing is left to execute, or a word holds a NUL.
+/// Nothing is left to execute, or an argument contains a NUL.
 pub fn args(command: &[String], args: &[String], image: &ImageConfig) -> Result<Vec<String>, Refusal> {
     let of_image = command.is_empty();
     let entrypoint = if image.entrypoint == [""] { &[][..] } else { &image.entrypoint };
@@ -23,10 +25,10 @@ pub fn args(command: &[String], args: &[String], image: &ImageConfig) -> Result<
     }
 }
 
-/// The working directory, absolute.
+/// The absolute working directory: the request's, else the image's, else `/`.
 ///
 /// # Errors
-/// Where the request names a relative one.
+/// The request names a relative path, or a path contains a NUL.
 pub fn working_dir(requested: &str, image: &ImageConfig) -> Result<String, Refusal> {
     if requested.contains('\0') || image.working_dir.contains('\0') {
         return Err(Refusal::invalid("working directory holds a NUL"));
@@ -40,7 +42,7 @@ pub fn working_dir(requested: &str, image: &ImageConfig) -> Result<String, Refus
     Ok(absolute(requested))
 }
 
-/// A path from the root, without `.`, `..` and double slashes; `..` of the root is the root.
+/// Makes a path absolute and removes `.`, `..`, and double slashes; `..` of the root is the root.
 pub fn absolute(path: &str) -> String {
     let mut names: Vec<&str> = Vec::new();
     for name in path.split('/') {
@@ -55,10 +57,10 @@ pub fn absolute(path: &str) -> String {
     format!("/{}", names.join("/"))
 }
 
-/// Where the log is written; none where logging is off.
+/// The path of the container log; `None` where logging is disabled (directory or path empty).
 ///
 /// # Errors
-/// Where the path leaves the pod's directory.
+/// The path escapes the pod's log directory.
 pub fn log_path(directory: &str, path: &str) -> Result<Option<PathBuf>, Refusal> {
     if Path::new(path).components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
         return Err(Refusal::invalid(format!("log path {path:?} is not below the log directory")));

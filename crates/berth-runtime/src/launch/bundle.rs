@@ -1,7 +1,7 @@
-//! What hooks of devices are told of a container: its state, and the `config.json` of its bundle. Pure.
+//! OCI state and bundle `config.json` for CDI hooks. Pure.
 //!
-//! Nothing of ours reads that file. It has what hooks of vendors look for: where the root is, whose files, what is executed.
-//! Behaviour: spec 09a §8.4; OCI runtime specification 1.2 (State, Configuration, POSIX-platform Hooks).
+//! Berth itself never reads that file. It contains what vendor hooks read: the root, the id mappings, and the process.
+//! Implements spec 09a §8.4; OCI runtime specification 1.2 (State, Configuration, POSIX-platform Hooks).
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{facts::Inputs, oci};
 use berth_shim::plan::{Hooks, LaunchPlan};
 
-/// The hooks of a container's devices; none: nobody wants any.
+/// The CDI hooks of a container's devices; `None` where there are none.
 pub fn hooks(inputs: &Inputs<'_>) -> Option<Hooks> {
     let all = inputs.found.edits.hooks.clone();
     if all.is_empty() {
@@ -27,7 +27,7 @@ pub fn hooks(inputs: &Inputs<'_>) -> Option<Hooks> {
     Some(Hooks { all, bundle, state: state.strip_prefix('{').unwrap_or(&state).to_owned() })
 }
 
-/// Those of the request, and which container it is, as other runtimes call that.
+/// The annotations of the request plus containerd's `io.kubernetes.cri.*` annotations, which identify the container.
 fn annotations(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
     let mut all: BTreeMap<String, String> = inputs.config.annotations.clone().into_iter().collect();
     let pod = inputs.sandbox.config.metadata.clone().unwrap_or_default();
@@ -45,7 +45,7 @@ fn annotations(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
     all
 }
 
-/// The container as its bundle says it.
+/// The OCI runtime configuration (`config.json`) of the container.
 pub fn config(inputs: &Inputs<'_>, plan: &LaunchPlan) -> Value {
     let mut spec = oci::spec(plan);
     spec["hostname"] = json!(inputs.sandbox.hostname);

@@ -1,10 +1,11 @@
-//! What a container's processes may do. Pure. Behaviour: spec 09a §7.1, §7.2.
+//! Linux capability sets of a container's processes. Pure.
+//! Implements spec 09a §7.1, §7.2.
 
 use super::refusal::Refusal;
 use berth_proto::cri;
 use berth_shim::plan::Capabilities;
 
-/// In the kernel's numbering, without `CAP_`.
+/// Capability names without `CAP_`, indexed by the kernel's number.
 const NAMES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -49,7 +50,7 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// What a container has that asks for nothing.
+/// Default capabilities of a container that requests no change.
 const DEFAULT: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -67,7 +68,7 @@ const DEFAULT: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 
-/// The bit of a capability; its name in any case, with or without `CAP_`.
+/// The bit mask of a capability, by its case-insensitive name with or without `CAP_`; `None` if unknown.
 pub fn bit(name: &str) -> Option<u64> {
     let upper = name.to_ascii_uppercase();
     let bare = upper.strip_prefix("CAP_").unwrap_or(&upper);
@@ -75,16 +76,16 @@ pub fn bit(name: &str) -> Option<u64> {
     1_u64.checked_shl(u32::try_from(number).ok()?)
 }
 
-/// The names of a set, without `CAP_`.
+/// The names of the capabilities in a set, without `CAP_`.
 pub fn names(set: u64) -> Vec<&'static str> {
     NAMES.iter().enumerate().filter(|(number, _)| (set >> number) & 1 == 1).map(|(_, name)| *name).collect()
 }
 
-/// The sets of a container's first process. `host` is what the kernel knows and we have ourselves: nothing beyond it
-/// can be given.
+/// The capability sets of a container's first process. `host` is the set that the kernel supports and the agent has in
+/// its bounding set: it caps every result.
 ///
 /// # Errors
-/// Where a name is unknown.
+/// A name is unknown.
 pub fn capabilities(
     requested: Option<&cri::Capability>,
     is_privileged: bool,
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     const HOST: u64 = (1 << 41) - 1;
-    /// As `/proc/self/status` of a container of any runtime shows it.
+    /// The default set as `/proc/self/status` of a container shows it under any runtime.
     const USUAL: u64 = 0x0000_0000_a804_25fb;
 
     fn check(name: &str, add: &[&str], drop: &[&str], ambient: &[&str], expected: Result<(u64, u64), &str>) {

@@ -1,5 +1,5 @@
-//! Devices of other vendors (CDI): what their files say, and which changes a request asks for. Pure.
-//! Behaviour: spec 09a §8.4.
+//! CDI (Container Device Interface) specs: device lookup, container edits, and hooks. Pure.
+//! Implements spec 09a §8.4.
 
 use std::collections::BTreeMap;
 
@@ -9,31 +9,31 @@ use super::{args::absolute, facts::Node, refusal::Refusal};
 use berth_proto::cri;
 use berth_shim::plan::{self, Access, Moment, Mount, Propagation, Source};
 
-/// Annotations that name devices begin with it.
+/// Prefix of the annotation keys whose values list CDI devices.
 const ANNOTATION: &str = "cdi.k8s.io/";
 
-/// What devices change about a container; nodes were looked up on the host.
+/// Merged container edits of all CDI devices of a container, with device nodes resolved on the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Edits {
-    /// `KEY=value`.
+    /// Environment variables as `KEY=value`.
     pub env: Vec<String>,
-    /// Nodes.
+    /// Device nodes.
     pub nodes: Vec<Node>,
-    /// Mounts, each in the place of an earlier one with its target.
+    /// Mounts; a later mount replaces an earlier one with the same target.
     pub mounts: Vec<Mount>,
-    /// Groups of the container's processes.
+    /// Additional group ids of the container's processes.
     pub groups: Vec<u32>,
-    /// Programs that are executed on the way.
+    /// OCI hooks, in the order of the devices.
     pub hooks: Vec<plan::Hook>,
 }
 
-/// A file of a vendor.
+/// One CDI spec file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
-    /// `vendor.com/class`.
+    /// Device kind as `vendor.com/class`.
     pub kind: String,
-    /// What is changed for each of its devices.
+    /// Edits that apply once to each container that uses at least one device of this file.
     #[serde(default)]
     container_edits: ContainerEdits,
     #[serde(default)]
@@ -48,80 +48,81 @@ struct NamedDevice {
     container_edits: ContainerEdits,
 }
 
-/// What a file says about a container.
+/// `containerEdits` of a CDI spec or of one of its devices.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerEdits {
-    /// `KEY=value`.
+    /// Environment variables as `KEY=value`.
     pub env: Vec<String>,
-    /// Nodes.
+    /// Device nodes.
     pub device_nodes: Vec<DeviceNode>,
     /// Mounts.
     pub mounts: Vec<MountEdit>,
-    /// Programs.
+    /// OCI hooks.
     pub hooks: Vec<Hook>,
-    /// Groups.
+    /// Additional group ids.
     #[serde(rename = "additionalGids")]
     pub additional_gids: Vec<u32>,
 }
 
-/// A device node; what is not said is looked up on the host.
+/// A device node; absent fields take the values of the host's node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeviceNode {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
-    /// On the host; empty: the same.
+    /// Path on the host; empty: same as `path`.
     pub host_path: String,
-    /// `b`, `c`, `u`, `p`; empty: as on the host.
+    /// Node type: `b`, `c`, `u`, `p`; empty: as on the host.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Major number.
+    /// Major number; used only together with `minor`.
     pub major: Option<u32>,
-    /// Minor number.
+    /// Minor number; used only together with `major`.
     pub minor: Option<u32>,
-    /// Permissions of the node.
+    /// Permission bits of the node.
     pub file_mode: Option<u32>,
-    /// What may be done with it.
+    /// Cgroup device access, a subset of `rwm`; empty: `rwm`.
     pub permissions: String,
-    /// Owner.
+    /// Owner's user id.
     pub uid: Option<u32>,
-    /// Owning group.
+    /// Owner's group id.
     pub gid: Option<u32>,
 }
 
-/// A mount.
+/// A mount entry of `containerEdits`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MountEdit {
-    /// On the host.
+    /// Source path on the host.
     pub host_path: String,
-    /// In the container.
+    /// Target path in the container, absolute.
     pub container_path: String,
-    /// As `mount(8)` spells them.
+    /// Mount options as `mount(8)` spells them.
     pub options: Vec<String>,
-    /// A file system; empty: a bind mount.
+    /// File system type; empty, `bind`, or `none`: a bind mount.
     #[serde(rename = "type")]
     pub kind: String,
 }
 
-/// A program that is executed on the way.
+/// An OCI hook entry of `containerEdits`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Hook {
-    /// When.
+    /// Lifecycle point, such as `createRuntime`.
     pub hook_name: String,
-    /// The program, absolute.
+    /// Absolute path of the program.
     pub path: String,
-    /// Its arguments, its own name first.
+    /// Arguments, including argument zero.
     pub args: Vec<String>,
-    /// `KEY=value`.
+    /// Environment variables as `KEY=value`.
     pub env: Vec<String>,
-    /// Seconds it may take; 0 or none: as long as the start.
+    /// Timeout in seconds; 0 or `None`: limited only by the timeout of the start.
     pub timeout: Option<i64>,
 }
 
-/// The devices a request names, each once: those of its list, then those of its annotations.
+/// The fully qualified CDI device names of a request, without duplicates: those of `cdi_devices` first, then those of
+/// the annotations in key order.
 pub fn names(config: &cri::ContainerConfig) -> Vec<String> {
     let annotations: BTreeMap<&String, &String> =
         config.annotations.iter().filter(|(key, _)| key.starts_with(ANNOTATION)).collect();
@@ -135,10 +136,11 @@ pub fn names(config: &cri::ContainerConfig) -> Vec<String> {
     all
 }
 
-/// What the named devices change, in the order of their names; a device of a later file stands for one of an earlier.
+/// The edits of the named devices, in the order of the names. A device of a later spec file overrides one with the same
+/// name of an earlier file.
 ///
 /// # Errors
-/// Where no file knows a device.
+/// No spec file defines one of the devices.
 pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Refusal> {
     let mut all = Vec::new();
     let mut unknown = Vec::new();
@@ -160,10 +162,10 @@ pub fn edits(names: &[String], specs: &[Spec]) -> Result<Vec<ContainerEdits>, Re
     Ok(all)
 }
 
-/// A hook as a plan has it.
+/// Converts a CDI hook to the launch plan's form.
 ///
 /// # Errors
-/// Where its moment is not known, its path is not absolute, or a variable has no name.
+/// The hook name is unknown, the path is not absolute, a variable has no name, or a string contains a NUL.
 pub fn hook(edit: &Hook) -> Result<plan::Hook, Refusal> {
     let refuse = |what: &str| Refusal::plain(format!("invalid CDI hook {:?}: {what}", edit.hook_name));
     let moment = Moment::ALL.into_iter().find(|moment| moment.name() == edit.hook_name);
@@ -193,10 +195,10 @@ fn find<'a>(name: &str, specs: &'a [Spec]) -> Option<(&'a Spec, &'a NamedDevice)
     of_kind.filter_map(|spec| Some((spec, spec.devices.iter().find(|d| d.name == device)?))).next()
 }
 
-/// A mount as a plan has it.
+/// Converts a CDI mount to the launch plan's form.
 ///
 /// # Errors
-/// Where it names no place, or an option we do not know.
+/// The host path is empty, the container path is not absolute, or a bind mount has an unknown option.
 pub fn mount(edit: &MountEdit) -> Result<Mount, Refusal> {
     let refuse = |what: &str| Refusal::plain(format!("invalid CDI mount {:?}: {what}", edit.container_path));
     if !edit.container_path.starts_with('/') || edit.host_path.is_empty() {

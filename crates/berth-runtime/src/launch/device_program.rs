@@ -1,20 +1,20 @@
-//! The program that decides about devices on the unified hierarchy. Pure. Behaviour: spec 09a §8.4, §9.4.
+//! BPF cgroup device program that enforces device access rules on cgroup v2. Pure.
 //!
-//! The kernel runs it for every access; it is told the kind of the device and of the access, and the numbers. Later
-//! rules win, so the program asks the last one first and ends with the first.
+//! The kernel runs it for every access and passes the device type, the kind of access, and the device numbers. Later
+//! rules override earlier ones, so the program tests the last rule first. Implements spec 09a §8.4, §9.4.
 
 use super::devices::Rule;
 
-/// `BPF_DEVCG_DEV_*`
+/// `BPF_DEVCG_DEV_*`.
 const BLOCK: i32 = 1;
 const CHARACTER: i32 = 2;
-/// `BPF_DEVCG_ACC_*`
+/// `BPF_DEVCG_ACC_*`.
 const MAKE: i32 = 1;
 const READ: i32 = 2;
 const WRITE: i32 = 4;
 const EVERYTHING: i32 = MAKE | READ | WRITE;
 
-/// Registers: what is answered, what the kernel tells, the device's kind, the access, the numbers.
+/// BPF registers: return value, context pointer from the kernel, device type, access, major and minor number.
 const ANSWER: u8 = 0;
 const TOLD: u8 = 1;
 const KIND: u8 = 2;
@@ -22,7 +22,7 @@ const ACCESS: u8 = 3;
 const MAJOR: u8 = 4;
 const MINOR: u8 = 5;
 
-/// The program's instructions, in the machine's byte order.
+/// The BPF instructions, in the machine's byte order.
 pub fn device_program(rules: &[Rule]) -> Vec<u64> {
     let mut all = vec![
         load(KIND, TOLD, 0),
@@ -41,20 +41,20 @@ pub fn device_program(rules: &[Rule]) -> Vec<u64> {
         }
         all.extend(answer(rule.is_allowed));
         if tests.is_empty() {
-            return all; // it is about every device: nothing comes after
+            return all; // this rule matches every device: earlier rules are unreachable
         }
     }
     all.extend(answer(false));
     all
 }
 
-/// A step of a rule: either it goes on, or the rest of the rule is skipped.
+/// One test of a rule: on failure, the program skips the rest of the rule.
 enum Test {
-    /// The register has to have that value.
+    /// The register must have this value.
     Is(u8, i32),
-    /// The access that was told is kept, with nothing but these bits.
+    /// Masks the requested access with these bits.
     Keep(i32),
-    /// What was kept has to be all of it.
+    /// The masked access must equal the requested access.
     IsKept,
 }
 
@@ -63,7 +63,7 @@ impl Test {
         let skip = i16::try_from(to_skip).unwrap_or(i16::MAX); // at most eight
         match *self {
             Self::Is(register, value) => instruction(0x55, register, 0, skip, value),
-            // Moving and masking are one step of 32 bits each; the register of what was told is free by now.
+            // Move and mask are one 32-bit instruction each; the context register is no longer needed here.
             Self::Keep(bits) if bits < 0 => instruction(0xbc, TOLD, ACCESS, 0, 0),
             Self::Keep(bits) => instruction(0x54, TOLD, 0, 0, bits),
             Self::IsKept => instruction(0x5d, TOLD, ACCESS, skip, 0),
@@ -88,7 +88,7 @@ fn tests(rule: &Rule) -> Vec<Test> {
     if access != EVERYTHING {
         all.extend([Test::Keep(-1), Test::Keep(access), Test::IsKept]);
     }
-    let number = |n: u32| i32::try_from(n).unwrap_or(i32::MAX); // the kernel's have at most 20 bits
+    let number = |n: u32| i32::try_from(n).unwrap_or(i32::MAX); // the kernel's numbers have at most 20 bits
     all.extend(rule.major.map(|n| Test::Is(MAJOR, number(n))));
     all.extend(rule.minor.map(|n| Test::Is(MINOR, number(n))));
     all
@@ -102,7 +102,7 @@ fn load(to: u8, from: u8, offset: i16) -> u64 {
     instruction(0x61, to, from, offset, 0)
 }
 
-/// `struct bpf_insn`; its fields of four bits lie as on a machine with the lower byte first.
+/// Encodes a `struct bpf_insn`; the order of its two 4-bit fields is that of a little-endian machine.
 fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> u64 {
     let (offset, value) = (offset.to_ne_bytes(), value.to_ne_bytes());
     u64::from_ne_bytes([code, to | (from << 4), offset[0], offset[1], value[0], value[1], value[2], value[3]])
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::launch::devices::{Wanted, rules};
 
-    /// Does what the kernel does with a program.
+    /// Interprets a program as the kernel does.
     fn decide(program: &[u64], kind: i32, access: i32, numbers: (i32, i32)) -> bool {
         let mut registers = [0_i64; 11];
         let told = [kind | (access << 16), numbers.0, numbers.1];
@@ -173,7 +173,7 @@ mod tests {
         assert!(!decide(&device_program(&[]), CHARACTER, READ, (1, 3)));
     }
 
-    /// The kernel's own check of programs, and what it makes of one.
+    /// The kernel's verifier accepts the program, and the kernel enforces it.
     #[test]
     fn the_kernel_takes_the_program() {
         use std::{fs, os::fd::AsFd, process::Command};

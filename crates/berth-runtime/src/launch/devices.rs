@@ -1,4 +1,5 @@
-//! Which devices a container has, and which it may use. Pure. Behaviour: spec 09a §8.1, §8.4, §7.2.
+//! Device nodes and device cgroup rules of a container. Pure.
+//! Implements spec 09a §8.1, §8.4, §7.2.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +7,7 @@ use super::{facts::Node, refusal::Refusal};
 use berth_proto::cri;
 use berth_shim::plan::Device;
 
-/// Nodes every container has: path and numbers; characters all, for everybody.
+/// Device nodes of every container: path, major and minor number. All are character devices with mode 0666.
 const USUAL: [(&str, (u32, u32)); 6] = [
     ("/dev/null", (1, 3)),
     ("/dev/zero", (1, 5)),
@@ -16,7 +17,7 @@ const USUAL: [(&str, (u32, u32)); 6] = [
     ("/dev/tty", (5, 0)),
 ];
 
-/// What every container may use, after everything was forbidden: kind, numbers, access.
+/// Default access rules, after a rule that denies everything: type, major, minor, access.
 const ALLOWED: [(char, Option<u32>, Option<u32>, &str); 10] = [
     ('c', None, None, "m"),
     ('b', None, None, "m"),
@@ -30,18 +31,18 @@ const ALLOWED: [(char, Option<u32>, Option<u32>, &str); 10] = [
     ('c', Some(136), None, "rwm"),
 ];
 
-/// A rule about devices; later rules win.
+/// A device cgroup rule; a later rule overrides an earlier one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Rule {
-    /// Whether it allows or forbids.
+    /// Allows access if true, denies it otherwise.
     pub is_allowed: bool,
-    /// `b`, `c`, or `a` for all devices.
+    /// Device type: `b`, `c`, or `a` for all devices.
     pub kind: char,
-    /// Major number; none: any.
+    /// Major number; `None`: any.
     pub major: Option<u32>,
-    /// Minor number; none: any.
+    /// Minor number; `None`: any.
     pub minor: Option<u32>,
-    /// Of `r`, `w` and `m`.
+    /// Access: a subset of `r`, `w`, and `m`.
     pub access: String,
 }
 
@@ -50,7 +51,7 @@ impl Rule {
         Self { is_allowed, kind: 'a', major: None, minor: None, access: "rwm".to_owned() }
     }
 
-    /// The file of the old `devices` controller and what is written to it.
+    /// The file of the cgroup v1 `devices` controller and the line to write to it.
     pub fn line(&self) -> (&'static str, String) {
         let file = if self.is_allowed { "devices.allow" } else { "devices.deny" };
         if self.kind == 'a' {
@@ -61,22 +62,22 @@ impl Rule {
     }
 }
 
-/// What devices of a container are made of.
+/// Inputs for the devices of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Those of the request and of other vendors.
+    /// Nodes of the request's devices and of CDI devices.
     pub nodes: &'a [Node],
-    /// All of the host, for privileged containers.
+    /// All nodes of the host, for privileged containers.
     pub host: Option<&'a [Node]>,
-    /// Whose the request's devices become: user and group.
+    /// User and group that own the request's devices; `None`: the owner on the host.
     pub owner: Option<(u32, u32)>,
-    /// Whether `/dev` is ours: else nothing is made in it.
+    /// Whether the container has its own `/dev`; without it no nodes are created.
     pub has_own_dev: bool,
-    /// Whether there is a terminal.
+    /// Whether the container has a terminal.
     pub terminal: bool,
 }
 
-/// Nodes to make, by path; a later one takes the place of an earlier one.
+/// The device nodes to create; a later node replaces an earlier one with the same path.
 pub fn devices(wanted: &Wanted<'_>) -> Vec<Device> {
     if !wanted.has_own_dev {
         return Vec::new();
@@ -99,7 +100,7 @@ fn device(node: &Node, owner: Option<(u32, u32)>) -> Device {
     Device { path: node.path.clone(), kind: node.kind, numbers: node.numbers, mode: node.mode, uid, gid }
 }
 
-/// Which devices a container may use; the first rule forbids or allows everything.
+/// The device cgroup rules of a container; the first rule denies or allows everything.
 pub fn rules(wanted: &Wanted<'_>) -> Vec<Rule> {
     if wanted.host.is_some() {
         return vec![Rule::all(true)];
@@ -125,10 +126,10 @@ pub fn rules(wanted: &Wanted<'_>) -> Vec<Rule> {
     all
 }
 
-/// The access a device of a request asks for; nothing asked is everything.
+/// The access that a requested device specifies; empty means `rwm`.
 ///
 /// # Errors
-/// Where it is not of `r`, `w` and `m`.
+/// The permissions contain a letter other than `r`, `w`, and `m`.
 pub fn access(asked: &cri::Device) -> Result<String, Refusal> {
     match asked.permissions.as_str() {
         "" => Ok("rwm".to_owned()),

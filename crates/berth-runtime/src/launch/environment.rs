@@ -1,32 +1,33 @@
-//! A container's environment. Pure. Behaviour: spec 09a §6.2.
+//! Environment variables of a container. Pure.
+//! Implements spec 09a §6.2.
 
 use super::refusal::Refusal;
 use berth_proto::cri;
 
-/// Where programs are looked for, unless the image or the request says otherwise.
+/// Default `PATH`; the image or the request overrides it.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What an environment is made from.
+/// Inputs for a container's environment.
 #[derive(Clone, Copy, Debug)]
 pub struct Sources<'a> {
-    /// Whether there is a terminal.
+    /// Whether the container has a terminal.
     pub terminal: bool,
-    /// The pod's host name, or the node's.
+    /// Host name of the pod, or of the node for pods in the host network.
     pub hostname: &'a str,
-    /// Of the image: `KEY=value`.
+    /// The image's variables as `KEY=value`.
     pub image: &'a [String],
-    /// Of the request.
+    /// The request's variables.
     pub requested: &'a [cri::KeyValue],
-    /// Of devices, `KEY=value`.
+    /// Variables of CDI devices as `KEY=value`.
     pub devices: &'a [String],
-    /// The user's home, where the accounts tell one.
+    /// The user's home directory, where `/etc/passwd` of the image names one.
     pub home: Option<&'a str>,
 }
 
-/// The environment, in its order; a later value takes the place of an earlier one.
+/// The environment in its final order; a later value replaces an earlier one of the same name.
 ///
 /// # Errors
-/// Where a variable holds a NUL, which no environment can carry, or is not UTF-8, which no pod can say.
+/// A variable contains a NUL, which no environment can carry, or is not UTF-8, which no pod spec can express.
 pub fn environment(from: &Sources<'_>) -> Result<Vec<String>, Refusal> {
     let mut all = Vec::new();
     set(&mut all, "PATH", DEFAULT_PATH);
@@ -55,7 +56,7 @@ pub fn environment(from: &Sources<'_>) -> Result<Vec<String>, Refusal> {
     }
 }
 
-/// Sets a variable where it stands, or at the end.
+/// Sets a variable in its existing position, or appends it.
 pub fn set(all: &mut Vec<String>, name: &str, value: &str) {
     let text = format!("{name}={value}");
     match all.iter_mut().find(|earlier| key(earlier) == name) {
@@ -64,7 +65,7 @@ pub fn set(all: &mut Vec<String>, name: &str, value: &str) {
     }
 }
 
-/// Sets `KEY=value`; a text without `=` unsets the variable, as in other runtimes.
+/// Sets `KEY=value`; text without `=` unsets the variable, as in other runtimes.
 fn set_text(all: &mut Vec<String>, text: &str) {
     match text.split_once('=') {
         Some((name, value)) => set(all, name, value),

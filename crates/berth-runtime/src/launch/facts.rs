@@ -1,6 +1,7 @@
-//! What plans are made from besides the request: the host, and what was found on it. Pure.
+//! Inputs of launch planning: properties of the host and resources resolved on it. Pure.
 //!
-//! The host is looked at once, at start (`host.rs`); what a request names is looked up for each container (`find.rs`).
+//! The agent reads the host's properties once at start (`host.rs`) and resolves what a request names once per container
+//! (`find.rs`).
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -9,32 +10,32 @@ use crate::seccomp::Machine;
 use berth_proto::cri;
 use berth_shim::plan::Root;
 
-/// What this machine can do, and what is configured for all containers.
+/// Properties of the host and settings that apply to all containers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Host {
     /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
-    /// The processor.
+    /// CPU architecture, for seccomp filters.
     pub machine: Machine,
-    /// Capabilities the kernel knows and we have, a bit for each.
+    /// Capabilities that the kernel knows and the agent has in its bounding set, as a bit mask.
     pub capabilities: u64,
-    /// Whether filters of system calls are there.
+    /// Whether the kernel supports seccomp filters.
     pub has_seccomp: bool,
-    /// Whether the kernel takes `SECCOMP_FILTER_FLAG_SPEC_ALLOW`.
+    /// Whether the kernel supports `SECCOMP_FILTER_FLAG_SPEC_ALLOW`.
     pub has_spec_allow: bool,
-    /// Whether the host has AppArmor.
+    /// Whether AppArmor is enabled.
     pub has_apparmor: bool,
-    /// Whether the host runs SELinux, enforcing or not.
+    /// Whether SELinux is enabled, enforcing or permissive.
     pub has_selinux: bool,
-    /// Which kind of control groups.
+    /// Version of the cgroup hierarchy.
     pub groups: Groups,
-    /// Whether mounts can be made read-only with all below them (Linux 5.12).
+    /// Whether recursive read-only mounts are supported (Linux 5.12).
     pub has_recursive_read_only: bool,
     /// Whether pods can have a user namespace.
     pub has_user_namespaces: bool,
-    /// Our own `oom_score_adj`, where it cannot be lowered; none where it can.
+    /// The agent's own `oom_score_adj` as the lower bound for containers; `None` where it can set lower values.
     pub least_oom_score_adj: Option<i32>,
-    /// Resource, soft and hard limit of every process: `defaultUlimits` over those of the host's process 1.
+    /// Default rlimits as resource, soft and hard limit: `defaultUlimits` over those of the host's process 1.
     pub limits: Vec<(u32, u64, u64)>,
     /// `deviceOwnershipFromSecurityContext`.
     pub owns_devices: bool,
@@ -48,113 +49,113 @@ pub struct Host {
     pub allows_32_bit: bool,
 }
 
-/// The kind of control groups a host has.
+/// Version of the cgroup hierarchy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Groups {
-    /// The old ones, a hierarchy for each controller.
+    /// cgroup v1: one hierarchy per controller.
     V1,
-    /// The unified hierarchy, with those of its mount's options that matter: `nsdelegate`, `memory_recursiveprot`.
+    /// cgroup v2, with the relevant mount options: `nsdelegate`, `memory_recursiveprot`.
     V2 {
-        /// The options, separated by commas.
+        /// The mount options, comma-separated.
         options: String,
     },
 }
 
-/// A pod's sandbox, as its containers see it.
+/// A pod sandbox, as its containers' plans need it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sandbox<'a> {
-    /// Its id.
+    /// Sandbox id.
     pub id: &'a str,
-    /// What it was made from.
+    /// CRI configuration of the sandbox.
     pub config: &'a cri::PodSandboxConfig,
-    /// Its host name, or the node's.
+    /// Host name of the pod, or of the node for pods in the host network.
     pub hostname: &'a str,
-    /// Directory that holds `hostname`, `hosts` and `resolv.conf`.
+    /// Directory that contains `hostname`, `hosts`, and `resolv.conf`.
     pub files: &'a std::path::Path,
-    /// What is `/dev/shm`: its own, or the host's.
+    /// Source of `/dev/shm`: the sandbox's own, or the host's.
     pub shm: &'a std::path::Path,
 }
 
-/// Another container whose processes are to be seen (`TARGET`).
+/// Container whose process namespace is shared (`NamespaceMode` `TARGET`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TargetContainer<'a> {
-    /// Its id.
+    /// Container id.
     pub id: &'a str,
-    /// The sandbox it is in.
+    /// Id of its sandbox.
     pub sandbox: &'a str,
-    /// Its state, as CRI spells it: `CONTAINER_RUNNING`.
+    /// State as CRI spells it: `CONTAINER_RUNNING`.
     pub state: &'a str,
-    /// Its first process, while it runs.
+    /// Process id of its first process, while it runs.
     pub pid: Option<u32>,
 }
 
-/// Everything a container's plan is made from.
+/// All inputs of a container's launch plan.
 #[derive(Clone, Debug)]
 pub struct Inputs<'a> {
-    /// The container's id.
+    /// Container id.
     pub id: &'a str,
-    /// What is asked.
+    /// CRI configuration of the container.
     pub config: &'a cri::ContainerConfig,
-    /// Its sandbox.
+    /// The container's sandbox.
     pub sandbox: Sandbox<'a>,
-    /// Its image.
+    /// Configuration of its image.
     pub image: &'a ImageConfig,
-    /// This machine.
+    /// Properties of the host.
     pub host: &'a Host,
-    /// What was found of what the request names.
+    /// Resources resolved on the host for this request.
     pub found: &'a Found,
-    /// The container `target_id` names, where it is known.
+    /// The container that `target_id` names; `None` where it is unknown.
     pub target: Option<TargetContainer<'a>>,
-    /// Its root; whether that is read-only and shared is decided here.
+    /// Root file system; the plan decides whether it is read-only and shared.
     pub root: Root,
-    /// Its control group, a directory for each hierarchy.
+    /// Cgroup directories, one per hierarchy.
     pub groups: Vec<PathBuf>,
-    /// Longest record of its log in bytes; 0: no limit.
+    /// Maximum length of a log record in bytes; 0: no limit.
     pub longest_record: usize,
-    /// How long starting may take, milliseconds.
+    /// Timeout of the start in milliseconds.
     pub limit_ms: u64,
-    /// Where hooks find the container's `config.json`.
+    /// Bundle directory where hooks find the container's `config.json`.
     pub bundle: PathBuf,
 }
 
-/// What was found of what a request names.
+/// Host resources that a request names, after their lookup.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Found {
-    /// One for each of the request's mounts, in their order.
+    /// Resolved sources of the request's mounts, one per mount and in their order.
     pub places: Vec<Place>,
     /// Nodes of the request's devices.
     pub devices: Vec<Node>,
-    /// All nodes of the host; for privileged containers.
+    /// All device nodes of the host, for privileged containers.
     pub host_devices: Vec<Node>,
-    /// Text of the profile that `Localhost` names.
+    /// Content of the seccomp profile that `Localhost` names.
     pub profile: Option<Vec<u8>>,
-    /// Names of loaded AppArmor profiles.
+    /// Names of the loaded AppArmor profiles.
     pub apparmor: Vec<String>,
-    /// What devices of other vendors want changed.
+    /// Container edits of CDI devices.
     pub edits: cdi::Edits,
-    /// Directories that stand for the image's volumes, by path in the container.
+    /// Directories that back the image's volumes, by path in the container.
     pub volumes: BTreeMap<String, PathBuf>,
 }
 
-/// What a mount of a request leads to.
+/// Resolved source of a requested mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
     /// A path of the host, without symbolic links.
     Host {
-        /// The path.
+        /// The resolved path.
         path: PathBuf,
-        /// Where what it lies on is mounted.
+        /// Mount point that contains the path.
         on: PathBuf,
-        /// Whether that mount belongs to a peer group.
+        /// Whether that mount is in a peer group (shared).
         is_shared: bool,
-        /// Whether that mount receives from another group.
+        /// Whether that mount is a slave of another peer group.
         is_slave: bool,
     },
-    /// An image.
+    /// An image volume.
     Image {
         /// Directory of the layers.
         layers: PathBuf,
-        /// From top to bottom.
+        /// Layer directories, from top to bottom.
         lower: Vec<String>,
     },
 }
@@ -162,18 +163,18 @@ pub enum Place {
 /// A device node of the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Where it is in the container.
+    /// Path in the container.
     pub path: String,
-    /// `b`, `c` or `p`.
+    /// Node type: `b`, `c`, or `p`.
     pub kind: char,
-    /// Numbers.
+    /// Major and minor number.
     pub numbers: (u32, u32),
-    /// Permissions.
+    /// Permission bits.
     pub mode: u32,
-    /// Owner.
+    /// Owner's user id.
     pub uid: u32,
-    /// Owning group.
+    /// Owner's group id.
     pub gid: u32,
-    /// What may be done with it: of `r`, `w` and `m`.
+    /// Cgroup device access: a subset of `r`, `w`, and `m`.
     pub access: String,
 }

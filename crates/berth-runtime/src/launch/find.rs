@@ -1,7 +1,8 @@
-//! Looks up what a request names: mount sources, devices, profiles. Behaviour: spec 09a §7.6, §7.7, §8.2, §8.4.
+//! Resolves mount sources, devices, and security profiles of a container request on the host.
 //!
-//! Every call here may hang on a dead file system: run it on the blocking pool, under a deadline that names the
-//! container. What it decides is nothing: it only turns names into facts.
+//! Every call may block on a dead file system: the caller runs it on the blocking pool, under a deadline that names the
+//! container. This module makes no decisions: it only resolves names to facts.
+//! Implements spec 09a §7.6, §7.7, §8.2, §8.4.
 
 use std::{
     fs, io,
@@ -21,20 +22,20 @@ use super::{
 use berth_proto::cri;
 use berth_sys::mount_table;
 
-/// The longest profile or device file that is read, bytes.
+/// Maximum size of a profile or CDI file, bytes.
 const LONGEST: u64 = 4 << 20;
-/// How deep directories of devices are followed.
+/// Maximum depth of the walk over device directories.
 const DEEPEST: usize = 8;
-/// Directories of `/dev` that hold what belongs to the host alone.
+/// Directory names below `/dev` that belong to the host alone and are skipped.
 const NOT_SHOWN: [&str; 7] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"];
 
-/// Looks up everything a container's request names. Directories of mounts that are missing are made.
+/// Resolves everything that a container's request names. Creates missing source directories of mounts.
 ///
-/// `image` answers for mounts of images: their layers, once they and the sub-path were found. Volumes of the image are
-/// for the caller to add.
+/// `image` resolves image volumes to their layers, after the image and the sub-path exist. The caller adds the volumes
+/// of the container's image.
 ///
 /// # Errors
-/// The name that cannot be found, and why.
+/// The name that cannot be resolved, and the reason.
 pub fn find(
     config: &cri::ContainerConfig,
     host: &Host,
@@ -71,10 +72,10 @@ pub fn find(
     Ok(found)
 }
 
-/// Names of loaded AppArmor profiles. That none of ours is among them is said once.
+/// Names of the loaded AppArmor profiles. Logs one warning per process if no default profile is among them.
 fn loaded_profiles() -> Vec<String> {
     static SAID: Once = Once::new();
-    // Not readable in some containers: then no profile is known.
+    // Unreadable inside some containers: then no profile counts as loaded.
     let text = read(Path::new("/sys/kernel/security/apparmor/profiles")).unwrap_or_default();
     let loaded = security::apparmor_profiles(&String::from_utf8_lossy(&text));
     if security::default_apparmor(&loaded).is_none() {
@@ -83,7 +84,7 @@ fn loaded_profiles() -> Vec<String> {
     loaded
 }
 
-/// The source of a mount, without symbolic links, and how what it lies on travels.
+/// Resolves a mount source: its path without symbolic links, and the propagation of the mount that contains it.
 fn place(mount: &cri::Mount, table: &mut Option<Vec<mount_table::Mount>>) -> Result<Place, Refusal> {
     let asked = Path::new(&mount.host_path);
     if !asked.is_absolute() {
@@ -109,13 +110,13 @@ fn place(mount: &cri::Mount, table: &mut Option<Vec<mount_table::Mount>>) -> Res
             table.insert(read.map_err(|error| Refusal::plain(format!("read the table of mounts: {error}")))?)
         }
     };
-    // Of mounts over each other the last one counts.
+    // Of several mounts on the same point, the last one is effective.
     let on = table.iter().filter(|m| path.starts_with(&m.target)).max_by_key(|m| m.target.components().count());
     let on = on.ok_or_else(|| Refusal::plain(format!("{path:?} is not on any mount")))?;
     Ok(Place::Host { path, on: on.target.clone(), is_shared: on.is_shared, is_slave: on.is_slave })
 }
 
-/// The nodes of one device of a request: one, or all below a directory.
+/// The nodes of one requested device: a single node, or all nodes below a directory.
 fn requested(asked: &cri::Device) -> Result<Vec<Node>, Refusal> {
     let access = devices::access(asked)?;
     let refuse = |error: io::Error| Refusal::plain(format!("device {:?}: {error}", asked.host_path));
@@ -150,7 +151,7 @@ fn walk(top: &Path, at: &Path, target: &str, access: &str, depth: usize, all: &m
             let relative = path.strip_prefix(top).unwrap_or(&path).display().to_string();
             match node(&path, &format!("{target}/{relative}"), access) {
                 Ok(node) => all.extend(node),
-                // Devices come and go.
+                // A device can disappear during the walk.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -159,7 +160,7 @@ fn walk(top: &Path, at: &Path, target: &str, access: &str, depth: usize, all: &m
     Ok(())
 }
 
-/// A device node; none where the path is something else.
+/// Reads a device node; `None` where the path is not a device node or FIFO.
 fn node(source: &Path, target: &str, access: &str) -> io::Result<Option<Node>> {
     let stat = rustix::fs::lstat(source)?;
     let kind = match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
@@ -191,7 +192,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// All files of vendors, those of later directories last. What is broken is told and left out.
+/// All CDI spec files, those of later directories last. Skips an invalid file with a warning.
 fn specs(directories: &[PathBuf]) -> Vec<cdi::Spec> {
     let mut all = Vec::new();
     for directory in directories {
@@ -208,7 +209,7 @@ fn specs(directories: &[PathBuf]) -> Vec<cdi::Spec> {
     all
 }
 
-/// One file of a vendor; none where the name says that it is something else.
+/// One CDI spec file; `None` where the extension is neither `json` nor `yaml`.
 fn spec(path: &Path) -> Result<Option<cdi::Spec>, String> {
     let is_json = match path.extension().and_then(|extension| extension.to_str()) {
         Some("json") => true,
@@ -223,7 +224,7 @@ fn spec(path: &Path) -> Result<Option<cdi::Spec>, String> {
     spec.map(Some)
 }
 
-/// Edits with their nodes looked up.
+/// Merges container edits and resolves their device nodes on the host.
 fn looked_up(all: &[ContainerEdits]) -> Result<Edits, Refusal> {
     let mut edits = Edits::default();
     for from in all {

@@ -1,5 +1,5 @@
-//! Looks at the host once, at start: what it can do for containers. The values are read from `/proc` and `/sys`.
-//! Behaviour: spec 09a §6.5, §7.1, §7.6-§7.8, 09 §2, §5.
+//! Detects the host's capabilities for containers once at start, from `/proc` and `/sys`.
+//! Implements spec 09a §6.5, §7.1, §7.6-§7.8, 09 §2, §5.
 
 use std::{fs, io, path::Path};
 
@@ -10,21 +10,21 @@ use super::{
 use crate::seccomp::Machine;
 use berth_sys::{cgroup::Hierarchy, mount_table};
 
-/// `RLIMIT_NOFILE`
+/// `RLIMIT_NOFILE`.
 const OPEN_FILES: u32 = 7;
-/// The kernel that shows overlays and tmpfs with other ids.
+/// First kernel that supports id-mapped mounts of both overlayfs and tmpfs.
 const USER_NAMESPACES: (u32, u32) = (6, 3);
-/// The kernel that changes mounts with all below them.
+/// First kernel with `mount_setattr(2)` and `AT_RECURSIVE`.
 const RECURSIVE_READ_ONLY: (u32, u32) = (5, 12);
-/// The kernel that knows `SECCOMP_FILTER_FLAG_SPEC_ALLOW`.
+/// First kernel with `SECCOMP_FILTER_FLAG_SPEC_ALLOW`.
 const SPEC_ALLOW: (u32, u32) = (4, 17);
 
-/// What is configured for all containers (`embeddedRuntime`).
+/// Settings for all containers (`embeddedRuntime`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// `restrictOOMScoreAdj`; none: where we cannot lower it.
+    /// `restrictOOMScoreAdj`; `None`: enabled if the agent cannot lower `oom_score_adj`.
     pub restricts_oom_score_adj: Option<bool>,
-    /// `defaultUlimits`: resource, soft and hard limit.
+    /// `defaultUlimits` as resource, soft and hard limit.
     pub limits: Vec<(u32, u64, u64)>,
     /// `deviceOwnershipFromSecurityContext`.
     pub owns_devices: bool,
@@ -52,10 +52,10 @@ impl Default for Settings {
     }
 }
 
-/// Looks at this host. Blocks, but only on the kernel's own files.
+/// Detects the properties of this host. Blocks, but only on kernel file systems.
 ///
 /// # Errors
-/// Where a file that every Linux has cannot be read, or the processor is one we have no tables for.
+/// A file that every Linux has is unreadable or malformed, or the CPU architecture has no system call table.
 pub fn look(settings: &Settings) -> io::Result<Host> {
     let odd = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("{what} is not understood"));
     let kernel = version(&read("/proc/sys/kernel/osrelease")?).ok_or_else(|| odd("the kernel's version"))?;
@@ -104,19 +104,19 @@ fn groups() -> io::Result<Groups> {
     }
 }
 
-/// `6.12.3-generic`
+/// Parses a kernel release such as `6.12.3-generic`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.trim().split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// `CapBnd:\t000001ffffffffff`
+/// Parses a line such as `CapBnd:\t000001ffffffffff`.
 fn hexadecimal(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Limits of a process by `/proc/<pid>/limits`, whose lines have the kernel's order, with some of ours in their place.
+/// Parses `/proc/<pid>/limits`, whose lines have the kernel's resource order; `ours` overrides individual limits.
 fn limits(text: &str, ours: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
     let number = |word: &str| if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() };
     let line = |line: &str| {

@@ -1,7 +1,7 @@
-//! What an image says about its containers. Pure.
+//! Image configuration that containers inherit. Pure.
 //!
-//! The store makes it once for each image, when the image is committed: a container is planned without a look into a
-//! layer. Behaviour: spec 09a §6, 09b §2.
+//! The image store creates it once per image when it commits the image, so planning a container reads no layer.
+//! Implements spec 09a §6, 09b §2.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,9 +25,9 @@ pub struct ImageConfig {
     pub volumes: Vec<String>,
     /// `StopSignal`: `SIGTERM`, `TERM`, `15`; empty: SIGTERM.
     pub stop_signal: String,
-    /// Text of `/etc/passwd` in the merged root, symbolic links resolved inside it; empty where it is missing or too
-    /// long. Nobody promises that it is UTF-8.
+    /// Content of `/etc/passwd` in the merged root, with symbolic links resolved inside that root; empty where it is
+    /// missing or too large. Not guaranteed to be UTF-8.
     pub passwd: Vec<u8>,
-    /// Text of `/etc/group`, likewise.
+    /// Content of `/etc/group`, with the same rules.
     pub group: Vec<u8>,
 }

@@ -1,7 +1,7 @@
-//! What stands in the files of a container's control group. Pure. Behaviour: spec 09a §9.4, 06a §4, §6.
+//! Cgroup file values for a container's resources, and their merge on update. Pure.
 //!
-//! The weight is that of other runtimes' containers, quadratic in the shares; groups above containers are the agent's
-//! and have linear ones.
+//! `cpu.weight` uses the quadratic conversion of other runtimes' containers; cgroups above containers belong to the
+//! agent and use the linear one. Implements spec 09a §9.4, 06a §4, §6.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{facts::Groups, refusal::Refusal};
 use berth_proto::cri::LinuxContainerResources;
 use berth_sys::cgroup::Controller;
 
-/// Resources of `setrlimit(2)` by name, in the kernel's order.
+/// Names of the `setrlimit(2)` resources, indexed by the kernel's number.
 pub const RESOURCES: [&str; 16] = [
     "cpu",
     "fsize",
@@ -29,16 +29,16 @@ pub const RESOURCES: [&str; 16] = [
     "rttime",
 ];
 
-/// One file to write, in the order of a list.
+/// One write to a cgroup file; the list's order is the write order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Write {
-    /// Whose file it is; none for one that is written as asked, whoever's it is.
+    /// Controller that owns the file; `None` for `unified` entries, which are written verbatim.
     pub controller: Option<Controller>,
-    /// Its name.
+    /// File name.
     pub file: String,
-    /// The text.
+    /// Content to write.
     pub value: String,
-    /// Whether it may be missing.
+    /// Whether a missing file is acceptable.
     pub is_optional: bool,
 }
 
@@ -46,23 +46,24 @@ fn write(controller: Controller, file: impl Into<String>, value: impl ToString) 
     Write { controller: Some(controller), file: file.into(), value: value.to_string(), is_optional: false }
 }
 
-/// What the controllers of a host are like.
+/// Properties of the host's cgroup controllers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Controllers {
-    /// Old or unified.
+    /// Version of the cgroup hierarchy.
     pub groups: Groups,
-    /// Whether swap can be limited.
+    /// Whether the kernel can limit swap.
     pub has_swap: bool,
-    /// Whether huge pages can be limited.
+    /// Whether the kernel can limit huge pages.
     pub has_hugetlb: bool,
     /// `tolerateMissingHugetlb`.
     pub tolerates_missing_hugetlb: bool,
 }
 
-/// The files that a container's resources become. What is absent or 0 is left as it is.
+/// Converts a container's resources to cgroup file writes. Absent or zero values produce no write.
 ///
 /// # Errors
-/// Where huge pages cannot be limited and that is not tolerated, and where `unified` does not fit the host.
+/// Huge pages cannot be limited and that is not tolerated, a page size is malformed, or `unified` does not fit the
+/// host.
 pub fn writes(resources: &LinuxContainerResources, on: &Controllers) -> Result<Vec<Write>, Refusal> {
     let hugetlb = hugetlb(resources, on)?;
     if on.groups == Groups::V1 {
@@ -110,7 +111,7 @@ fn writes_v1(resources: &LinuxContainerResources, on: &Controllers, hugetlb: Vec
     }
     let both = match resources.memory_swap_limit_in_bytes {
         0 if memory > 0 => memory,
-        // The kernel refuses less of both together than of memory alone; a change may name only one of them.
+        // The kernel rejects a memory+swap limit below the memory limit; an update may name only one of them.
         both if both > 0 => both.max(memory),
         both => both,
     };
@@ -131,7 +132,7 @@ fn writes_v1(resources: &LinuxContainerResources, on: &Controllers, hugetlb: Vec
     all
 }
 
-/// Swap alone: CRI counts memory and swap together.
+/// The swap limit alone: CRI counts memory and swap together.
 fn swap_v2(resources: &LinuxContainerResources) -> Option<String> {
     let (memory, both) = (resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes);
     match both {
@@ -177,7 +178,7 @@ fn or_max(value: i64) -> String {
     if value < 0 { "max".to_owned() } else { value.to_string() }
 }
 
-/// `cpu.weight` of a container: 100 for 1024 shares, quadratic in their logarithm.
+/// `cpu.weight` of a container: 100 for 1024 shares, with an exponent quadratic in the logarithm of the shares.
 pub fn weight(shares: u64) -> u64 {
     if shares <= 2 {
         return 1;
@@ -193,7 +194,7 @@ pub fn weight(shares: u64) -> u64 {
     weight as u64
 }
 
-/// What is stored after an update: of what is asked, only that which is not zero.
+/// The resources to store after an update: non-zero and non-empty values of the update replace the stored ones.
 #[must_use]
 pub fn merged(stored: &LinuxContainerResources, update: &LinuxContainerResources) -> LinuxContainerResources {
     let number = |old: i64, new: i64| if new == 0 { old } else { new };

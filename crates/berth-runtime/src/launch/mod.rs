@@ -1,4 +1,4 @@
-//! From what CRI asks, what an image says and what the host is, to what a shim carries out.
+//! Launch planning: CRI request, image configuration, and host properties to a shim launch plan.
 //!
 //! ```text
 //!  CRI request ──┐
@@ -6,8 +6,8 @@
 //!  host, found ──┘
 //! ```
 //!
-//! Decisions are pure, a file for each concern, and refuse with the exact texts of the specification; what has to be
-//! looked up on the host is gathered before. Nothing here has state. Behaviour: spec 09a §2.3, §2.4, §3.2, §6-§9.
+//! Decisions are pure, one file per concern, and reject with the exact texts of the specification; host lookups run
+//! beforehand. This module is stateless. Implements spec 09a §2.3, §2.4, §3.2, §6-§9.
 
 pub mod args;
 pub mod bundle;

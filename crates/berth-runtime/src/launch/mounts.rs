@@ -1,7 +1,7 @@
-//! What is mounted in a container, in order. Pure. Behaviour: spec 09a §8.1-§8.3.
+//! Mount list of a container, in mount order. Pure.
 //!
-//! First what every container has, then the sandbox's files, the image's volumes and the request's mounts, those with
-//! fewer path components first. A mount of the request takes the place of one of ours.
+//! Default mounts come first, then the sandbox's files, the image's volumes, and the request's mounts, sorted by number
+//! of path components. A mount of the request replaces a default mount. Implements spec 09a §8.1-§8.3.
 
 use std::path::Path;
 
@@ -22,36 +22,36 @@ const RELATIVE_TIME: u64 = 1 << 21;
 const STRICT_TIME: u64 = 1 << 24;
 const USUAL: u64 = NO_SUID | NO_EXEC | NO_DEV;
 
-/// What a container is, as far as mounts depend on it.
+/// Container properties that mounts depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Style {
-    /// Whether it may do everything.
+    /// Whether the container is privileged.
     pub is_privileged: bool,
-    /// Whether its root is read-only.
+    /// Whether its root file system is read-only.
     pub has_read_only_root: bool,
-    /// Whether a control group namespace is made for it.
+    /// Whether it gets its own cgroup namespace.
     pub has_group_namespace: bool,
-    /// Ids of the pod's user namespace.
+    /// User and group id mapping of the pod's user namespace.
     pub users: Option<(IdMap, IdMap)>,
-    /// Whether it has the host's network, processes, message queues.
+    /// Host namespaces that it shares.
     pub host: HostParts,
 }
 
-/// What of the host a container shares.
+/// Host namespaces that a container shares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HostParts {
-    /// The network.
+    /// Host network namespace.
     pub network: bool,
-    /// Processes.
+    /// Host PID namespace.
     pub processes: bool,
-    /// Message queues and shared memory.
+    /// Host IPC namespace (message queues and shared memory).
     pub ipc: bool,
 }
 
-/// All mounts of a container, in the order in which they are made.
+/// All mounts of a container, in mount order.
 ///
 /// # Errors
-/// With the texts of spec 09a §8.2 and §8.3.
+/// The texts of spec 09a §8.2 and §8.3.
 pub fn mounts(inputs: &Inputs<'_>, style: &Style) -> Result<Vec<Mount>, Refusal> {
     let mut requested = Vec::new();
     for (index, mount) in inputs.config.mounts.iter().enumerate() {
@@ -73,7 +73,7 @@ pub fn mounts(inputs: &Inputs<'_>, style: &Style) -> Result<Vec<Mount>, Refusal>
     Ok(all)
 }
 
-/// Whether any mount of a request travels to the host.
+/// Whether any requested mount propagates back to the host (bidirectional).
 pub fn is_shared(config: &cri::ContainerConfig) -> bool {
     config.mounts.iter().any(|mount| mount.propagation() == MountPropagation::PropagationBidirectional)
 }
@@ -101,7 +101,7 @@ fn bind(target: &str, source: &Path) -> Mount {
     mount(target, Source::Bind(source.to_owned()), 0)
 }
 
-/// The kernel's own file systems. Where a user namespace may not have a fresh one, the host's is shown.
+/// Kernel file systems. Bind-mounts the host's where a user namespace may not mount a new instance.
 fn kernel(style: &Style, groups: &Groups) -> Vec<Mount> {
     let is_foreign = |of_host: bool| style.users.is_some() && of_host;
     let proc = match is_foreign(style.host.processes) {
@@ -133,7 +133,7 @@ fn kernel(style: &Style, groups: &Groups) -> Vec<Mount> {
     ]
 }
 
-/// `/etc/hostname`, `/etc/hosts`, `/etc/resolv.conf` and `/dev/shm` of the sandbox.
+/// `/etc/hostname`, `/etc/hosts`, `/etc/resolv.conf`, and `/dev/shm` of the sandbox.
 fn sandbox_files(inputs: &Inputs<'_>, style: &Style) -> Vec<Mount> {
     let access = if style.has_read_only_root { Access::ReadOnly } else { Access::ReadWrite };
     let file = |name: &str| Mount {
@@ -183,7 +183,8 @@ fn of_request(asked: &cri::Mount, place: &Place, has_recursive: bool) -> Result<
     Ok(Mount { target: absolute(&asked.container_path), source, access, propagation, flags: 0, ids })
 }
 
-/// Files of `/proc` that may be hidden; anything else there would let a container lie to whoever sets it up.
+/// Files of `/proc` that a mount may cover; any other target below `/proc` could deceive the process that sets up the
+/// container.
 const OF_PROC: [&str; 10] = [
     "/proc/cpuinfo",
     "/proc/diskstats",
@@ -223,10 +224,10 @@ fn check_propagation(
     }
 }
 
-/// What has to hold of a mount that shows an image.
+/// Validates a mount of an image volume.
 ///
 /// # Errors
-/// Beginning with `ImageVolumeMountFailed: `.
+/// The text begins with `ImageVolumeMountFailed: `.
 pub fn check_image(asked: &cri::Mount) -> Result<(), Refusal> {
     let refuse = |text: &str| Err(Refusal::plain(format!("ImageVolumeMountFailed: {text}")));
     let sub_path = Path::new(&asked.image_sub_path);

@@ -1,4 +1,5 @@
-//! Which namespaces a pod has and whose processes a container sees. Pure. Behaviour: spec 09a §2.3, §2.4.
+//! Pod namespaces, user namespace id mappings, sysctls, and PID namespace mode of containers. Pure.
+//! Implements spec 09a §2.3, §2.4.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +11,10 @@ use super::{
 use berth_proto::cri::{self, NamespaceMode};
 use berth_shim::plan::{IdMap, Namespace, NamespacePlan, Processes};
 
-/// The namespaces a sandbox asks for. Its groups are for the caller to fill in.
+/// The namespaces that a sandbox requests. The caller fills in the cgroups.
 ///
 /// # Errors
-/// With the texts of spec 09a §2.3, §2.4 and §7.7, and where a sandbox has no metadata.
+/// The texts of spec 09a §2.3, §2.4, and §7.7, or the sandbox has no metadata.
 pub fn namespaces(config: &cri::PodSandboxConfig, hostname: &str, host: &Host) -> Result<NamespacePlan, Refusal> {
     if config.metadata.is_none() {
         return Err(Refusal::invalid("sandbox config must include metadata"));
@@ -60,16 +61,17 @@ pub fn namespaces(config: &cri::PodSandboxConfig, hostname: &str, host: &Host) -
     })
 }
 
-/// What a sandbox says about namespaces; nothing said is everything of its own.
+/// Namespace options of a sandbox; without any, every namespace is the pod's own.
 pub fn options(config: &cri::PodSandboxConfig) -> cri::NamespaceOption {
     let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     context.and_then(|context| context.namespace_options.clone()).unwrap_or_default()
 }
 
-/// Whose processes a container sees.
+/// The PID namespace of a container.
 ///
 /// # Errors
-/// Where a target is not there, or a container says otherwise about users than its sandbox.
+/// The target container does not exist, belongs to another sandbox, or is not running, or the container's user
+/// namespace options differ from those of its sandbox.
 pub fn processes(inputs: &Inputs<'_>, asked: &cri::NamespaceOption) -> Result<Processes, Refusal> {
     let of_sandbox = options(inputs.sandbox.config);
     if users(asked.userns_options.as_ref())? != users(of_sandbox.userns_options.as_ref())? {
@@ -79,7 +81,7 @@ pub fn processes(inputs: &Inputs<'_>, asked: &cri::NamespaceOption) -> Result<Pr
         NamespaceMode::Container => Ok(Processes::Own),
         NamespaceMode::Node => Ok(Processes::Host),
         NamespaceMode::Target => target(inputs, &asked.target_id),
-        // A pod without processes of its own has those of the host or none.
+        // A pod without a shared PID namespace has the host's, or one per container.
         NamespaceMode::Pod => match mode("pid", of_sandbox.pid)? {
             NamespaceMode::Node => Ok(Processes::Host),
             NamespaceMode::Container => Ok(Processes::Own),
@@ -106,10 +108,10 @@ fn target(inputs: &Inputs<'_>, id: &str) -> Result<Processes, Refusal> {
     Ok(Processes::Of(target.id.to_owned()))
 }
 
-/// The ids of a pod's user namespace; none where it has that of the host.
+/// The id mappings of a pod's user namespace; `None` where the pod uses the host's.
 ///
 /// # Errors
-/// Where there is not exactly one range that begins at 0, for users and for groups.
+/// There is not exactly one range that begins at 0, for both users and groups, or the mode is unsupported.
 pub fn users(asked: Option<&cri::UserNamespace>) -> Result<Option<(IdMap, IdMap)>, Refusal> {
     let Some(asked) = asked else { return Ok(None) };
     let mode = match NamespaceMode::try_from(asked.mode) {
@@ -128,10 +130,10 @@ pub fn users(asked: Option<&cri::UserNamespace>) -> Result<Option<(IdMap, IdMap)
     }
 }
 
-/// The one range of a list; none of an empty one.
+/// The only range of a list; `None` for an empty list.
 ///
 /// # Errors
-/// Where there are more, or the range is empty, does not begin at 0 or has no end.
+/// The list has more than one range, or the range is empty, does not begin at 0, or overflows.
 pub fn range(lines: &[cri::IdMapping]) -> Result<Option<IdMap>, Refusal> {
     let line = match lines {
         [] => return Ok(None),
@@ -154,7 +156,7 @@ fn unsupported_users(mode: &str) -> Refusal {
     Refusal::invalid(format!("unsupported user namespace mode: {mode:?}"))
 }
 
-/// Whether the pod has one of its own.
+/// Whether the pod has its own namespace of this kind.
 fn own_or_host(which: &str, number: i32) -> Result<bool, Refusal> {
     match mode(which, number)? {
         NamespaceMode::Pod | NamespaceMode::Container => Ok(true),
@@ -172,9 +174,9 @@ fn unsupported(which: &str, mode: NamespaceMode) -> Refusal {
     Refusal::invalid(format!("unsupported {which} namespace mode: {:?}", mode.as_str_name()))
 }
 
-/// The file of a kernel setting below `/proc/sys`, if a pod may set it for itself.
+/// Validates a sysctl name and returns its file below `/proc/sys`.
 fn sysctl(name: &str, has_network: bool, has_ipc: bool) -> Result<String, Refusal> {
-    // Whichever separator comes first is the separator: `net/ipv4/conf/eth0.1/forwarding`.
+    // The first separator determines the notation: `net/ipv4/conf/eth0.1/forwarding`.
     let slashes_first = name.find(['.', '/']).is_some_and(|at| name.as_bytes().get(at) == Some(&b'/'));
     let swapped = |c| match c {
         '.' => '/',

@@ -1,16 +1,16 @@
-//! A launch plan as an OCI runtime specification: what hooks of vendors and people with `crictl inspect` look for. Pure.
+//! Converts a launch plan to an OCI runtime configuration for CDI hooks and `crictl inspect`. Pure.
 //!
-//! Nothing of ours reads it. Behaviour: OCI runtime specification 1.2 (Configuration).
+//! Berth itself never reads the result. Implements the OCI runtime specification 1.2 (Configuration).
 
 use serde_json::{Value, json};
 
 use super::{capabilities, limits::RESOURCES};
 use berth_shim::plan::{Access, Capabilities, LaunchPlan, Mount, Process, Propagation, Source};
 
-/// The version of the specification.
+/// Version of the OCI runtime specification.
 pub const VERSION: &str = "1.2.0";
 
-/// What the plan says of a container; namespaces, annotations and the host name are for the caller to fill in.
+/// The OCI configuration of a plan. The caller fills in namespaces, annotations, and the host name.
 pub fn spec(plan: &LaunchPlan) -> Value {
     let devices = plan.devices.iter().map(|device| {
         json!({
@@ -21,7 +21,7 @@ pub fn spec(plan: &LaunchPlan) -> Value {
     json!({
         "ociVersion": VERSION,
         "process": process(&plan.process),
-        // Where the root is attached when hooks of the container's namespaces are executed.
+        // Mount point of the root while hooks run in the container's namespaces.
         "root": {"path": plan.root.stage, "readonly": plan.root.is_read_only},
         "mounts": plan.mounts.iter().map(mount).collect::<Vec<_>>(),
         "linux": {

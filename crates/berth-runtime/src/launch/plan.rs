@@ -1,4 +1,5 @@
-//! Puts a container's plan together. Pure. Behaviour: spec 09a §3.2, §6-§8, §11.
+//! Assembles the launch plan of a container. Pure.
+//! Implements spec 09a §3.2, §6-§8, §11.
 
 use super::{
     args::{args, log_path, working_dir},
@@ -17,26 +18,27 @@ use crate::seccomp;
 use berth_proto::cri::{self, NamespaceMode};
 use berth_shim::plan::{Capabilities, ExecPlan, LaunchPlan, MAX_BODY, Process, Processes, Root, Source};
 
-/// The size of a terminal nobody has told the size of: columns, rows.
+/// Initial terminal size: columns, rows. Used until the client reports a size.
 const FIRST_SIZE: (u16, u16) = (80, 24);
-/// Most bytes of a container's arguments and environment: a plan is one message, and the rest of it needs room too.
+/// Maximum total size of a container's arguments and environment, bytes: the plan is one message, and the rest of it
+/// needs space too.
 const LONGEST_TEXTS: usize = MAX_BODY - (128 << 10);
-/// Bytes that a message needs for the length of a text.
+/// Overhead per string in the message, bytes: upper bound of its length prefix.
 const TEXT_OVERHEAD: usize = 5;
 
-/// A container's plan, and what is decided with it.
+/// A container's launch plan and its device rules.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Launch {
-    /// For the shim.
+    /// Plan that the shim executes.
     pub plan: LaunchPlan,
-    /// For the control group.
+    /// Device rules for the container's cgroup.
     pub device_rules: Vec<Rule>,
 }
 
-/// How a container is started. Also what creating it validates: nothing else can be wrong with a request.
+/// Builds the launch plan of a container. This includes the complete validation of the request.
 ///
 /// # Errors
-/// With the texts of spec 09a §2.4, §6, §7 and §8.
+/// The texts of spec 09a §2.4, §6, §7, and §8.
 pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
     let config = inputs.config;
     if config.metadata.is_none() {
@@ -90,7 +92,7 @@ pub fn launch(inputs: &Inputs<'_>) -> Result<Launch, Refusal> {
     Ok(Launch { plan, device_rules: devices::rules(&wanted) })
 }
 
-/// Refuses at create what could not be sent to the shim at start.
+/// Rejects at create what would exceed the shim's message size at start.
 fn check_length(process: &Process) -> Result<(), Refusal> {
     let texts = process.args.iter().chain(&process.env);
     let length: usize = texts.map(|text| text.len() + TEXT_OVERHEAD).sum();
@@ -137,7 +139,7 @@ fn process(
     })
 }
 
-/// The compiled filter of a container.
+/// Compiles the seccomp filter of a container.
 fn filter(
     inputs: &Inputs<'_>,
     context: &cri::LinuxContainerSecurityContext,
@@ -191,7 +193,8 @@ fn style(
     })
 }
 
-/// Whose the request's devices become: the user's and group's that are asked for.
+/// Owner of the request's devices: the requested user and group; `None` where neither is requested or the setting is
+/// off.
 fn owner(context: &cri::LinuxContainerSecurityContext, identity: &Identity, host: &Host) -> Option<(u32, u32)> {
     if !host.owns_devices {
         return None;
@@ -201,10 +204,10 @@ fn owner(context: &cri::LinuxContainerSecurityContext, identity: &Identity, host
     (uid.is_some() || gid.is_some()).then(|| (uid.unwrap_or(0), gid.unwrap_or(0)))
 }
 
-/// Another process of a container: the container's own with other words, and with or without a terminal.
+/// The plan of an exec process: the container's process with other arguments, with or without a terminal.
 ///
 /// # Errors
-/// Where there is nothing to execute, or a word holds a NUL.
+/// The command is empty, or an argument contains a NUL.
 pub fn exec(
     first: &LaunchPlan,
     exec: &str,

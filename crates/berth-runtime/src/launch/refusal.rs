@@ -1,52 +1,53 @@
-//! Why a request is not carried out. Pure. Behaviour: spec 09a §1.
+//! Rejected CRI requests: gRPC status code and message. Pure.
+//! Implements spec 09a §1.
 
-/// A request that is refused, with the text its sender gets.
+/// A rejected request, with the message that the client receives.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Refusal {
-    /// Which status code it becomes.
+    /// Determines the gRPC status code.
     pub kind: RefusalKind,
-    /// For people.
+    /// Message for the client.
     pub text: String,
 }
 
-/// Status codes of refusals.
+/// gRPC status codes of rejections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RefusalKind {
     /// The request contradicts itself or the interface.
     InvalidArgument,
-    /// Something it names is not there.
+    /// An object that the request names does not exist.
     NotFound,
-    /// Something it needs is in another state.
+    /// An object that the request needs is in the wrong state.
     FailedPrecondition,
-    /// It is not possible on this machine.
+    /// This host does not support the request.
     Unimplemented,
-    /// Everything else.
+    /// Any other reason.
     Unknown,
 }
 
 impl Refusal {
-    /// The request is wrong.
+    /// `INVALID_ARGUMENT`.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self { kind: RefusalKind::InvalidArgument, text: text.into() }
     }
 
-    /// Something is not there.
+    /// `NOT_FOUND`.
     pub fn missing(text: impl Into<String>) -> Self {
         Self { kind: RefusalKind::NotFound, text: text.into() }
     }
 
-    /// Something is in another state.
+    /// `FAILED_PRECONDITION`.
     pub fn state(text: impl Into<String>) -> Self {
         Self { kind: RefusalKind::FailedPrecondition, text: text.into() }
     }
 
-    /// Not on this machine.
+    /// `UNIMPLEMENTED`: this host does not support the request.
     pub fn impossible(text: impl Into<String>) -> Self {
         Self { kind: RefusalKind::Unimplemented, text: text.into() }
     }
 
-    /// Plain text, as other runtimes answer.
+    /// `UNKNOWN`, the code that other runtimes return for plain errors.
     pub fn plain(text: impl Into<String>) -> Self {
         Self { kind: RefusalKind::Unknown, text: text.into() }
     }

@@ -1,4 +1,5 @@
-//! What keeps a container's processes apart from the host. Pure. Behaviour: spec 09a §7.2, §7.6-§7.8.
+//! Privileged mode, seccomp, AppArmor, SELinux checks, and `oom_score_adj` of containers. Pure.
+//! Implements spec 09a §7.2, §7.6-§7.8.
 
 use super::{
     facts::{Host, Inputs},
@@ -6,21 +7,21 @@ use super::{
 };
 use berth_proto::cri::{self, security_profile::ProfileType};
 
-/// Profiles of ours or of another runtime that containers get where they are loaded.
+/// Default AppArmor profiles in order of preference: Berth's, then containerd's. The first loaded one applies.
 const DEFAULT_APPARMOR: [&str; 2] = ["berth-default", "cri-containerd.apparmor.d"];
 
-/// Which filter of system calls a container gets.
+/// Source of a container's seccomp filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Filter {
-    /// None.
+    /// No filter.
     None,
-    /// The built-in profile.
+    /// The built-in default profile.
     BuiltIn,
-    /// That of a file, absolute.
+    /// The profile file at this absolute path.
     File(String),
 }
 
-/// A profile as either field asks for it.
+/// A requested profile, from either the current or the deprecated field.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Profile {
     Default,
@@ -28,15 +29,15 @@ enum Profile {
     Localhost(String),
 }
 
-/// What a container asks of security; nothing asked is an empty context.
+/// The security context of a container; empty if the request has none.
 pub fn context(config: &cri::ContainerConfig) -> cri::LinuxContainerSecurityContext {
     config.linux.as_ref().and_then(|linux| linux.security_context.clone()).unwrap_or_default()
 }
 
-/// Whether a container may do everything.
+/// Whether a container is privileged.
 ///
 /// # Errors
-/// Where its sandbox may not.
+/// The container is privileged and its sandbox is not.
 pub fn is_privileged(inputs: &Inputs<'_>, context: &cri::LinuxContainerSecurityContext) -> Result<bool, Refusal> {
     let of_sandbox = inputs.sandbox.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     if context.privileged && !of_sandbox.is_some_and(|sandbox| sandbox.privileged) {
@@ -45,10 +46,10 @@ pub fn is_privileged(inputs: &Inputs<'_>, context: &cri::LinuxContainerSecurityC
     Ok(context.privileged)
 }
 
-/// The filter of a container.
+/// The seccomp filter of a container.
 ///
 /// # Errors
-/// Where the field contradicts itself, or the kernel has no filters.
+/// The profile field is inconsistent or malformed, or the kernel does not support seccomp.
 pub fn filter(context: &cri::LinuxContainerSecurityContext, has_seccomp: bool) -> Result<Filter, Refusal> {
     if context.privileged {
         return Ok(Filter::None);
@@ -70,10 +71,10 @@ pub fn filter(context: &cri::LinuxContainerSecurityContext, has_seccomp: bool) -
     }
 }
 
-/// The AppArmor profile a container's processes change to; none: unconfined.
+/// The AppArmor profile of a container's processes; `None`: unconfined.
 ///
 /// # Errors
-/// Where the host has no AppArmor, or a named profile is not loaded.
+/// The host has no AppArmor, or the named profile is not loaded.
 pub fn apparmor(
     context: &cri::LinuxContainerSecurityContext,
     loaded: Option<&[String]>,
@@ -99,12 +100,12 @@ pub fn apparmor(
     }
 }
 
-/// The profile containers get that ask for none by name; none where none is loaded: they are unconfined.
+/// The default profile for containers that name none; `None` if no default profile is loaded: they run unconfined.
 pub fn default_apparmor(loaded: &[String]) -> Option<&'static str> {
     DEFAULT_APPARMOR.into_iter().find(|name| loaded.iter().any(|l| l == name))
 }
 
-/// Names in the kernel's list of profiles: `name (enforce)`.
+/// Profile names from the kernel's list, whose lines are `name (enforce)`.
 pub fn apparmor_profiles(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.rsplit_once(" (")).map(|(name, _)| name.to_owned()).collect()
 }
@@ -123,7 +124,7 @@ fn of_field(which: &str, profile: &cri::SecurityProfile) -> Result<Profile, Refu
     })
 }
 
-/// The old way of asking; empty is nothing asked.
+/// Parses the deprecated string field; empty means no request.
 fn of_text(which: &str, text: &str) -> Result<Option<Profile>, Refusal> {
     match text {
         "" => Ok(None),
@@ -138,10 +139,10 @@ fn without_prefix(reference: &str) -> String {
     reference.strip_prefix("localhost/").unwrap_or(reference).to_owned()
 }
 
-/// Whether labels can be ignored: we set none.
+/// Validates SELinux options, which are otherwise ignored: the runtime sets no labels.
 ///
 /// # Errors
-/// On a host with SELinux where any is asked for; everywhere where the level is malformed.
+/// The level is malformed, or any option is set on a host with SELinux.
 pub fn check_selinux(options: Option<&cri::SeLinuxOption>, host: &Host) -> Result<(), Refusal> {
     let Some(options) = options else { return Ok(()) };
     let is_asked =
@@ -155,7 +156,7 @@ pub fn check_selinux(options: Option<&cri::SeLinuxOption>, host: &Host) -> Resul
     Ok(())
 }
 
-/// `s0-s1:c1.c3,c5`, each sensitivity of one digit, each category of at most four.
+/// Whether a level matches `s0-s1:c1.c3,c5`: sensitivities of one digit, categories of at most four.
 fn is_level(text: &str) -> bool {
     let (sensitivities, categories) = match text.split_once(':') {
         Some((left, right)) => (left, Some(right)),
@@ -173,7 +174,7 @@ fn is_level(text: &str) -> bool {
         && categories.is_none_or(|all| all.split(',').all(|part| is_pair(part, '.', 'c', 4)))
 }
 
-/// How readily a container is killed for want of memory: as asked, but not below what we can set.
+/// `oom_score_adj` of a container: the requested value, clamped and not below the minimum that the agent can set.
 pub fn oom_score_adj(resources: Option<&cri::LinuxContainerResources>, least: Option<i32>) -> Option<i32> {
     let wanted = resources?.oom_score_adj.clamp(-1000, 1000);
     let wanted = i32::try_from(wanted).unwrap_or_default();
@@ -209,7 +210,7 @@ mod tests {
         filtered(None, "unconfined", false, Ok(Filter::None));
         filtered(None, "localhost//a/b.json", false, Ok(Filter::File("/a/b.json".into())));
         filtered(None, "other", false, Err("invalid seccomp profile \"other\""));
-        // AC-09a-X9, AC-09a-X17: the built-in profile, also for processes that are started later.
+        // AC-09a-X9, AC-09a-X17: the built-in profile, also for exec processes.
         filtered(profile(RuntimeDefault, ""), "unconfined", false, Ok(Filter::BuiltIn));
         filtered(profile(RuntimeDefault, ""), "", true, Ok(Filter::None));
         filtered(profile(Unconfined, ""), "runtime/default", false, Ok(Filter::None));

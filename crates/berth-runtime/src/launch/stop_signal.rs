@@ -1,15 +1,16 @@
-//! The signal a container is asked to stop with. Pure. Behaviour: spec 09a §3.2.
+//! Stop signal of a container: signal names and numbers. Pure.
+//! Implements spec 09a §3.2.
 
 use super::refusal::Refusal;
 use berth_proto::cri::Signal;
 
-/// `SIGTERM`
+/// `SIGTERM`.
 const TERM: i32 = 15;
-/// The real-time signals a program may use; the C library keeps those below for itself.
+/// Range of real-time signals for programs; the C library reserves the lower ones.
 const FIRST_REAL_TIME: i32 = 34;
 const LAST_REAL_TIME: i32 = 64;
 
-/// Names without `SIG`; those of one number are told apart nowhere.
+/// Signal names without `SIG`; names with the same number are synonyms.
 const NAMES: [(&str, i32); 34] = [
     ("HUP", 1),
     ("INT", 2),
@@ -47,11 +48,11 @@ const NAMES: [(&str, i32); 34] = [
     ("SYS", 31),
 ];
 
-/// The number of the signal: that of the request, else of the image, else SIGTERM. An image's that nobody knows is
-/// SIGTERM too: it was pulled, and has to be stopped somehow.
+/// The number of the stop signal: the request's, else the image's, else SIGTERM. An unknown signal of the image also
+/// becomes SIGTERM, because the image is already pulled and its containers must be stoppable.
 ///
 /// # Errors
-/// Where the request has a number that the interface does not know.
+/// The request contains a number that CRI does not define.
 pub fn stop_signal(requested: i32, image: &str) -> Result<i32, Refusal> {
     let asked = Signal::try_from(requested).map_err(|_| Refusal::invalid(format!("unknown signal {requested}")))?;
     if asked == Signal::RuntimeDefault {
@@ -60,13 +61,13 @@ pub fn stop_signal(requested: i32, image: &str) -> Result<i32, Refusal> {
     number(asked.as_str_name()).ok_or_else(|| Refusal::invalid(format!("unknown signal {}", asked.as_str_name())))
 }
 
-/// What status shows of a signal's number; SIGTERM where the interface has no name for it.
+/// The CRI signal that container status reports; SIGTERM where CRI has no name for the number.
 pub fn shown(wanted: i32) -> Signal {
     let all = (1..=65).filter_map(|value| Signal::try_from(value).ok());
     all.into_iter().find(|signal| number(signal.as_str_name()) == Some(wanted)).unwrap_or(Signal::Sigterm)
 }
 
-/// `15`, `TERM`, `SIGTERM`, `SIGRTMIN+3`, `SIGRTMAX-3`, and as CRI spells those: `SIGRTMINPLUS3`.
+/// Parses `15`, `TERM`, `SIGTERM`, `SIGRTMIN+3`, `SIGRTMAX-3`, and the CRI spelling `SIGRTMINPLUS3`.
 fn number(text: &str) -> Option<i32> {
     if let Ok(number) = text.parse::<i32>() {
         return (1..=LAST_REAL_TIME).contains(&number).then_some(number);

@@ -1,4 +1,4 @@
-//! Requests and facts the tables of this room begin with.
+//! Default requests and facts for the table tests of `launch`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use crate::seccomp::Machine;
 use berth_proto::cri;
 use berth_shim::plan::{Root, RootKind};
 
-/// The sandbox of [`Facts::inputs`].
+/// Sandbox id in [`Facts::inputs`].
 pub const SANDBOX: &str = "sandbox-1";
 
-/// A machine that can do everything.
+/// A host that supports every feature except AppArmor and SELinux.
 pub fn host() -> Host {
     Host {
         kernel: (6, 12),
@@ -36,7 +36,7 @@ pub fn host() -> Host {
     }
 }
 
-/// A sandbox that asks for nothing.
+/// A minimal sandbox request.
 pub fn sandbox_config() -> cri::PodSandboxConfig {
     cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata { name: "p".to_owned(), ..Default::default() }),
@@ -45,7 +45,7 @@ pub fn sandbox_config() -> cri::PodSandboxConfig {
     }
 }
 
-/// A container that asks for nothing but a program.
+/// A minimal container request: only a command.
 pub fn container_config() -> cri::ContainerConfig {
     cri::ContainerConfig {
         metadata: Some(cri::ContainerMetadata { name: "c".to_owned(), attempt: 0 }),
@@ -55,13 +55,13 @@ pub fn container_config() -> cri::ContainerConfig {
     }
 }
 
-/// What plans are made from besides requests.
+/// Launch inputs other than the requests.
 pub struct Facts {
-    /// The machine.
+    /// The host.
     pub host: Host,
-    /// What was found.
+    /// The resolved resources.
     pub found: Found,
-    /// The image.
+    /// The image configuration.
     pub image: ImageConfig,
 }
 
@@ -72,7 +72,7 @@ impl Default for Facts {
 }
 
 impl Facts {
-    /// Everything for a container.
+    /// All inputs for a container.
     pub fn inputs<'a>(&'a self, config: &'a cri::ContainerConfig, sandbox: &'a cri::PodSandboxConfig) -> Inputs<'a> {
         let root = Root {
             stage: PathBuf::from("/run/stage"),

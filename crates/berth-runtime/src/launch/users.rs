@@ -1,27 +1,28 @@
-//! Who a container's processes are. Pure. Behaviour: spec 09a §6.4.
+//! User, groups, and home directory of a container's processes. Pure.
+//! Implements spec 09a §6.4.
 
 use std::collections::BTreeSet;
 
 use super::{image::ImageConfig, refusal::Refusal};
 use berth_proto::cri;
 
-/// The largest number of a user or group.
+/// Largest valid user or group id.
 const LARGEST: i64 = (1 << 31) - 1;
 
-/// User, primary group, and all groups sorted, the primary one among them.
+/// User and group ids of a container's processes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Primary group.
+    /// Primary group id.
     pub gid: u32,
-    /// All groups.
+    /// All group ids, sorted, including the primary one.
     pub groups: Vec<u32>,
-    /// Where the user is at home, if the image's accounts say.
+    /// Home directory from the image's `/etc/passwd`, if it has an entry for the user.
     pub home: Option<String>,
 }
 
-/// A line of `/etc/passwd`.
+/// An entry of `/etc/passwd`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct User {
     name: String,
@@ -30,7 +31,7 @@ struct User {
     home: String,
 }
 
-/// A line of `/etc/group`.
+/// An entry of `/etc/group`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Group {
     name: String,
@@ -38,10 +39,10 @@ struct Group {
     members: Vec<String>,
 }
 
-/// Who processes are, by the request and the image's accounts. The first line that matches counts.
+/// Determines the identity from the request and the image's accounts. The first matching entry applies.
 ///
 /// # Errors
-/// With the texts of spec 09a §6.4.
+/// The texts of spec 09a §6.4.
 pub fn identity(
     context: &cri::LinuxContainerSecurityContext,
     image: &ImageConfig,
@@ -84,7 +85,7 @@ pub fn identity(
     Ok(Identity { uid, gid, groups: all.into_iter().collect(), home })
 }
 
-/// `user`, `user:group` or nothing.
+/// The effective USER value: `user`, `user:group`, or empty.
 fn wanted(context: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> Result<String, Refusal> {
     let number = context.run_as_user.as_ref().map(|id| id.value.to_string()).unwrap_or_default();
     let user = if context.run_as_username.is_empty() { number } else { context.run_as_username.clone() };
@@ -120,7 +121,8 @@ fn gid(name: &str, wanted: &str, groups: &[Group]) -> Result<u32, Refusal> {
     Ok(group.gid)
 }
 
-/// A number, which is never looked up as a name: one that is too large for us is out of range (CVE-2026-46680).
+/// Parses a number. Digits are never a user or group name; a value beyond 64 bits becomes out of range
+/// (CVE-2026-46680).
 fn number(name: &str) -> Option<i64> {
     let digits = name.strip_prefix(['+', '-']).unwrap_or(name);
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -131,7 +133,7 @@ fn in_range(number: i64) -> Option<u32> {
     (0..=LARGEST).contains(&number).then(|| u32::try_from(number).ok()).flatten()
 }
 
-/// `name:password:uid:gid:comment:home:shell`; lines that are something else are skipped.
+/// Parses `name:password:uid:gid:comment:home:shell`; skips malformed lines.
 fn users(text: &[u8]) -> Vec<User> {
     let line = |line: &str| {
         let mut fields = line.split(':');
@@ -143,7 +145,7 @@ fn users(text: &[u8]) -> Vec<User> {
     lines(text).filter_map(|text| line(&text)).collect()
 }
 
-/// `name:password:gid:member,member`; lines that are something else are skipped.
+/// Parses `name:password:gid:member,member`; skips malformed lines.
 fn groups(text: &[u8]) -> Vec<Group> {
     let line = |line: &str| {
         let mut fields = line.split(':');
@@ -227,7 +229,7 @@ mod tests {
             Row { name: "group too large", image: "1:2147483648", ..PLAIN },
             Err("invalid USER value \"1:2147483648\": gid out of range"),
         );
-        // Digits are never a name, whatever the image's files say of it
+        // Digits are never a name, whatever the image's account files contain.
         is(
             Row { name: "more than 64 bits", image: "99999999999999999999", ..PLAIN },
             Err("invalid USER value \"99999999999999999999\": uid out of range"),

@@ -1,6 +1,6 @@
-//! How fast a pod may send and receive. Pure.
+//! Bandwidth limits of pods from annotations, and their token buckets. Pure.
 //!
-//! Behaviour: spec 09b §11.4.
+//! Implements spec 09b §11.4.
 
 use std::collections::BTreeMap;
 
@@ -8,41 +8,41 @@ use berth_sys::netlink::route::TokenBucket;
 
 const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
 const EGRESS: &str = "kubernetes.io/egress-bandwidth";
-/// Bits in a second a limit has at least and at most.
+/// Minimum and maximum of a limit, bits per second.
 const BOUNDS: (u128, u128) = (1_000, 1_000_000_000_000_000);
 
-/// Bits in a second.
+/// Bandwidth limits of a pod, bits per second; `None`: unlimited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bandwidth {
-    /// What the pod receives.
+    /// Limit for traffic that the pod receives.
     pub ingress: Option<u64>,
-    /// What it sends.
+    /// Limit for traffic that the pod sends.
     pub egress: Option<u64>,
 }
 
-/// A limit that makes no sense.
+/// An invalid bandwidth limit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BandwidthError {
-    /// Too little.
+    /// The limit is below the minimum.
     #[error("resource is unreasonably small (< 1kbit)")]
     Small,
-    /// Too much.
+    /// The limit is above the maximum.
     #[error("resource is unreasonably large (> 1Pbit)")]
     Large,
-    /// No quantity at all.
+    /// The value is not a Kubernetes quantity.
     #[error("annotation {key}: {value:?} is no quantity")]
     NoQuantity {
-        /// The annotation.
+        /// Annotation key.
         key: &'static str,
-        /// What it says.
+        /// Annotation value.
         value: String,
     },
 }
 
-/// What a pod's annotations say.
+/// Reads the limits from a pod's annotations.
 ///
 /// # Errors
-/// A limit that makes no sense.
+/// A limit is invalid.
 pub fn of(annotations: &BTreeMap<String, String>) -> Result<Bandwidth, BandwidthError> {
     let read = |key: &'static str| {
         let Some(value) = annotations.get(key) else { return Ok(None) };
@@ -56,7 +56,7 @@ pub fn of(annotations: &BTreeMap<String, String>) -> Result<Bandwidth, Bandwidth
     Ok(Bandwidth { ingress: read(INGRESS)?, egress: read(EGRESS)? })
 }
 
-/// A quantity of Kubernetes in whole units, rounded up; `None` where it is none. Negative ones count as 0.
+/// Parses a Kubernetes quantity to whole units, rounded up; `None` if malformed. Negative values become 0.
 fn quantity(text: &str) -> Option<u128> {
     let (digits, negative) = match text.strip_prefix('-') {
         Some(rest) => (rest, true),
@@ -71,12 +71,12 @@ fn quantity(text: &str) -> Option<u128> {
     let (multiplier, divisor) = scale(suffix)?;
     let value: u128 = format!("{whole}{fraction}").parse().ok()?;
     let divisor = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?.checked_mul(divisor)?;
-    // What does not fit is larger than every bound.
+    // A value that overflows exceeds every bound.
     let scaled = value.checked_mul(multiplier).map_or(u128::MAX, |v| v.div_ceil(divisor));
     Some(if negative { 0 } else { scaled })
 }
 
-/// What a suffix multiplies and divides by.
+/// Multiplier and divisor of a quantity suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["", "k", "M", "G", "T", "P", "E"];
@@ -95,7 +95,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
     Some(if exponent < 0 { (1, power) } else { (power, 1) })
 }
 
-/// The bucket that limits a link of this MTU to so many bits in a second.
+/// The token bucket for a link with this MTU and a rate in bits per second.
 pub fn bucket(bits: u64, mtu: u32) -> TokenBucket {
     const LATENCY_MS: u64 = 25;
     let rate = (bits / 8).max(1);

@@ -1,6 +1,7 @@
-//! The bridge pods hang on, and the machine's settings they need.
+//! Pod bridge: creation, gateway addresses, and the sysctls it needs.
 //!
-//! Idempotent: called at start, when ranges change, and when the bridge was lost. Blocking. Behaviour: spec 09b §11.1.
+//! Idempotent: runs at start, when pod ranges change, and when the bridge was removed. Blocking. Implements
+//! spec 09b §11.1.
 
 use std::{
     fs,
@@ -18,33 +19,33 @@ use berth_sys::netlink::{
     route::{self, Link},
 };
 
-/// MTU where the machine has no default route.
+/// MTU of the bridge where the host has no default route.
 const USUAL_MTU: u32 = 1500;
 
-/// The bridge as it should be.
+/// Desired state of the bridge.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted {
-    /// Its name.
+    /// Interface name.
     pub name: String,
-    /// MTU of it and of pods; `None`: that of the default route's link.
+    /// MTU of the bridge and of pods; `None`: that of the default route's link.
     pub mtu: Option<u32>,
-    /// Ranges whose gateway it is.
+    /// Pod ranges whose gateway is the bridge.
     pub nets: Vec<Cidr>,
 }
 
-/// The bridge as it is.
+/// Observed state of the bridge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bridge {
-    /// Its number.
+    /// Interface index.
     pub index: u32,
-    /// Its MTU.
+    /// MTU in bytes.
     pub mtu: u32,
 }
 
-/// Makes it, or puts it right. Addresses of other ranges stay: pods may use them.
+/// Creates or repairs the bridge. Keeps addresses of other ranges, because pods may still use them.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel rejects a request, or a link of another kind has the name.
 pub fn ensure(wanted: &Wanted) -> Result<Bridge, NetworkError> {
     let failed = |e: io::Error| NetworkError::kernel(format!("bridge {}", wanted.name), e);
     let mut socket = Socket::open(Protocol::Route).map_err(failed)?;
@@ -59,7 +60,7 @@ pub fn ensure(wanted: &Wanted) -> Result<Bridge, NetworkError> {
         return Err(failed(io::Error::other("a link of that name is no bridge")));
     }
     let has_v6 = wanted.nets.iter().any(|n| n.is_v6());
-    // Pods may send router advertisements, also where no pod has an address of IPv6 (CVE-2020-10749).
+    // Pods may send router advertisements even where no pod has an IPv6 address (CVE-2020-10749).
     attempt(&format!("ipv6/conf/{}/accept_ra", wanted.name), "0");
     if has_v6 {
         for (key, value) in [("disable_ipv6", "0"), ("accept_dad", "0")] {
@@ -74,19 +75,19 @@ pub fn ensure(wanted: &Wanted) -> Result<Bridge, NetworkError> {
     Ok(Bridge { index: link.index, mtu })
 }
 
-/// The bridge, where it is there and up.
+/// The bridge, if it exists and is up.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel rejects a request.
 pub fn look(name: &str) -> io::Result<Option<Bridge>> {
     let link = find(&mut Socket::open(Protocol::Route)?, name)?;
     Ok(link.filter(|l| l.kind == "bridge" && l.is_up).map(|l| Bridge { index: l.index, mtu: l.mtu }))
 }
 
-/// A link by its name.
+/// Finds a link by its name; `None` if it does not exist.
 ///
 /// # Errors
-/// What the kernel says, other than that there is none.
+/// The kernel rejects the request for any other reason.
 pub fn find(socket: &mut Socket, name: &str) -> io::Result<Option<Link>> {
     match socket.ask(route::get_link(name)) {
         Ok(reply) => Ok(reply.as_ref().and_then(route::link)),
@@ -95,10 +96,10 @@ pub fn find(socket: &mut Socket, name: &str) -> io::Result<Option<Link>> {
     }
 }
 
-/// Ranges this machine has routes to, those by way of the bridge left out.
+/// Destination ranges of the host's IPv4 routes, without those that use the bridge.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel rejects a request.
 pub fn routes(bridge: &str) -> io::Result<Vec<Cidr>> {
     let mut socket = Socket::open(Protocol::Route)?;
     let own = find(&mut socket, bridge)?.map_or(0, |l| l.index);
@@ -107,20 +108,20 @@ pub fn routes(bridge: &str) -> io::Result<Vec<Cidr>> {
     Ok(others.filter_map(|r| Cidr::of(r.destination?, r.prefix)).collect())
 }
 
-/// Ranges whose gateway is one of the bridge's addresses.
+/// All addresses of the bridge with their prefix lengths.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel rejects the request.
 pub fn gateways(bridge: &Bridge) -> io::Result<Vec<(IpAddr, u8)>> {
     let all = Socket::open(Protocol::Route)?.dump(&route::get_addresses())?;
     let own = all.iter().filter_map(route::address_of).filter(|(link, ..)| *link == bridge.index);
     Ok(own.map(|(_, address, prefix)| (address, prefix)).collect())
 }
 
-/// Takes the gateway of a range that no pod uses any more from the bridge.
+/// Removes the gateway of an unused range from the bridge.
 ///
 /// # Errors
-/// What the kernel says, other than that it is gone.
+/// The kernel rejects the request; an address that is already gone is not an error.
 pub fn drop_gateway(bridge: &Bridge, address: IpAddr, prefix: u8) -> io::Result<()> {
     match Socket::open(Protocol::Route)?.request(route::delete_address(bridge.index, address, prefix)) {
         Err(e) if e.raw_os_error() == Some(Errno::EADDRNOTAVAIL as i32) => Ok(()),
@@ -139,7 +140,7 @@ fn default_mtu(socket: &mut Socket) -> u32 {
 }
 
 fn machine_id() -> String {
-    // A machine without one gets a bridge whose address other such machines have too: they are not on one network.
+    // Without a machine id, several hosts derive the same MAC address, which is harmless on separate networks.
     fs::read_to_string("/etc/machine-id").unwrap_or_default()
 }
 
@@ -161,7 +162,8 @@ fn settings(bridge: &str, has_v6: bool) -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// A machine that forwards no longer listens to routers, and loses the route it had from one, unless it is told to.
+/// Keeps the default route that a router advertised: a forwarding host ignores router advertisements unless `accept_ra`
+/// is 2.
 fn keep_router_advertisements() {
     if read("ipv6/conf/all/forwarding").as_deref() == Some("1") {
         return;
@@ -175,7 +177,7 @@ fn keep_router_advertisements() {
         let links = links.iter().filter_map(route::link);
         Ok::<_, io::Error>(links.filter(|l| by_default.contains(&l.index)).map(|l| l.name).collect::<Vec<_>>())
     };
-    // Without the list nothing is known to be lost.
+    // Without the list, no link is known to be affected.
     for link in uplinks().unwrap_or_default() {
         let key = format!("ipv6/conf/{link}/accept_ra");
         if read(&key).as_deref() == Some("1") {
@@ -189,11 +191,11 @@ fn read(key: &str) -> Option<String> {
     fs::read_to_string(Path::new("/proc/sys/net").join(key)).ok().map(|text| text.trim().to_owned())
 }
 
-/// Sets a kernel setting of the thread's network namespace, below `/proc/sys/net`. What is so already is not written: the
+/// Sets a sysctl below `/proc/sys/net` in the thread's network namespace. Does not write an equal value, because the
 /// file may be read-only.
 ///
 /// # Errors
-/// What the kernel says.
+/// The write fails.
 pub fn set(key: &str, value: &str) -> io::Result<()> {
     if read(key).as_deref() == Some(value) {
         return Ok(());
@@ -201,7 +203,7 @@ pub fn set(key: &str, value: &str) -> io::Result<()> {
     fs::write(Path::new("/proc/sys/net").join(key), value)
 }
 
-/// Like [`set`], for settings a network works without.
+/// Sets an optional sysctl like [`set`]: logs a failure, ignores a missing file.
 pub fn attempt(key: &str, value: &str) {
     match set(key, value) {
         Err(e) if e.kind() != ErrorKind::NotFound => warn!(sysctl = key, err = %e, "Kernel setting not made"),

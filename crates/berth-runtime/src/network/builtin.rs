@@ -1,6 +1,6 @@
-//! The built-in network: what is done to the machine and for a pod, step by step, and undone.
+//! Built-in pod network: sets up and tears down bridge, leases, links, and packet filter.
 //!
-//! Owns the leases. Every step of taking down takes "already gone" for done. Blocking. Behaviour: spec 09b §11, §14.
+//! Owns the leases. Every teardown step treats "already gone" as success. Blocking. Implements spec 09b §11, §14.
 
 use std::{
     net::IpAddr,
@@ -28,25 +28,25 @@ use super::{
 };
 use berth_sys::step;
 
-/// Where pods are known by their own addresses, besides their own ranges: link-local and multicast.
+/// Ranges that are never masqueraded, besides pod ranges: link-local and multicast.
 const KNOWN: [&str; 4] = ["169.254.0.0/16", "224.0.0.0/4", "fe80::/10", "ff00::/8"];
 
-/// How the built-in network is configured.
+/// Settings of the built-in network.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// The bridge's name.
+    /// Name of the bridge.
     pub bridge: String,
     /// MTU; `None`: that of the default route's link.
     pub mtu: Option<u32>,
-    /// Whether pods get the machine's address elsewhere.
+    /// Whether traffic from pods to other destinations is masqueraded with the host's address.
     pub masquerade: bool,
-    /// Where they do not, besides pods' ranges, link-local and multicast.
+    /// Destinations without masquerading, besides pod ranges, link-local, and multicast.
     pub no_masquerade: Vec<Cidr>,
-    /// Whether pods can have ports of the machine.
+    /// Whether host ports are enabled.
     pub host_ports: bool,
-    /// Pods' ranges until somebody gives others; empty: the first usual one that meets no route.
+    /// Pod ranges until the kubelet sets a pod CIDR; empty: the first default range that overlaps no route.
     pub nets: Vec<Cidr>,
-    /// Where the leases are written.
+    /// Directory of the leases file.
     pub directory: PathBuf,
 }
 
@@ -60,7 +60,7 @@ pub struct Builtin {
 }
 
 impl Builtin {
-    /// Changes nothing yet.
+    /// Probes for nf_tables; does not change the host.
     pub fn new(settings: Settings) -> Self {
         let rules = Rules {
             table: names::owner(&settings.bridge).to_owned(),
@@ -78,37 +78,37 @@ impl Builtin {
         &self.firewall
     }
 
-    /// The bridge's name.
+    /// Name of the bridge.
     pub fn bridge(&self) -> &str {
         &self.settings.bridge
     }
 
-    /// Why the machine could not be set up.
+    /// Error of the last attempt to set up the host; `None` if it succeeded.
     pub fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The ranges new pods get addresses from.
+    /// The ranges that new leases come from.
     pub fn nets(&self) -> Vec<Cidr> {
         self.leases().ipam().nets()
     }
 
-    /// What a pod has.
+    /// Leased addresses of a pod.
     pub fn addresses(&self, pod: &str) -> Vec<IpAddr> {
         self.leases().ipam().of(pod)
     }
 
-    /// Addresses that are leased: of version 4 and of version 6.
+    /// Number of leased IPv4 and IPv6 addresses.
     pub fn leased(&self) -> (usize, usize) {
         let leases = self.leases();
         let v6 = leases.ipam().leases().keys().filter(|a| a.is_ipv6()).count();
         (leases.ipam().leases().len() - v6, v6)
     }
 
-    /// Sets the machine up: ranges where there are none yet, bridge, settings, packet filter.
+    /// Sets up the host: default ranges if none are set, bridge, sysctls, packet filter.
     ///
     /// # Errors
-    /// What failed; also kept for [`Self::failure`].
+    /// The step that failed; [`Self::failure`] returns it too.
     pub fn prepare(&self) -> Result<Bridge, NetworkError> {
         let prepared = self.try_prepare();
         let failure = prepared.as_ref().err().map(ToString::to_string);
@@ -138,7 +138,7 @@ impl Builtin {
         Ok(vec![net])
     }
 
-    /// Makes links of our pods ports of the bridge again: they lose it when somebody removes it.
+    /// Attaches the links of pods to the bridge again: removing the bridge detached them.
     fn adopt(&self, bridge: Bridge) -> Result<(), NetworkError> {
         let pods: Vec<String> = self.leases().ipam().leases().values().cloned().collect();
         let strays = |l: &berth_sys::netlink::route::Link| l.master != bridge.index && pods.contains(&l.alias);
@@ -155,11 +155,11 @@ impl Builtin {
         self.firewall.set(|rules| (rules.pods, rules.no_masquerade) = (pods, known))
     }
 
-    /// Leases from other ranges from now on. Pods keep what they have, and their gateway. Where plugins make the networks the
-    /// machine is not set up for them (`prepares`).
+    /// Sets the ranges for new leases. Existing pods keep their addresses and gateway. `prepares` is false where CNI
+    /// plugins make the networks: the host is then not set up for the ranges.
     ///
     /// # Errors
-    /// What failed.
+    /// The step that failed.
     pub fn set_nets(&self, nets: &[Cidr], prepares: bool) -> Result<(), NetworkError> {
         if self.nets() == nets {
             return Ok(());
@@ -172,7 +172,7 @@ impl Builtin {
         self.prune(&bridge)
     }
 
-    /// Takes gateways of ranges that nobody uses any more from the bridge.
+    /// Removes the gateways of unused ranges from the bridge.
     fn prune(&self, bridge: &Bridge) -> Result<(), NetworkError> {
         let failed = |e| NetworkError::kernel("bridge addresses", e);
         let (nets, leased): (Vec<Cidr>, Vec<IpAddr>) = {
@@ -191,7 +191,7 @@ impl Builtin {
         if pruned { self.set_rules(bridge) } else { Ok(()) }
     }
 
-    /// Gives a pod its network. Whatever was done is undone when a step fails.
+    /// Sets up the network of a pod. Rolls back all steps on failure.
     ///
     /// # Errors
     /// The step that failed.
@@ -225,7 +225,7 @@ impl Builtin {
         let namespace = namespace.as_fd();
         let join = Join { sandbox: &pod.id, namespace, bridge, bridge_name, addresses: &addresses, bandwidth };
         step::reached("network.leased");
-        // First, because another pod may have a port, and links are dear.
+        // First, because it fails if another pod owns a host port, and links are expensive.
         self.firewall.open(&pod.id, ports, &ips)?;
         step::reached("network.ports");
         pod_link::attach(&join).map_err(|e| NetworkError::kernel("pod's links", e))?;
@@ -233,14 +233,14 @@ impl Builtin {
         Ok(Attached { mode: Mode::Builtin, result: told(&addresses), ips })
     }
 
-    /// Takes a pod's network down.
+    /// Tears down a pod's network.
     ///
     /// # Errors
-    /// The first step that failed; all are tried.
+    /// The first step that failed; links and ports are both attempted.
     pub fn teardown(&self, pod: &SandboxNetwork) -> Result<(), NetworkError> {
         let mut addresses = self.leases().ipam().of(&pod.id);
         let told = pod.attached.iter().filter(|a| a.mode == Mode::Builtin).flat_map(|a| a.ips.iter().copied());
-        // Only those that are not another's by now.
+        // Skips addresses that are leased to another pod by now.
         let others = |ip: &IpAddr| self.leases().ipam().leases().get(ip).is_some_and(|p| *p != pod.id);
         let more: Vec<IpAddr> = told.filter(|ip| !addresses.contains(ip) && !others(ip)).collect();
         addresses.extend(more);
@@ -263,11 +263,11 @@ impl Builtin {
         found.map_or(Ok(()), |bridge| self.prune(&bridge))
     }
 
-    /// Takes over after a start: leases, ports and links are those of these pods, all else goes. Tells the pods whose link
-    /// is gone. Sets the machine up where it `prepares`, or was set up before.
+    /// Recovers after a start: leases, host ports, and links of these pods stay, all others are removed. Returns the
+    /// ids of pods whose link is lost. Sets up the host if `prepares` is true or the bridge exists.
     ///
     /// # Errors
-    /// What failed.
+    /// The step that failed.
     pub fn recover(&self, pods: &[SandboxNetwork], prepares: bool) -> Result<Vec<String>, NetworkError> {
         let ours: Vec<(&SandboxNetwork, &Attached)> = pods
             .iter()
@@ -302,7 +302,7 @@ impl Builtin {
     }
 }
 
-/// What plugins would have answered.
+/// The result in the form of a CNI plugin's.
 fn told(addresses: &[(IpAddr, Cidr)]) -> serde_json::Value {
     let ips: Vec<_> = addresses
         .iter()

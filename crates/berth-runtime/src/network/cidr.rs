@@ -1,4 +1,4 @@
-//! Ranges of addresses. Pure.
+//! IP address ranges in CIDR notation. Pure.
 
 use std::{
     fmt,
@@ -6,20 +6,20 @@ use std::{
     str::FromStr,
 };
 
-/// A net: its first address and the bits that count.
+/// An IP network: base address and prefix length.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cidr {
     first: IpAddr,
     prefix: u8,
 }
 
-/// What is no net.
+/// Text that is not in CIDR notation.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("invalid CIDR address: {0}")]
 pub struct NotACidr(String);
 
 impl Cidr {
-    /// The net an address belongs to; `None` where it has fewer bits.
+    /// The network that contains an address; `None` if the prefix is longer than the address.
     pub fn of(address: IpAddr, prefix: u8) -> Option<Self> {
         let bits = bits(address.is_ipv6());
         let host = bits.checked_sub(u32::from(prefix))?;
@@ -27,37 +27,37 @@ impl Cidr {
         Some(Self { first: from_number(number(address) & keep, address.is_ipv6()), prefix })
     }
 
-    /// The first address.
+    /// First address (network address).
     pub fn first(self) -> IpAddr {
         self.first
     }
 
-    /// The last address.
+    /// Last address.
     pub fn last(self) -> IpAddr {
         from_number(self.number(self.size_less_one()), self.is_v6())
     }
 
-    /// The bits that count.
+    /// Prefix length in bits.
     pub fn prefix(self) -> u8 {
         self.prefix
     }
 
-    /// Whether it is of the sixth version.
+    /// Whether this is an IPv6 network.
     pub fn is_v6(self) -> bool {
         self.first.is_ipv6()
     }
 
-    /// The second address, which the bridge has.
+    /// The second address, which belongs to the bridge.
     pub fn gateway(self) -> IpAddr {
         self.nth(1)
     }
 
-    /// The address at a place; the last one where there are not so many.
+    /// The address at an offset from the first, limited to the last address.
     pub fn nth(self, place: u128) -> IpAddr {
         from_number(self.number(place.min(self.size_less_one())), self.is_v6())
     }
 
-    /// Addresses after the first.
+    /// Number of addresses minus one.
     pub fn size_less_one(self) -> u128 {
         match bits(self.is_v6()) - u32::from(self.prefix) {
             128 => u128::MAX,
@@ -65,17 +65,17 @@ impl Cidr {
         }
     }
 
-    /// The place of an address in it.
+    /// Offset of an address from the first; `None` if the network does not contain it.
     pub fn place(self, address: IpAddr) -> Option<u128> {
         self.contains(address).then(|| number(address) - number(self.first))
     }
 
-    /// Whether an address belongs to it.
+    /// Whether the network contains an address.
     pub fn contains(self, address: IpAddr) -> bool {
         Self::of(address, self.prefix) == Some(self)
     }
 
-    /// Whether they have an address in common.
+    /// Whether two networks overlap.
     pub fn overlaps(self, other: Self) -> bool {
         self.contains(other.first) || other.contains(self.first)
     }
@@ -103,10 +103,10 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// Reads nets that are separated by commas: what the node was given. The first of each version counts.
+/// Parses comma-separated networks (the node's pod CIDRs). Keeps the first of each IP version.
 ///
 /// # Errors
-/// The first part that is no net.
+/// The first part that is not a network.
 pub fn one_of_each(text: &str) -> Result<Vec<Cidr>, NotACidr> {
     let mut found: Vec<Cidr> = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -118,7 +118,7 @@ pub fn one_of_each(text: &str) -> Result<Vec<Cidr>, NotACidr> {
     Ok(found)
 }
 
-/// Ranges without overlaps, in order, neighbours joined: first and last address. Of one version.
+/// Merges the networks of one IP version to sorted, disjoint ranges of first and last address.
 pub fn ranges(nets: &[Cidr], is_v6: bool) -> Vec<(IpAddr, IpAddr)> {
     let mut sorted: Vec<(u128, u128)> =
         nets.iter().filter(|n| n.is_v6() == is_v6).map(|n| (number(n.first), number(n.last()))).collect();
@@ -133,7 +133,7 @@ pub fn ranges(nets: &[Cidr], is_v6: bool) -> Vec<(IpAddr, IpAddr)> {
     joined.into_iter().map(|(first, last)| (from_number(first, is_v6), from_number(last, is_v6))).collect()
 }
 
-/// The address after this one; `None` after the last of all.
+/// The next address; `None` after the last one of the IP version.
 pub fn successor(address: IpAddr) -> Option<IpAddr> {
     match address {
         IpAddr::V4(v4) => u32::from(v4).checked_add(1).map(|n| Ipv4Addr::from(n).into()),
@@ -141,7 +141,7 @@ pub fn successor(address: IpAddr) -> Option<IpAddr> {
     }
 }
 
-/// The bytes of an address.
+/// The address in network byte order: 4 or 16 bytes.
 pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),

@@ -1,7 +1,7 @@
-//! Connects to a port inside a pod.
+//! Connects to a TCP port on the loopback of a pod's network namespace.
 //!
-//! A socket belongs to the namespace it was made in: one is made inside, which takes no time, and connected here, where
-//! waiting for a pod that does not answer holds no thread. Behaviour: spec 09a §4 (port-forward).
+//! A socket stays in the namespace of its creation: creating it inside is fast, and connecting outside blocks no thread
+//! while the pod does not respond. Implements spec 09a §4 (port-forward).
 
 use std::{
     io,
@@ -19,16 +19,16 @@ use tokio::{
 use super::errors::NetworkError;
 use berth_sys::net_namespace;
 
-/// How long either address has; a loopback answers at once.
+/// Connect timeout per address; loopback responds immediately.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sockets for both versions, or why there is none.
+/// One socket per IP version, or the error of its creation.
 pub struct Sockets {
     v4: io::Result<OwnedFd>,
     v6: io::Result<OwnedFd>,
 }
 
-/// Makes sockets in a namespace; in the machine's own where none is given. Blocks for a few system calls.
+/// Creates sockets in a network namespace, the host's if `None`. Blocks for a few system calls.
 ///
 /// # Errors
 /// The namespace cannot be entered.
@@ -47,7 +47,7 @@ pub fn sockets(namespace: Option<BorrowedFd<'_>>) -> io::Result<Sockets> {
 /// Connects to `127.0.0.1`, then to `::1`.
 ///
 /// # Errors
-/// What both addresses said.
+/// The errors of both addresses.
 pub async fn connect(sockets: Sockets, sandbox: &str, port: u16) -> Result<TcpStream, NetworkError> {
     let v4 = match to(sockets.v4, (Ipv4Addr::LOCALHOST, port).into()).await {
         Ok(stream) => return Ok(stream),

@@ -1,56 +1,56 @@
-//! What can go wrong with a pod's network.
+//! Errors of pod networks.
 
 use std::{io, time::Duration};
 
 use super::{bandwidth::BandwidthError, cidr::NotACidr, host_ports::PortError, ipam::Exhausted};
 
-/// Why a pod has no network, or keeps it.
+/// A failed network operation.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
-    /// No address is left.
+    /// All addresses are leased.
     #[error(transparent)]
     NoAddress(#[from] Exhausted),
-    /// A port of the machine cannot be had.
+    /// A host port is unavailable.
     #[error(transparent)]
     HostPort(#[from] PortError),
-    /// The kernel cannot lead ports to pods.
+    /// The kernel has no nf_tables, which host ports need.
     #[error("hostPort needs nf_tables")]
     NoFilter,
-    /// A limit of its speed makes no sense.
+    /// A bandwidth limit is invalid.
     #[error(transparent)]
     Bandwidth(#[from] BandwidthError),
-    /// The node's range is none.
+    /// A pod CIDR is malformed.
     #[error(transparent)]
     Range(#[from] NotACidr),
-    /// There is no network yet.
+    /// The network is not ready.
     #[error("{0}")]
     NotReady(String),
-    /// What plugins or their configuration say.
+    /// A CNI plugin failed, or the CNI configuration is invalid.
     #[error("{0}")]
     Cni(String),
-    /// The kernel refused something.
+    /// A kernel request or system call failed.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was attempted.
+        /// Operation that failed.
         what: String,
-        /// What it said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// A port inside the pod does not answer.
+    /// The port inside the pod does not respond.
     #[error("{0}")]
     Dial(String),
-    /// It took too long.
+    /// The operation timed out.
     #[error("{what}: no end within {limit:?}")]
     TimedOut {
-        /// What was attempted.
+        /// Operation that timed out.
         what: &'static str,
-        /// How long it had.
+        /// Timeout.
         limit: Duration,
     },
 }
 
 impl NetworkError {
-    /// What the kernel said to an attempt.
+    /// An error of a kernel request.
     pub fn kernel(what: impl Into<String>, source: io::Error) -> Self {
         Self::Kernel { what: what.into(), source }
     }

@@ -1,7 +1,7 @@
-//! Keeps our table of the packet filter as it should be.
+//! Reconciles the runtime's nf_tables table: host ports, masquerading, and forwarding rules.
 //!
-//! Owns who has which host port. Single entries come and go with pods; the whole table is put in place, in one transaction,
-//! at start, when ranges change, and when somebody removed something of it. Blocking. Behaviour: spec 09b §12.
+//! Owns the host port assignments. Pods add and remove single map elements; one transaction replaces the whole table at
+//! start, when ranges change, and when another program removed part of it. Blocking. Implements spec 09b §12.
 
 use std::{
     fs, io,
@@ -26,10 +26,10 @@ use berth_sys::netlink::{
     filter,
 };
 
-/// Tracked connections from which on the kernel chooses among them.
+/// Number of tracked connections from which the kernel filters the list by address.
 const MANY: usize = 10_000;
 
-/// Our table and who has which port of the machine.
+/// The nf_tables table and the host port assignments.
 #[derive(Debug)]
 pub struct Firewall {
     state: Mutex<State>,
@@ -44,7 +44,7 @@ struct State {
 }
 
 impl Firewall {
-    /// Looks whether the kernel has a packet filter; changes nothing.
+    /// Probes for nf_tables; changes nothing.
     pub fn new(rules: Rules) -> Self {
         let has_filter = probe().inspect_err(|e| warn!(err = %e, "No nf_tables in this kernel")).is_ok();
         Self {
@@ -54,20 +54,20 @@ impl Firewall {
         }
     }
 
-    /// Whether the kernel has a packet filter.
+    /// Whether the kernel supports nf_tables.
     pub fn has_filter(&self) -> bool {
         self.has_filter
     }
 
-    /// Times the table was put in place because somebody had removed something of it.
+    /// Number of times the table was restored after another program removed part of it.
     pub fn reapplied(&self) -> u64 {
         self.reapplied.load(Ordering::Relaxed)
     }
 
-    /// Changes what the table is made from, and puts it in place.
+    /// Changes the rules and replaces the table.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The nf_tables transaction fails.
     pub fn set(&self, change: impl FnOnce(&mut Rules)) -> Result<(), NetworkError> {
         let mut state = self.state();
         change(&mut state.rules);
@@ -81,8 +81,8 @@ impl Firewall {
         transact(rules::whole(&state.rules, &state.ports.all())).map_err(|e| NetworkError::kernel("nf_tables", e))
     }
 
-    /// Forgets who has which port, and lets these pods have theirs. A port two of them want is the first one's. The table
-    /// is put in place by [`Self::set`].
+    /// Replaces all host port assignments. Of two pods with the same port, the first one keeps it. Does not touch the
+    /// table; [`Self::set`] applies it.
     pub fn restore(&self, pods: &[(String, Vec<Entry>)]) {
         let mut state = self.state();
         state.ports.clear();
@@ -93,10 +93,11 @@ impl Firewall {
         }
     }
 
-    /// Leads the machine's ports to a pod. Old datagram flows to those ports are forgotten: they lead elsewhere.
+    /// Opens a pod's host ports. Removes tracked UDP flows to these ports, because they lead to an earlier destination.
     ///
     /// # Errors
-    /// A port another pod has; no packet filter; what the kernel says. Nothing is changed then.
+    /// Another pod owns a port, the kernel has no nf_tables, or the transaction fails. The pod gets none of the ports
+    /// then.
     pub fn open(&self, pod: &str, mappings: &[PortMapping], addresses: &[IpAddr]) -> Result<(), NetworkError> {
         let entries = HostPorts::entries(mappings, addresses)?;
         if entries.is_empty() {
@@ -120,7 +121,7 @@ impl Firewall {
         Ok(())
     }
 
-    /// An entry that is there already, or a table that is gone: then the whole of it is put in place.
+    /// Adds elements. Replaces the whole table if an element already exists or the table is gone.
     fn add(&self, state: &State, entries: &[Entry]) -> Result<(), NetworkError> {
         match transact(rules::added(&state.rules.table, entries)) {
             Err(e) if matches!(errno(&e), Errno::EEXIST | Errno::ENOENT) => self.apply(state),
@@ -128,10 +129,10 @@ impl Firewall {
         }
     }
 
-    /// Takes a pod's ports back, and forgets connections of its addresses.
+    /// Closes a pod's host ports, and removes tracked connections of its addresses.
     ///
     /// # Errors
-    /// What the kernel says, other than that they are gone.
+    /// The transaction fails; missing elements are not an error.
     pub fn close(&self, pod: &str, addresses: &[IpAddr]) -> Result<(), NetworkError> {
         let mut state = self.state();
         let entries = state.ports.release(pod);
@@ -148,10 +149,10 @@ impl Firewall {
         Ok(())
     }
 
-    /// Looks whether the table is whole, and puts it in place where it is not. Whether it had to.
+    /// Restores the table if it is incomplete. Returns whether it had to.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A kernel request fails.
     pub fn mend(&self) -> Result<bool, NetworkError> {
         let state = self.state();
         if !self.has_filter || is_whole(&state.rules).map_err(|e| NetworkError::kernel("nf_tables", e))? {
@@ -163,23 +164,23 @@ impl Firewall {
         Ok(true)
     }
 
-    /// The table's name.
+    /// Name of the table.
     pub fn table(&self) -> String {
         self.state().rules.table.clone()
     }
 
-    /// Chains of others that drop what they do not know among forwarded packets.
+    /// Forward chains of other tables whose policy is to drop.
     pub fn dropping_chains(&self) -> Vec<String> {
         let own = self.table();
         let listed = Socket::open(netlink::Protocol::Netfilter)
             .and_then(|mut socket| socket.dump(&filter::get_chains(filter::FAMILY_ANY)));
-        // A kernel without the filter has no such chains.
+        // A kernel without nf_tables has no such chains.
         let chains = listed.unwrap_or_default();
         let drops = chains.iter().filter_map(filter::chain).filter(|c| c.drops && c.forwards() && c.table != own);
         drops.map(|c| format!("chain {} of table {}", c.name, c.table)).collect()
     }
 
-    /// The state is whole after every statement, also where a thread died.
+    /// Ignores lock poisoning: the state is consistent after every statement, even if a thread panicked.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -214,18 +215,18 @@ fn is_whole(rules: &Rules) -> io::Result<bool> {
     Ok(ours.count() == rules::count(rules))
 }
 
-/// Forgets tracked connections. What cannot be forgotten ends by itself, so that failures are only noted.
+/// Removes tracked connections. Logs failures only at debug level, because remaining entries expire by themselves.
 fn forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) {
     if let Err(e) = try_forget(chosen, of) {
         tracing::debug!(err = %e, "Tracked connections not forgotten");
     }
 }
 
-/// Each list is a walk through the kernel's whole table, so that few connections are listed at once; of many the kernel
-/// chooses those of the addresses.
+/// Each dump walks the kernel's whole connection table. Lists all if there are few; otherwise the kernel filters them
+/// by address.
 fn try_forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) -> io::Result<()> {
     let tracked = fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count");
-    // Without the file there may be any number.
+    // Without the file, the count is unknown and may be large.
     let tracked: Option<usize> = tracked.ok().and_then(|text| text.trim().parse().ok());
     if tracked == Some(0) {
         return Ok(());
@@ -241,7 +242,7 @@ fn try_forget(chosen: impl Fn(&Connection) -> bool, of: &[IpAddr]) -> io::Result
         }
     }
     let gone = found.iter().filter_map(connections::connection).filter(|c| chosen(c));
-    // One that ended meanwhile is as good as forgotten.
+    // A connection that ended in the meantime needs no removal.
     socket.each(gone.map(|c| c.forget()).collect()).map(drop)
 }
 

@@ -1,11 +1,11 @@
-//! Which port of the machine leads to which pod. Pure.
+//! Host port assignments of pods. Pure.
 //!
-//! A key is taken by one pod at a time: the second fails and is told who has it, where others let the newest win silently.
-//! Behaviour: spec 09b §12.
+//! One pod owns a key at a time: a second pod fails with an error that names the owner, where other runtimes let the
+//! newest pod take over silently. Implements spec 09b §12.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
-/// A protocol that has ports.
+/// A transport protocol with ports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Protocol {
     /// TCP.
@@ -17,7 +17,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Its number.
+    /// IP protocol number.
     pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -37,79 +37,79 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A port of a pod that is wanted on the machine.
+/// A requested port mapping of a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortMapping {
-    /// The protocol.
+    /// Transport protocol.
     pub protocol: Protocol,
-    /// The machine's port; 0: none.
+    /// Host port; 0: no mapping.
     pub host_port: u16,
-    /// The pod's port; 0: the same.
+    /// Pod port; 0: same as the host port.
     pub container_port: u16,
-    /// The machine's address; empty, `0.0.0.0` or `::` for all.
+    /// Host address; empty, `0.0.0.0`, or `::` for all.
     pub host_ip: String,
 }
 
-/// What arrives where.
+/// Match of a host port entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Key {
-    /// Whether it is of the sixth version.
+    /// Whether the entry is for IPv6.
     pub is_v6: bool,
-    /// The machine's address; `None`: all.
+    /// Host address; `None`: all.
     pub address: Option<IpAddr>,
-    /// The protocol.
+    /// Transport protocol.
     pub protocol: Protocol,
-    /// The port.
+    /// Host port.
     pub port: u16,
 }
 
-/// An entry that leads to a pod.
+/// A host port entry that redirects to a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// What arrives where.
+    /// Match on incoming traffic.
     pub key: Key,
-    /// The pod's address.
+    /// Pod address.
     pub pod: IpAddr,
-    /// Its port.
+    /// Pod port.
     pub port: u16,
 }
 
-/// Why a pod's ports cannot be had.
+/// An unavailable or invalid host port.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PortError {
-    /// Another has it.
+    /// Another pod owns the port.
     #[error("hostPort {port}/{protocol} is already in use by sandbox {by}")]
     Taken {
-        /// The machine's port.
+        /// Host port.
         port: u16,
-        /// The protocol.
+        /// Transport protocol.
         protocol: Protocol,
-        /// Who has it.
+        /// Sandbox id of the owner.
         by: String,
     },
-    /// What is said to be an address is none.
+    /// The host IP is not an IP address.
     #[error("hostPort {port}/{protocol}: host IP {address:?} is no address")]
     NoAddress {
-        /// The machine's port.
+        /// Host port.
         port: u16,
-        /// The protocol.
+        /// Transport protocol.
         protocol: Protocol,
-        /// What was given.
+        /// The invalid text.
         address: String,
     },
 }
 
-/// Who has which port.
+/// Host port assignments by pod.
 #[derive(Debug, Default)]
 pub struct HostPorts {
     taken: BTreeMap<Key, (String, Entry)>,
 }
 
 impl HostPorts {
-    /// The entries a pod's mappings make; for a pod with addresses of both versions, of both.
+    /// The entries of a pod's port mappings; one per IP version for a dual-stack pod.
     ///
     /// # Errors
-    /// An address that is none.
+    /// A host IP is not an IP address.
     pub fn entries(mappings: &[PortMapping], pod: &[IpAddr]) -> Result<Vec<Entry>, PortError> {
         let mut entries: Vec<Entry> = Vec::new();
         for mapping in mappings.iter().filter(|m| m.host_port != 0) {
@@ -125,10 +125,10 @@ impl HostPorts {
         Ok(entries)
     }
 
-    /// Takes entries for a pod, all or none.
+    /// Assigns entries to a pod, all or none.
     ///
     /// # Errors
-    /// One that another pod has.
+    /// Another pod owns one of them.
     pub fn take(&mut self, pod: &str, entries: &[Entry]) -> Result<(), PortError> {
         for entry in entries {
             if let Some((by, _)) = self.taken.get(&entry.key).filter(|(by, _)| by != pod) {
@@ -140,25 +140,25 @@ impl HostPorts {
         Ok(())
     }
 
-    /// Gives back what a pod has, and tells it.
+    /// Releases all entries of a pod, and returns them.
     pub fn release(&mut self, pod: &str) -> Vec<Entry> {
         let had: Vec<Entry> = self.taken.values().filter(|(by, _)| by == pod).map(|(_, e)| *e).collect();
         self.taken.retain(|_, (by, _)| by != pod);
         had
     }
 
-    /// Every entry.
+    /// All entries.
     pub fn all(&self) -> Vec<Entry> {
         self.taken.values().map(|(_, entry)| *entry).collect()
     }
 
-    /// Forgets everything.
+    /// Releases all entries.
     pub fn clear(&mut self) {
         self.taken.clear();
     }
 }
 
-/// The machine's address of a mapping, and the version it is limited to.
+/// Host address of a mapping (`None`: all), and the IP version it is limited to (true: IPv6).
 fn bound(mapping: &PortMapping) -> Result<(Option<IpAddr>, Option<bool>), PortError> {
     if mapping.host_ip.is_empty() {
         return Ok((None, None));

@@ -1,7 +1,7 @@
-//! Which pod has which address. Pure.
+//! IP address management (IPAM) for pods. Pure.
 //!
-//! Next fit from a cursor, so that an address is not used again soon; one that was given back rests for [`REST`] besides
-//! (neighbours and connections forget it meanwhile), unless no other address is free. Behaviour: spec 09b §11.1-§11.3, §14.
+//! Allocates next-fit from a cursor, so that an address is not reused soon. A released address also rests for [`REST`],
+//! while neighbor caches and connections expire, unless no other address is free. Implements spec 09b §11.1-§11.3, §14.
 
 use std::{
     collections::BTreeMap,
@@ -11,20 +11,20 @@ use std::{
 
 use super::cidr::Cidr;
 
-/// How long an address rests after a pod gave it back.
+/// Minimum time before a released address is reused.
 pub const REST: Duration = Duration::from_secs(10);
 
-/// No address is left.
+/// All addresses of a range are leased.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("no IP addresses available in range set: {first}-{last}")]
 pub struct Exhausted {
-    /// The first of the range.
+    /// First address of the range.
     pub first: IpAddr,
-    /// The last.
+    /// Last address of the range.
     pub last: IpAddr,
 }
 
-/// Addresses of pods.
+/// Address leases of pods.
 #[derive(Debug, Default)]
 pub struct Ipam {
     ranges: Vec<Range>,
@@ -35,15 +35,15 @@ pub struct Ipam {
 #[derive(Debug)]
 struct Range {
     net: Cidr,
-    /// Place of the address that was given last.
+    /// Offset of the address that was leased last.
     cursor: u128,
 }
 
 impl Range {
-    /// Places of the first and the last address a pod or the bridge may have.
+    /// Offsets of the first and the last usable address.
     fn bounds(&self) -> (u128, u128) {
         let last = self.net.size_less_one();
-        // The last of a net of version 4 reaches everybody; version 6 has none such.
+        // The last address of an IPv4 network is the broadcast address; IPv6 has none.
         (1, if self.net.is_v6() { last } else { last.saturating_sub(1) })
     }
 
@@ -54,21 +54,21 @@ impl Range {
 }
 
 impl Ipam {
-    /// Gives new leases from these nets; those that were given stay.
+    /// Sets the networks for new leases; existing leases stay.
     pub fn set_nets(&mut self, nets: &[Cidr]) {
         let cursor = |net: Cidr| self.ranges.iter().find(|r| r.net == net).map_or(1, |r| r.cursor);
         self.ranges = nets.iter().map(|net| Range { net: *net, cursor: cursor(*net) }).collect();
     }
 
-    /// The nets new leases come from.
+    /// The networks that new leases come from.
     pub fn nets(&self) -> Vec<Cidr> {
         self.ranges.iter().map(|r| r.net).collect()
     }
 
-    /// Leases an address of each net for a pod; those it has already where it has some.
+    /// Leases one address per network to a pod; returns the existing leases if the pod has any.
     ///
     /// # Errors
-    /// Where a net has none left; nothing is leased then.
+    /// A network has no free address; then nothing is leased.
     pub fn lease(&mut self, pod: &str, now: Instant) -> Result<Vec<IpAddr>, Exhausted> {
         let had = self.of(pod);
         if !had.is_empty() {
@@ -93,7 +93,7 @@ impl Ipam {
             let address = range.net.nth(place);
             place != 1 && !self.leases.contains_key(&address) && !self.resting.contains_key(&address)
         };
-        // Among so many one is free, or none is: nobody walks through a net of version 6.
+        // This many attempts suffice to find a free address, if any: walking an IPv6 network would never end.
         let tries = self.leases.len() as u128 + self.resting.len() as u128 + 2;
         let mut place = range.cursor;
         for _ in 0..tries.min(last) {
@@ -102,12 +102,12 @@ impl Ipam {
                 return Ok(place);
             }
         }
-        // None but those that rest: the one that has rested longest.
+        // Only resting addresses remain: takes the one that has rested longest.
         let resting = self.resting.iter().filter_map(|(address, since)| Some((*since, range.net.place(*address)?)));
         resting.min().map(|(_, place)| place).ok_or_else(|| range.exhausted())
     }
 
-    /// Takes back what a pod has. Whether it had something.
+    /// Releases the addresses of a pod. Returns whether it had any.
     pub fn release(&mut self, pod: &str, now: Instant) -> bool {
         let had = self.of(pod);
         for address in &had {
@@ -117,19 +117,19 @@ impl Ipam {
         !had.is_empty()
     }
 
-    /// What a pod has, in the order of the nets.
+    /// The addresses of a pod, in the order of the networks.
     pub fn of(&self, pod: &str) -> Vec<IpAddr> {
         let mut had: Vec<IpAddr> = self.leases.iter().filter(|(_, p)| *p == pod).map(|(a, _)| *a).collect();
         had.sort_by_key(|address| self.ranges.iter().position(|r| r.net.contains(*address)).unwrap_or(usize::MAX));
         had
     }
 
-    /// Every lease.
+    /// All leases by address.
     pub fn leases(&self) -> &BTreeMap<IpAddr, String> {
         &self.leases
     }
 
-    /// Forgets everything but what these pods have.
+    /// Replaces all leases with those of these pods.
     pub fn restore<'a>(&mut self, pods: impl IntoIterator<Item = (&'a str, &'a [IpAddr])>) {
         self.resting.clear();
         self.leases = pods.into_iter().flat_map(|(pod, has)| has.iter().map(move |a| (*a, pod.to_owned()))).collect();
@@ -164,7 +164,7 @@ mod tests {
         let full = ipam.lease("7", start).expect_err("none left").to_string();
         assert_eq!(full, "no IP addresses available in range set: 10.9.0.1-10.9.0.6");
         assert!(ipam.release("4", start) && !ipam.release("4", start));
-        // critest 7: an address that rests is used when no other is free
+        // critest 7: a resting address is used when no other is free
         assert!(ipam.release("3", start + Duration::from_secs(1)));
         let soon = start + Duration::from_secs(2);
         assert_eq!(told(&ipam.lease("7", soon).expect("rested longest")), "10.9.0.4");

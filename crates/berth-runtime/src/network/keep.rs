@@ -1,13 +1,13 @@
-//! Keeps the network right while the daemon runs.
+//! Watches kernel and file events and repairs the pod network.
 //!
-//! | News | Then |
+//! | Event | Action |
 //! |---|---|
-//! | something of our table was removed | it is put in place again (`nft flush ruleset`, firewalld) |
-//! | the bridge was removed | it is made again, and pods' links become its ports |
-//! | files of plugins' configurations changed | the configuration is read anew, half a second after the last change |
-//! | a pod's link was removed, or the file that names its namespace | whoever keeps the pods is told to look |
+//! | part of the nf_tables table was removed | restore the table (`nft flush ruleset`, firewalld) |
+//! | the bridge was removed | recreate it and attach the links of pods |
+//! | CNI configuration files changed | reload the configuration half a second after the last change |
+//! | a pod's link or the file of its network namespace was removed | notify the subscribers of `disturbances` |
 //!
-//! A flood of news costs one look. Behaviour: spec 09b §10, §12, §13.1.
+//! A burst of events costs one check. Implements spec 09b §10, §12, §13.1.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -23,15 +23,15 @@ use tracing::warn;
 use super::{manager::Network, mode::Mode, names};
 use berth_sys::netlink::{Protocol, Socket, filter, route};
 
-/// How long a flood of the kernel's news is let pass.
+/// Debounce interval for kernel and namespace file events.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long files are let settle.
+/// Debounce interval for CNI configuration files.
 const FILES_SETTLE: Duration = Duration::from_millis(500);
-/// A wait before what failed is tried again.
+/// Delay before a retry.
 const RETRY: Duration = Duration::from_secs(5);
 
 impl Network {
-    /// Runs until it is stopped.
+    /// Runs all watchers until `stop` is cancelled.
     pub async fn keep(&self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -65,7 +65,7 @@ impl Network {
         let bridge = self.inner.builtin.bridge().to_owned();
         let is_ours = |reply: &_| route::removed_link(reply).as_deref() == Some(&bridge);
         self.follow(Protocol::Route, route::LINK_NEWS, is_ours, |network| {
-            // Where plugins make the networks somebody may remove it for good.
+            // With CNI plugins and no leases, the bridge may be removed for good.
             let is_needed = network.mode() == Mode::Builtin || network.leased() != (0, 0);
             if is_needed { network.inner.builtin.prepare().map(drop) } else { Ok(()) }
         })
@@ -98,7 +98,7 @@ impl Network {
                     sleep(SETTLE).await;
                     self.disturb();
                 }
-                // It may be there by now, or gone: then another directory has to be watched.
+                // The directory may exist by now, or be gone: then the watch must move to another directory.
                 if !is_there
                     || change.mask.intersects(EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED)
                 {
@@ -108,7 +108,7 @@ impl Network {
         }
     }
 
-    /// Mends whenever news are chosen, or may have been lost.
+    /// Repairs whenever an event is relevant, or events may have been lost.
     async fn follow(
         &self,
         protocol: Protocol,
@@ -132,7 +132,7 @@ impl Network {
                     match ready.get_inner().news() {
                         Ok(Some(news)) => is_chosen |= news.iter().any(&chosen),
                         Ok(None) => break,
-                        // News were lost: any of them may have been ours.
+                        // Events were lost: any of them may have been relevant.
                         Err(_) => is_chosen = true,
                     }
                 }
@@ -161,7 +161,7 @@ impl Network {
         loop {
             match watch(self.inner.plugins.directory()) {
                 Ok(mut changes) => {
-                    // What changed between the last look and the watch.
+                    // Covers changes between the last reload and the start of the watch.
                     self.reload().await;
                     if changes.next().await.is_none() {
                         continue;
@@ -179,12 +179,12 @@ impl Network {
 
     async fn reload(&self) {
         let inner = Arc::clone(&self.inner);
-        // Only a panic fails it; the next change reads again.
+        // Fails only on a panic; the next change reloads again.
         let _ = spawn_blocking(move || inner.plugins.reload()).await;
     }
 }
 
-/// Watches a directory, or the nearest above it that is there.
+/// Watches a directory, or its nearest existing ancestor.
 fn watch(directory: &Path) -> std::io::Result<EventStream<Vec<u8>>> {
     let inotify = Inotify::init()?;
     let mask = WatchMask::CREATE
@@ -197,7 +197,7 @@ fn watch(directory: &Path) -> std::io::Result<EventStream<Vec<u8>>> {
     let mut failure = std::io::ErrorKind::NotFound.into();
     for place in directory.ancestors() {
         match inotify.watches().add(place, mask) {
-            // One that was made this moment is not told of by what is above it.
+            // The watch on the ancestor misses a directory that was created just before it.
             Ok(_) if place != directory && place.join(next_part(directory, place)).exists() => return watch(directory),
             Ok(_) => return inotify.into_event_stream(vec![0; 4096]),
             Err(e) => failure = e,
@@ -206,7 +206,7 @@ fn watch(directory: &Path) -> std::io::Result<EventStream<Vec<u8>>> {
     Err(failure)
 }
 
-/// The first part of a path below a place above it.
+/// The first component of a path below an ancestor.
 fn next_part<'a>(path: &'a Path, above: &Path) -> &'a Path {
     let first = path.strip_prefix(above).ok().and_then(|rest| rest.iter().next());
     first.map_or(path, Path::new)
@@ -214,7 +214,7 @@ fn next_part<'a>(path: &'a Path, above: &Path) -> &'a Path {
 
 async fn settle(changes: &mut EventStream<Vec<u8>>) {
     let mut until = Instant::now() + FILES_SETTLE;
-    // Files that change for ever are read now and then all the same.
+    // Files that change continuously are still reloaded at this interval.
     let latest = Instant::now() + FILES_SETTLE * 10;
     loop {
         tokio::select! {

@@ -1,7 +1,7 @@
-//! The file that says which pod has which address.
+//! Persists address leases to a file for operators and tools.
 //!
-//! Memory is what counts; the file is for people and for tools, and is written anew after every change. It lies on a tmpfs:
-//! a reboot frees everything. Blocking. Behaviour: spec 09b §11.2, §14.
+//! The in-memory state is authoritative; each change rewrites the file. It resides on a tmpfs: a reboot releases all
+//! leases. Blocking. Implements spec 09b §11.2, §14.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,12 +20,12 @@ use tracing::warn;
 use super::{cidr::Cidr, errors::NetworkError, ipam::Ipam};
 use berth_sys::atomic_file;
 
-/// How long a tool may hold the lock before the file is written without it.
+/// How long to wait for a tool's lock before writing the file without it.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock.
+/// Delay between two attempts to lock.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(2);
 
-/// Addresses of pods, and their file.
+/// Address leases of pods with their file.
 #[derive(Debug)]
 pub struct Leases {
     ipam: Ipam,
@@ -33,39 +33,40 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// None yet.
+    /// Creates an empty set; writes nothing.
     pub fn new(directory: PathBuf) -> Self {
         Self { ipam: Ipam::default(), directory }
     }
 
-    /// See [`Ipam`].
+    /// The leases; see [`Ipam`].
     pub fn ipam(&self) -> &Ipam {
         &self.ipam
     }
 
-    /// Leases from these nets from now on.
+    /// Sets the networks for new leases.
     pub fn set_nets(&mut self, nets: &[Cidr]) {
         self.ipam.set_nets(nets);
     }
 
-    /// Leases addresses for a pod. A file that cannot be written delays no pod: memory is what counts.
+    /// Leases addresses to a pod. A failure to write the file does not delay the pod: the in-memory state is
+    /// authoritative.
     ///
     /// # Errors
-    /// Where none is left; nothing is leased then.
+    /// A network has no free address; then nothing is leased.
     pub fn lease(&mut self, pod: &str) -> Result<Vec<IpAddr>, NetworkError> {
         let given = self.ipam.lease(pod, Instant::now())?;
         self.write_or_warn();
         Ok(given)
     }
 
-    /// Takes back what a pod has.
+    /// Releases the addresses of a pod.
     pub fn release(&mut self, pod: &str) {
         if self.ipam.release(pod, Instant::now()) {
             self.write_or_warn();
         }
     }
 
-    /// Forgets everything but what these pods have.
+    /// Replaces all leases with those of these pods.
     pub fn restore<'a>(&mut self, pods: impl IntoIterator<Item = (&'a str, &'a [IpAddr])>) {
         self.ipam.restore(pods);
         self.write_or_warn();
@@ -86,7 +87,7 @@ impl Leases {
         atomic_file::replace_unsynced(&self.directory.join("leases.json"), &text, 0o600)
     }
 
-    /// Tools that change the file take it too.
+    /// Locks the file; tools that change it take the same lock.
     fn lock(&self) -> io::Result<Lock> {
         if !self.directory.is_dir() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
@@ -109,13 +110,13 @@ impl Leases {
     }
 }
 
-/// The lock of the file.
+/// Guard of the file lock.
 struct Lock(File);
 
 impl Drop for Lock {
-    /// Closing is not enough: a process that is being started has a copy of the descriptor until it executes its program.
+    /// Unlocks explicitly: a child process between fork and exec has a copy of the descriptor that would keep the lock.
     fn drop(&mut self) {
-        let _ = flock(&self.0, FlockOperation::Unlock); // closing it ends it, too
+        let _ = flock(&self.0, FlockOperation::Unlock); // closing the file releases it as well
     }
 }
 
@@ -125,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// critest 1: a process that is being started holds a copy of the lock's descriptor for a while.
+    /// critest 1: a child process that is being started keeps a copy of the lock's descriptor for a while.
     #[test]
     fn a_copy_of_the_descriptor_does_not_keep_the_lock() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -147,7 +148,7 @@ mod tests {
         let held = leases.lock().expect("locked");
         leases.lease("a").expect("leased while a tool holds the lock");
         drop(held);
-        // In place of the directory is a file: nothing can be written.
+        // The directory's path is a file: nothing can be written.
         let mut leases = Leases::new(dir.path().join("leases.json"));
         leases.set_nets(&["10.9.0.0/24".parse().expect("a net")]);
         leases.lease("a").expect("leased without a file");

@@ -1,7 +1,7 @@
-//! The door to pods' networks: chooses who makes one, remembers what is in the way.
+//! Facade of pod networks: selects the built-in network or CNI plugins per pod.
 //!
-//! Kernel calls run on the blocking pool and have a deadline; plugins run as processes and have theirs.
-//! Behaviour: spec 09b §10, §13.3, §14.
+//! Kernel calls run on the blocking pool with a timeout; plugins run as processes with their own timeout.
+//! Implements spec 09b §10, §13.3, §14.
 
 use std::{
     fs,
@@ -27,32 +27,32 @@ use super::{
 };
 use berth_sys::{net_namespace, step};
 
-/// How long the kernel's part of a pod's network may take.
+/// Timeout of the kernel operations for one pod's network.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long all pods together may take at start.
+/// Timeout of the recovery of all pods at start.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 
-/// How the network is configured.
+/// Network settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Who makes networks.
+    /// Configured mode.
     pub wanted: Wanted,
-    /// The built-in network.
+    /// Settings of the built-in network.
     pub builtin: builtin::Settings,
-    /// Where configurations of plugins are: `/etc/cni/net.d`.
+    /// CNI configuration directory: `/etc/cni/net.d`.
     pub cni_directory: PathBuf,
-    /// Where plugins are, in order.
+    /// CNI plugin search path, in order.
     pub cni_programs: Vec<PathBuf>,
-    /// Where it is kept what pods were added with: `/var/lib/cni/results`.
+    /// CNI cache directory: `/var/lib/cni/results`.
     pub cni_cache: PathBuf,
-    /// How long a plugin may take.
+    /// Timeout of a CNI plugin call.
     pub cni_limit: Duration,
-    /// Where files name network namespaces: `/run/netns`.
+    /// Directory of network namespace files: `/run/netns`.
     pub namespaces: PathBuf,
 }
 
 impl Settings {
-    /// The defaults of spec 09b §10; leases are written below `directory`.
+    /// The defaults of spec 09b §10; the leases file is in `directory`.
     pub fn usual(directory: &Path) -> Self {
         let builtin = builtin::Settings {
             bridge: names::bridge(),
@@ -75,7 +75,7 @@ impl Settings {
     }
 }
 
-/// Pods' networks.
+/// Networks of all pods; clones share one state.
 #[derive(Clone, Debug)]
 pub struct Network {
     pub(super) inner: Arc<Inner>,
@@ -92,11 +92,11 @@ pub(super) struct Inner {
 }
 
 impl Network {
-    /// Reads the plugins' configuration. The machine is set up by [`Self::recover`]: the packet filter is replaced once it is
-    /// known which ports pods have.
+    /// Reads the CNI configuration. [`Self::recover`] sets up the host, because the packet filter may only be replaced
+    /// once the pods' host ports are known.
     ///
     /// # Errors
-    /// Only where reading died.
+    /// The blocking task panicked.
     pub async fn open(settings: Settings) -> Result<Self, NetworkError> {
         let opened = spawn_blocking(move || {
             let Settings { wanted, builtin, cni_directory, cni_programs, cni_cache, cni_limit, namespaces } = settings;
@@ -108,15 +108,15 @@ impl Network {
         opened.await.map_err(|e| NetworkError::kernel("network", std::io::Error::other(e)))
     }
 
-    /// Who makes the networks of new pods.
+    /// The mode for new pods.
     pub fn mode(&self) -> Mode {
         mode::choose(self.inner.wanted, self.inner.plugins.has_file())
     }
 
-    /// Whether pods can have a network.
+    /// Checks network readiness.
     ///
     /// # Errors
-    /// Why not; the node's condition says `Network plugin returns error: ` before it.
+    /// The reason; the node condition prefixes it with `Network plugin returns error: `.
     pub async fn status(&self) -> Result<(), String> {
         let mode = self.mode();
         let cni_failure = match mode {
@@ -131,7 +131,7 @@ impl Network {
         })
     }
 
-    /// Why the plugins' configuration cannot be used; `OK` where it can, or nobody needs one. For verbose status.
+    /// Error of the last CNI configuration load for verbose status; `OK` if it is usable or not needed.
     pub fn last_cni_load(&self) -> String {
         if self.mode() == Mode::Builtin {
             return "OK".to_owned();
@@ -139,7 +139,7 @@ impl Network {
         self.inner.plugins.network().err().unwrap_or_else(|| "OK".to_owned())
     }
 
-    /// What limits pods' networks although they work; a message for the condition.
+    /// A limitation of an otherwise working network, as a message for the condition.
     pub async fn warning(&self) -> Option<String> {
         if self.mode() != Mode::Builtin {
             return None;
@@ -148,15 +148,15 @@ impl Network {
             return Some(mode::NO_FILTER.to_owned());
         }
         let inner = Arc::clone(&self.inner);
-        // Without an answer there is nothing to warn of.
+        // Without a result there is nothing to warn about.
         let chains = self.blocking("nf_tables", LIMIT, move || Ok(inner.builtin.firewall().dropping_chains())).await;
         mode::dropping_chains(&chains.unwrap_or_default())
     }
 
-    /// Gives pods addresses of other ranges from now on: `10.1.0.0/24,fd00::/64`. Empty changes nothing.
+    /// Sets the pod CIDRs for new leases: `10.1.0.0/24,fd00::/64`. Empty text changes nothing.
     ///
     /// # Errors
-    /// Ranges that are none, or what the kernel says.
+    /// A CIDR is malformed, or setting up the host fails.
     pub async fn update_pod_cidr(&self, text: &str) -> Result<(), NetworkError> {
         let nets = cidr::one_of_each(text)?;
         if nets.is_empty() {
@@ -167,15 +167,15 @@ impl Network {
         self.blocking("pod CIDR", LIMIT, move || inner.builtin.set_nets(&nets, prepares)).await
     }
 
-    /// The file that names a sandbox's network namespace.
+    /// Path of a sandbox's network namespace file.
     pub fn namespace_file(&self, sandbox: &str) -> PathBuf {
         self.inner.namespace_file(sandbox)
     }
 
-    /// Gives a pod its network. Nothing is left of it when it fails.
+    /// Sets up the network of a pod. Rolls back on failure.
     ///
     /// # Errors
-    /// What failed.
+    /// The step that failed.
     pub async fn setup(&self, pod: &SandboxNetwork) -> Result<Attached, NetworkError> {
         let file = self.namespace_file(&pod.id);
         let (namespace, at) = (pod.netns.clone(), file.clone());
@@ -209,10 +209,10 @@ impl Network {
         Ok(Attached { mode: Mode::Cni, ips, result })
     }
 
-    /// Takes a pod's network down, the way it was made. May be called again, and for pods that have none.
+    /// Tears down a pod's network with the mode that created it. Idempotent, also for pods without a network.
     ///
     /// # Errors
-    /// What failed; what is left is tried again with the next call.
+    /// The step that failed; the next call retries what remains.
     pub async fn teardown(&self, pod: &SandboxNetwork) -> Result<(), NetworkError> {
         let file = self.namespace_file(&pod.id);
         let mode = self.mode_of(pod).await?;
@@ -230,7 +230,7 @@ impl Network {
         .await
     }
 
-    /// Who made a pod's network, also where setting it up was never told to have ended.
+    /// The mode that created a pod's network, even if its setup never completed.
     async fn mode_of(&self, pod: &SandboxNetwork) -> Result<Mode, NetworkError> {
         if let Some(attached) = &pod.attached {
             return Ok(attached.mode);
@@ -249,12 +249,13 @@ impl Network {
         .await
     }
 
-    /// Takes over, once after every start, also where there are no pods: told all sandboxes of this boot that have a network,
-    /// sets the machine up for them, and removes what belongs to none of them. Tells the sandboxes whose network is gone.
+    /// Recovers the networks once after every start, also without pods. `pods` are all sandboxes of this boot that have
+    /// a network: sets up the host for them, and removes everything that belongs to none of them. Returns the ids of
+    /// sandboxes whose network is lost.
     ///
     /// # Errors
-    /// What the kernel says. Where the machine could not be set up [`Self::status`] says so too, and the next pod tries
-    /// again.
+    /// A kernel request fails. If the host could not be set up, [`Self::status`] reports it as well, and the next pod
+    /// retries.
     pub async fn recover(&self, pods: &[SandboxNetwork]) -> Result<Vec<String>, NetworkError> {
         let ids: Vec<&str> = pods.iter().map(|p| p.id.as_str()).collect();
         let plugins = timeout(RECOVERY_LIMIT, self.inner.plugins.recover(&ids));
@@ -282,10 +283,10 @@ impl Network {
         .await
     }
 
-    /// The sandboxes among these whose network is gone: the file that names its namespace, or the link to it.
+    /// The ids of sandboxes whose network is lost: the namespace file or, for the built-in network, the link is gone.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// A kernel request fails.
     pub async fn lost(&self, pods: &[SandboxNetwork]) -> Result<Vec<String>, NetworkError> {
         let looked: Vec<_> = pods.iter().map(|pod| (pod.id.clone(), pod.is_builtin())).collect();
         let network = self.clone();
@@ -299,7 +300,7 @@ impl Network {
         .await
     }
 
-    /// Changes whenever a link or the file of a namespace went that may have been a pod's.
+    /// Changes whenever a link or a namespace file was removed that may have been a pod's.
     pub fn disturbances(&self) -> watch::Receiver<u64> {
         self.inner.disturbances.subscribe()
     }
@@ -308,11 +309,10 @@ impl Network {
         self.inner.disturbances.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Connects to a port inside a pod, by the file that names its network namespace; on the machine itself where the pod has
-    /// none of its own.
+    /// Connects to a port on a pod's loopback, by its network namespace file; on the host if `netns` is `None`.
     ///
     /// # Errors
-    /// What the pod's loopback said, for both versions, or that the file names no namespace.
+    /// The errors of both IP versions, or that the namespace cannot be opened.
     pub async fn dial(&self, netns: Option<&Path>, sandbox: &str, port: u16) -> Result<TcpStream, NetworkError> {
         let (id, netns) = (sandbox.to_owned(), netns.map(Path::to_owned));
         let make = move || {
@@ -324,12 +324,12 @@ impl Network {
         dial::connect(sockets, sandbox, port).await
     }
 
-    /// Addresses that are leased: of version 4 and of version 6.
+    /// Number of leased IPv4 and IPv6 addresses.
     pub fn leased(&self) -> (usize, usize) {
         self.inner.builtin.leased()
     }
 
-    /// Times the packet filter was put in place again because somebody had removed it.
+    /// Number of times the packet filter was restored after another program removed part of it.
     pub fn filter_reapplied(&self) -> u64 {
         self.inner.builtin.firewall().reapplied()
     }
@@ -352,7 +352,7 @@ impl Inner {
     fn namespace_file(&self, sandbox: &str) -> PathBuf {
         let named = |name: String| self.namespaces.join(name);
         let file = named(self.files.name(sandbox));
-        // A pod that an earlier version made keeps its file.
+        // Pods of an earlier version keep their untagged file.
         let untagged = (!file.exists()).then(|| named(self.files.untagged(sandbox))).filter(|file| file.exists());
         untagged.unwrap_or(file)
     }

@@ -1,16 +1,16 @@
-//! Pods' networks: a built-in bridge, or CNI plugins.
+//! Pod networks: a built-in bridge network, or CNI plugins.
 //!
 //! ```text
 //!                    ┌─► builtin ─► leases (ipam) · bridge · pod_link · firewall (rules, host_ports) ─► sys::netlink
 //!  CRI ─► manager ───┤
-//!                    └─► cni ─► plugins' processes
-//!  keep: news of the kernel and of /etc/cni/net.d ─► mends, reloads
+//!                    └─► cni ─► plugin processes
+//!  keep: events of the kernel and of /etc/cni/net.d ─► repair, reload
 //! ```
 //!
-//! In comes a pod with the descriptor of its network namespace; out come its addresses. The leases belong to `builtin`, the
-//! table of the packet filter and the machine's ports to `firewall`, what plugins did to the files of `cni`; what a pod was
-//! given is also kept with its sandbox, and that is what counts after a start. No other programs are needed: neither
-//! `ip` nor `nft`. Behaviour: spec 09b §10-§15.
+//! Input: a pod with the descriptor of its network namespace; output: its addresses. `builtin` owns the leases,
+//! `firewall` the nf_tables table and the host ports, the cache files of `cni` record what plugins did. The sandbox
+//! record also stores a pod's network, and that is authoritative after a start. Needs no external programs: neither
+//! `ip` nor `nft`. Implements spec 09b §10-§15.
 
 pub mod bandwidth;
 mod bridge;

@@ -1,22 +1,22 @@
-//! Who makes the pods' network, and whether it is ready. Pure.
+//! Network mode (built-in or CNI) and network readiness. Pure.
 //!
-//! Behaviour: spec 09b §10.
+//! Implements spec 09b §10.
 
 use super::cidr::Cidr;
 
-/// What is configured.
+/// Configured network mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wanted {
-    /// Plugins where they are configured, else the built-in network.
+    /// CNI plugins if a configuration exists, else the built-in network.
     #[default]
     Auto,
-    /// The built-in network.
+    /// Always the built-in network.
     Builtin,
-    /// Plugins.
+    /// Always CNI plugins.
     Cni,
 }
 
-/// Who makes a pod's network. A pod keeps what it began with.
+/// Network mode of a pod. A pod keeps the mode of its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -26,7 +26,7 @@ pub enum Mode {
     Cni,
 }
 
-/// The mode of new pods, by what is configured and whether a configuration of plugins is there.
+/// The mode for new pods, from the configured mode and the existence of a CNI configuration.
 pub fn choose(wanted: Wanted, has_plugins: bool) -> Mode {
     match wanted {
         Wanted::Cni => Mode::Cni,
@@ -35,23 +35,23 @@ pub fn choose(wanted: Wanted, has_plugins: bool) -> Mode {
     }
 }
 
-/// What readiness depends on.
+/// Inputs of network readiness.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
-    /// The mode of new pods.
+    /// The mode for new pods.
     pub mode: Mode,
-    /// Why the plugins' configuration cannot be used, where it cannot.
+    /// Error of the CNI configuration or its plugins; `None` if usable.
     pub cni_failure: Option<String>,
-    /// Whether a range for pods is known.
+    /// Whether a pod CIDR is set.
     pub has_pod_cidr: bool,
-    /// Why the bridge could not be made.
+    /// Error of the bridge setup; `None` if it succeeded.
     pub bridge_failure: Option<String>,
 }
 
 /// Whether pods can have a network.
 ///
 /// # Errors
-/// Why not; the node's condition says `Network plugin returns error: ` before it.
+/// The reason; the node condition prefixes it with `Network plugin returns error: `.
 pub fn readiness(facts: &Facts) -> Result<(), String> {
     let trouble = match facts.mode {
         Mode::Cni => facts.cni_failure.clone(),
@@ -61,27 +61,27 @@ pub fn readiness(facts: &Facts) -> Result<(), String> {
     trouble.map_or(Ok(()), Err)
 }
 
-/// What is said where no plugin is configured.
+/// Message for a missing CNI configuration.
 pub fn no_plugins(directory: &str) -> String {
     format!("no network config found in {directory}: cni plugin not initialized")
 }
 
-/// Ranges that are tried where nobody gives one.
+/// Candidate pod ranges where none is configured.
 pub const DEFAULT_NETS: [&str; 3] = ["10.87.0.0/16", "10.215.0.0/16", "172.29.0.0/16"];
 
-/// The first of them that meets no route.
+/// The first default range that overlaps no route.
 pub fn default_net(routes: &[Cidr]) -> Option<Cidr> {
     let is_free = |net: &Cidr| !routes.iter().any(|route| route.prefix() > 0 && route.overlaps(*net));
     DEFAULT_NETS.iter().filter_map(|net| net.parse().ok()).find(is_free)
 }
 
-/// What is said of chains that drop what they do not know: no rule of ours can let it pass.
+/// Warning about foreign forward chains with a drop policy, which no rule of the runtime's table can override.
 pub fn dropping_chains(chains: &[String]) -> Option<String> {
     (!chains.is_empty())
         .then(|| format!("pods may not reach other machines: {} drops forwarded packets by default", chains.join(", ")))
 }
 
-/// What is said where the kernel has no nf_tables.
+/// Warning for a kernel without nf_tables.
 pub const NO_FILTER: &str = "the kernel has no nf_tables: hostPorts and masquerading are off";
 
 #[cfg(test)]

@@ -1,43 +1,43 @@
-//! What our links, files and tables are called. Pure.
+//! Names of pod links, network namespace files, and tables, and MAC addresses. Pure.
 
 use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
 
 use sha2::{Digest, Sha256};
 
-/// Our name: the packet filter's table, the bridge, files of namespaces.
+/// Name of the nf_tables table; prefix of the bridge and of namespace files.
 pub const NAME: &str = "berth";
-/// The pod's link, in the pod.
+/// Interface name in the pod.
 pub const POD_LINK: &str = "eth0";
-/// Names a host's end may have; the first is taken unless another pod has it.
+/// Number of candidate names for the host end of a veth pair; the first free one is used.
 const CHOICES: usize = 8;
 
-/// The bridge's name where none is configured.
+/// Default bridge name.
 pub fn bridge() -> String {
     let mut name = format!("{NAME}0");
-    // The kernel's names have 15 characters.
+    // The kernel limits interface names to 15 characters.
     name.truncate(15);
     name
 }
 
-/// Names the host's end of a pod's pair may have, in order.
+/// Candidate names for the host end of a pod's veth pair, in order.
 pub fn host_ends(sandbox: &str) -> Vec<String> {
     let digest = hex(&Sha256::digest(sandbox.as_bytes()));
     (0..CHOICES).filter_map(|n| digest.get(n * 8..n * 8 + 8)).map(|part| format!("veth{part}")).collect()
 }
 
-/// Whether a link may be the host's end of a pod of ours.
+/// Whether an interface name has the form of a pod's host end.
 pub fn is_host_end(link: &str) -> bool {
     link.strip_prefix("veth").is_some_and(|rest| rest.len() == 8 && rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// What tells the things of one runtime from those of another in the same network: our name, or that of the bridge where
-/// another is configured. Tables and files of namespaces begin with it.
+/// Owner prefix that separates several runtimes in one network namespace: [`NAME`], or the bridge's name if another
+/// bridge is configured. Tables and namespace files begin with it.
 pub fn owner(bridge: &str) -> &str {
     if bridge == self::bridge() { NAME } else { bridge }
 }
 
-/// How the files are called that name the network namespaces of one runtime's pods. Runtimes in different networks of a
-/// machine may have equal bridges and share the directory of these files: a tag of the runtime's own directory is in them.
+/// Naming scheme of network namespace files. Runtimes in different network namespaces of a host may have equal bridges
+/// and share the directory of these files, so the names contain a tag of the runtime's own directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamespaceFiles {
     owner: String,
@@ -45,24 +45,24 @@ pub struct NamespaceFiles {
 }
 
 impl NamespaceFiles {
-    /// Of the runtime with that owner (see [`owner`]) that keeps its state there.
+    /// The scheme of the runtime with this owner (see [`owner`]) and state directory.
     pub fn new(owner: &str, directory: &Path) -> Self {
         let mut tag = hex(&Sha256::digest(directory.as_os_str().as_bytes()));
         tag.truncate(6);
         Self { owner: owner.to_owned(), tag }
     }
 
-    /// The file of a sandbox.
+    /// File name of a sandbox.
     pub fn name(&self, sandbox: &str) -> String {
         format!("{}-{}-{}", self.owner, self.tag, short(sandbox))
     }
 
-    /// As versions before the tag called it.
+    /// File name of a sandbox in versions before the tag.
     pub fn untagged(&self, sandbox: &str) -> String {
         format!("{}-{}", self.owner, short(sandbox))
     }
 
-    /// Whether a file in the directory of namespaces belongs to this runtime.
+    /// Whether a file in the namespace directory belongs to this runtime.
     pub fn is_ours(&self, name: &str) -> bool {
         let prefix = format!("{}-{}-", self.owner, self.tag);
         let id = name.strip_prefix(&prefix);
@@ -74,14 +74,14 @@ fn short(sandbox: &str) -> String {
     sandbox.chars().filter(char::is_ascii_alphanumeric).take(16).collect()
 }
 
-/// The bridge's hardware address: the machine's own, so that it does not change with its ports.
+/// MAC address of the bridge, derived from the machine id, so that it does not change with its ports.
 pub fn bridge_mac(machine_id: &str, bridge: &str) -> [u8; 6] {
     let digest = Sha256::digest(format!("{} {bridge}", machine_id.trim()).as_bytes());
-    // Locally administered, for one receiver.
+    // Locally administered unicast address.
     [0x0a, digest[0], digest[1], digest[2], digest[3], digest[4]]
 }
 
-/// A pod's hardware address: its address of version 4, else a hash of what it has.
+/// MAC address of a pod, from its first IPv4 address, else from a hash of its addresses.
 pub fn pod_mac(addresses: &[std::net::IpAddr]) -> [u8; 6] {
     let v4 = addresses.iter().find_map(|a| match a {
         std::net::IpAddr::V4(v4) => Some(v4.octets()),
@@ -95,7 +95,7 @@ pub fn pod_mac(addresses: &[std::net::IpAddr]) -> [u8; 6] {
     [0x0a, 0x58, last[0], last[1], last[2], last[3]]
 }
 
-/// The group in which neighbours ask for an address of version 6, as the kernel writes it.
+/// Solicited-node multicast group of an IPv6 address, as the kernel prints it; `None` for IPv4.
 pub fn solicited_group(address: std::net::IpAddr) -> Option<String> {
     let std::net::IpAddr::V6(v6) = address else { return None };
     Some(format!("ff0200000000000000000001ff{}", hex(&v6.octets()[13..])))
@@ -103,7 +103,7 @@ pub fn solicited_group(address: std::net::IpAddr) -> Option<String> {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing into a text does not fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })

@@ -1,7 +1,7 @@
-//! The pair of links that joins a pod to the bridge.
+//! Veth pair between a pod and the bridge.
 //!
-//! The host's end carries the sandbox's id as its alias, so that it is found again whatever its name. Blocking.
-//! Behaviour: spec 09b §11.2-§11.4, §14.
+//! The host end has the sandbox id as its alias, so that it is found whatever its name. Blocking.
+//! Implements spec 09b §11.2-§11.4, §14.
 
 use std::{
     collections::BTreeSet,
@@ -29,39 +29,39 @@ use berth_sys::{
     },
 };
 
-/// The loopback's number, in every namespace.
+/// Interface index of the loopback, in every namespace.
 const LOOPBACK: u32 = 1;
-/// Looks at a link that does not run yet, and the time between them: half a second.
+/// Number of polls for a running link and the delay between them: half a second in total.
 const LOOKS: u32 = 250;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
-/// What is joined to what.
+/// Inputs of a pod's attachment to the bridge.
 #[derive(Clone, Copy, Debug)]
 pub struct Join<'a> {
-    /// The sandbox.
+    /// Sandbox id.
     pub sandbox: &'a str,
-    /// Its network namespace.
+    /// The pod's network namespace.
     pub namespace: BorrowedFd<'a>,
     /// The bridge.
     pub bridge: Bridge,
-    /// Its name.
+    /// Name of the bridge.
     pub bridge_name: &'a str,
     /// The pod's addresses, each with its range.
     pub addresses: &'a [(IpAddr, Cidr)],
-    /// How fast it may be.
+    /// Bandwidth limits.
     pub bandwidth: Bandwidth,
 }
 
-/// Makes the pair, addresses and routes. Whatever was made is removed when something fails.
+/// Creates the veth pair, addresses, and routes. Removes them on failure.
 ///
 /// # Errors
-/// What the kernel says.
+/// A kernel request fails.
 pub fn attach(join: &Join<'_>) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
     let name = make_pair(&mut socket, join)?;
     let configured = configure(&mut socket, join, &name);
     if configured.is_err() {
-        // What counts is why it could not be configured.
+        // The error to report is that of the configuration.
         let _ = detach(join.sandbox);
     }
     configured
@@ -95,16 +95,16 @@ fn make_pair(socket: &mut Socket, join: &Join<'_>) -> io::Result<String> {
     Err(Errno::EEXIST.into())
 }
 
-/// A pair that was made, but whose host's end could not be marked as ours.
+/// Removes a pair whose host end could not be marked with the sandbox id.
 fn remove_unnamed(socket: &mut Socket, name: &str, failed_at: usize) {
     if let (1, Ok(Some(link))) = (failed_at, bridge::find(socket, name)) {
-        // The failure before is the one that is told.
+        // The earlier failure is the one to report.
         let _ = socket.request(route::delete_link(link.index));
     }
 }
 
 fn configure(socket: &mut Socket, join: &Join<'_>, host_end: &str) -> io::Result<()> {
-    // Another pod may have had the address a while ago: answers come back to this one at once.
+    // Another pod may have had the address recently: without stale neighbor entries, replies reach this pod at once.
     socket.each(join.addresses.iter().map(|(a, _)| route::delete_neighbour(join.bridge.index, *a)).collect())?;
     bridge::attempt(&format!("ipv6/conf/{host_end}/accept_ra"), "0");
     if let Some(bits) = join.bandwidth.ingress {
@@ -116,7 +116,7 @@ fn configure(socket: &mut Socket, join: &Join<'_>, host_end: &str) -> io::Result
     wait_until_running(socket, join.bridge_name)
 }
 
-/// What is sent before a link runs is lost, and the pod's first datagrams with it.
+/// Waits for the link to run: packets sent earlier are lost, and the pod's first datagrams with them.
 fn wait_until_running(socket: &mut Socket, link: &str) -> io::Result<()> {
     for _ in 0..LOOKS {
         if bridge::find(socket, link)?.ok_or(Errno::ENODEV)?.is_running {
@@ -130,14 +130,14 @@ fn wait_until_running(socket: &mut Socket, link: &str) -> io::Result<()> {
 
 fn inside(join: &Join<'_>) -> io::Result<()> {
     let link = names::POD_LINK;
-    // Other pods may send router advertisements, also where no pod has an address of IPv6 (CVE-2020-10749).
+    // Other pods may send router advertisements even where no pod has an IPv6 address (CVE-2020-10749).
     bridge::attempt(&format!("ipv6/conf/{link}/accept_ra"), "0");
     if join.addresses.iter().any(|(a, _)| a.is_ipv6()) {
         for (key, value) in [("disable_ipv6", "0"), ("accept_dad", "0")] {
             bridge::attempt(&format!("ipv6/conf/{link}/{key}"), value);
         }
     }
-    // Says who has the address as soon as the link is up.
+    // Announces the address by gratuitous ARP as soon as the link is up.
     bridge::attempt(&format!("ipv4/conf/{link}/arp_notify"), "1");
     let mut socket = Socket::open(Protocol::Route)?;
     let link = bridge::find(&mut socket, link)?.ok_or(Errno::ENODEV)?.index;
@@ -156,8 +156,8 @@ fn inside(join: &Join<'_>) -> io::Result<()> {
     wait_until_asked(join)
 }
 
-/// The kernel listens for questions after an address of version 6 a moment after it has taken it; a question that comes
-/// before is repeated after a second only.
+/// Waits until the kernel has joined the solicited-node groups, shortly after it accepted an IPv6 address: an earlier
+/// neighbor solicitation is only repeated after a second.
 fn wait_until_asked(join: &Join<'_>) -> io::Result<()> {
     let groups: Vec<String> = join.addresses.iter().filter_map(|(a, _)| names::solicited_group(*a)).collect();
     for _ in 0..LOOKS {
@@ -172,24 +172,24 @@ fn wait_until_asked(join: &Join<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the loopback of a namespace up.
+/// Sets the loopback of a namespace up.
 ///
 /// # Errors
-/// What the kernel says.
+/// A kernel request fails.
 pub fn loopback_up(namespace: BorrowedFd<'_>) -> io::Result<()> {
     net_namespace::within(namespace, || Socket::open(Protocol::Route)?.request(route::up(LOOPBACK)))
 }
 
-/// Removes the pair of a sandbox. One that is gone is fine.
+/// Removes the veth pair of a sandbox; a missing pair is not an error.
 ///
 /// # Errors
-/// What the kernel says.
+/// A kernel request fails.
 pub fn detach(sandbox: &str) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
     for name in names::host_ends(sandbox) {
         match bridge::find(&mut socket, &name)? {
             Some(link) if link.alias == sandbox => return gone(socket.request(route::delete_link(link.index))),
-            // Ours may have a later name: others had the first.
+            // The pair may have a later candidate name, if the first one was taken.
             _ => {}
         }
     }
@@ -203,20 +203,20 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The hosts' ends of pods on a bridge.
+/// The host ends of pods on a bridge.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel request fails.
 pub fn ports(bridge: Bridge) -> io::Result<Vec<Link>> {
     let all = Socket::open(Protocol::Route)?.dump(&route::get_links())?;
     let links = all.iter().filter_map(route::link);
     Ok(links.filter(|l| l.master == bridge.index && l.kind == "veth" && names::is_host_end(&l.name)).collect())
 }
 
-/// Sandboxes that have a link on this machine, whatever it is a port of.
+/// The ids of sandboxes with a link on this host, whatever bridge it belongs to.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel request fails.
 pub fn linked() -> io::Result<BTreeSet<String>> {
     let all = Socket::open(Protocol::Route)?.dump(&route::get_links())?;
     let links = all.iter().filter_map(route::link);
@@ -226,16 +226,16 @@ pub fn linked() -> io::Result<BTreeSet<String>> {
 /// Removes links.
 ///
 /// # Errors
-/// What the kernel says, other than that they are gone.
+/// A kernel request fails; a missing link is not an error.
 pub fn delete(links: &[Link]) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
     links.iter().try_for_each(|link| gone(socket.request(route::delete_link(link.index))))
 }
 
-/// Makes links ports of a bridge, and lets them send back what they received.
+/// Attaches links to a bridge, and sets their port options (hairpin mode).
 ///
 /// # Errors
-/// What the kernel says.
+/// A kernel request fails.
 pub fn adopt(bridge: Bridge, chosen: impl Fn(&Link) -> bool) -> io::Result<()> {
     let mut socket = Socket::open(Protocol::Route)?;
     let all = socket.dump(&route::get_links())?;

@@ -1,14 +1,14 @@
-//! Our table of the packet filter, as it should be.
+//! Desired content of the runtime's nf_tables table.
 //!
-//! | Chain | What it does |
+//! | Chain | Purpose |
 //! |---|---|
-//! | `pre`, `out` | what arrives at a host port goes to its pod |
-//! | `post` | what leaves for elsewhere gets an address that is known there |
-//! | `guard` | pods do not reach the machine's loopback, which `route_localnet` would let them (CVE-2020-8558) |
-//! | `fwd` | lets pods' packets pass |
+//! | `pre`, `out` | redirect host ports to their pods |
+//! | `post` | masquerade traffic that leaves for other destinations |
+//! | `guard` | keep pods from the host's loopback, which `route_localnet` would allow (CVE-2020-8558) |
+//! | `fwd` | accept packets from and to pods |
 //!
-//! The table has no owner in the kernel's sense, so that it outlives the daemon. `[::1]:port` cannot be redirected: the
-//! kernel routes nothing from there. Functions of values only. Behaviour: spec 09b §12.
+//! The table has no owner in the kernel's sense, so it survives the daemon. `[::1]:port` cannot be redirected: the
+//! kernel does not route packets from there. Contains only functions of values. Implements spec 09b §12.
 
 use std::net::IpAddr;
 
@@ -24,42 +24,42 @@ use super::{
 
 const IPV4: u8 = 2;
 const IPV6: u8 = 10;
-/// What the kernel calls an address of this machine.
+/// `RTN_LOCAL`: address type of the host's own addresses.
 const LOCAL: [u8; 4] = 2_u32.to_ne_bytes();
-/// Bit of a connection whose destination was changed.
+/// Conntrack status bit of destination NAT.
 const REDIRECTED: u32 = 1 << 5;
-/// Bits of connections that are there, or belong to one that is.
+/// Conntrack state bits `established` and `related`.
 const ESTABLISHED: u32 = 0b110;
 const ZERO: [u8; 4] = [0; 4];
 
-/// Names of our chains.
+/// Chain names of the table.
 pub const CHAINS: [&str; 5] = ["pre", "out", "post", "guard", "fwd"];
 
-/// What the table is made from.
+/// Inputs of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// The table's name.
+    /// Table name.
     pub table: String,
-    /// The bridge's name.
+    /// Bridge name.
     pub bridge: String,
-    /// Where pods' addresses are from.
+    /// Source ranges of pods.
     pub pods: Vec<Cidr>,
-    /// Where pods are known by their own addresses.
+    /// Destinations without masquerading.
     pub no_masquerade: Vec<Cidr>,
-    /// Whether pods get the machine's address elsewhere.
+    /// Whether traffic from pods to other destinations is masqueraded with the host's address.
     pub masquerade: bool,
 }
 
-/// Words of a version of the internet protocol.
+/// Constants of an IP version.
 struct Version {
     is_v6: bool,
     family: u8,
-    /// Where the source and the destination stand, and how long they are.
+    /// Header offsets of the source and destination address, and their length, bytes.
     source: u32,
     destination: u32,
     length: u32,
     address: Type,
-    /// Names: pods, no masquerading, host ports, host ports of one address.
+    /// Set names: pods, no masquerading, host ports, host ports bound to one address.
     sets: [&'static str; 4],
 }
 
@@ -84,10 +84,10 @@ const VERSIONS: [Version; 2] = [
     },
 ];
 
-/// The whole table, in place of whatever is there by its name.
+/// Messages that replace the whole table.
 pub fn whole(rules: &Rules, entries: &[Entry]) -> Vec<Message> {
     let table = rules.table.as_str();
-    // Made first, so that removing it does not fail.
+    // Creates the table first, so that deleting it cannot fail.
     let mut all = vec![filter::new_table(table), filter::delete_table(table), filter::new_table(table)];
     for (place, version) in VERSIONS.iter().enumerate() {
         let first = u32::try_from(place * 4).unwrap_or(0);
@@ -157,7 +157,7 @@ fn chains(rules: &Rules) -> Vec<Message> {
     all
 }
 
-/// What is sent to an address of this machine and to a port that leads to a pod.
+/// Redirects packets to a local address and a host port.
 fn redirections(table: &str, chain: &str, version: &Version) -> [Message; 2] {
     let [_, _, ports, ports_of] = version.sets;
     let words = version.length / 4;
@@ -183,7 +183,7 @@ fn redirections(table: &str, chain: &str, version: &Version) -> [Message; 2] {
     ]
 }
 
-/// A pod that reaches a pod by a host port, perhaps itself; pods that go elsewhere.
+/// Masquerades hairpin traffic (pod to pod through a host port, possibly to itself) and traffic to other destinations.
 fn masquerading(rules: &Rules, bridge: &[u8], version: &Version) -> Vec<Message> {
     let [pods, no_masquerade, ..] = version.sets;
     let family = [version.family];
@@ -208,7 +208,7 @@ fn masquerading(rules: &Rules, bridge: &[u8], version: &Version) -> Vec<Message>
     vec![hairpin, filter::new_rule(&rules.table, "post", &[&is_version[..], &leaving].concat())]
 }
 
-/// How many rules our chains have together.
+/// Number of rules in all chains.
 pub fn count(rules: &Rules) -> usize {
     chains(rules).len()
 }
@@ -224,12 +224,12 @@ fn ranges(nets: &[Cidr], version: &Version) -> Vec<Element> {
     elements
 }
 
-/// Adds host ports.
+/// Messages that add host ports.
 pub fn added(table: &str, entries: &[Entry]) -> Vec<Message> {
     by_map(entries).into_iter().flat_map(|(map, elements)| filter::new_elements(table, map, &elements)).collect()
 }
 
-/// Removes host ports.
+/// Messages that remove host ports.
 pub fn removed(table: &str, entries: &[Entry]) -> Vec<Message> {
     by_map(entries).into_iter().flat_map(|(map, elements)| filter::delete_elements(table, map, &elements)).collect()
 }

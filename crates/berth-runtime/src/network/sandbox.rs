@@ -1,4 +1,4 @@
-//! What the network is told of a pod, and what it tells. Pure.
+//! Input and output types of pod networks, and CNI arguments of a pod. Pure.
 
 use std::{collections::BTreeMap, net::IpAddr, os::fd::OwnedFd, sync::Arc};
 
@@ -11,47 +11,47 @@ use super::{
     mode::Mode,
 };
 
-/// A burst that CNI plugins take as none.
+/// Burst value that CNI plugins treat as unlimited.
 const NO_BURST: u64 = 4_294_967_295;
 
-/// A pod with a network of its own.
+/// A pod with its own network namespace.
 #[derive(Clone, Debug, Default)]
 pub struct SandboxNetwork {
-    /// The sandbox.
+    /// Sandbox id.
     pub id: String,
-    /// The pod's name.
+    /// Pod name.
     pub name: String,
-    /// Its namespace in Kubernetes.
+    /// Kubernetes namespace.
     pub namespace: String,
-    /// Its uid.
+    /// Pod UID.
     pub uid: String,
-    /// Its network namespace; without it only what is left of it on the host can be removed.
+    /// Network namespace; without it only the host's side can be removed.
     pub netns: Option<Arc<OwnedFd>>,
-    /// Its ports on the machine.
+    /// Requested port mappings.
     pub ports: Vec<PortMapping>,
-    /// The sandbox's annotations.
+    /// Annotations of the sandbox.
     pub annotations: BTreeMap<String, String>,
-    /// Name servers, search domains, options.
+    /// DNS servers, search domains, and options.
     pub dns: (Vec<String>, Vec<String>, Vec<String>),
-    /// The pod's control group.
+    /// Cgroup parent of the pod.
     pub cgroup_parent: String,
-    /// What [`Attached`] said when it was set up; kept with the sandbox.
+    /// Result of the setup, stored with the sandbox; `None` before it.
     pub attached: Option<Attached>,
 }
 
-/// A pod's network as it was made. Kept with the sandbox, so that it is taken down the same way.
+/// A pod's network as created. Stored with the sandbox, so that the teardown uses the same mode.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Attached {
-    /// Who made it.
+    /// Mode that created it.
     pub mode: Mode,
-    /// The pod's addresses, the main one first.
+    /// Pod addresses, the primary one first.
     pub ips: Vec<IpAddr>,
-    /// What the plugins answered, or ours in the same form.
+    /// Result of the CNI plugins, or the built-in network's in the same form.
     pub result: Value,
 }
 
 impl SandboxNetwork {
-    /// Arguments plugins are given.
+    /// `CNI_ARGS` of the pod.
     pub fn plugin_args(&self) -> Vec<(String, String)> {
         [
             ("IgnoreUnknown", "1"),
@@ -64,15 +64,15 @@ impl SandboxNetwork {
         .to_vec()
     }
 
-    /// Whether the built-in network made its network.
+    /// Whether the built-in network created it.
     pub fn is_builtin(&self) -> bool {
         self.attached.as_ref().is_some_and(|attached| attached.mode == Mode::Builtin)
     }
 
-    /// What plugins are told, by capability; only what there is.
+    /// Runtime configuration for CNI plugins, by capability; only what the pod specifies.
     ///
     /// # Errors
-    /// A limit of its speed that makes no sense.
+    /// A bandwidth limit is invalid.
     pub fn plugin_knowledge(&self) -> Result<Map<String, Value>, BandwidthError> {
         let mut known = Map::new();
         let ports: Vec<Value> = self.ports.iter().filter(|p| p.host_port != 0).map(port).collect();

@@ -1,4 +1,4 @@
-//! Who makes control groups: we, or systemd.
+//! Selects the cgroup driver: cgroupfs or systemd.
 
 use std::{path::Path, sync::Arc};
 
@@ -11,10 +11,10 @@ use crate::{
 use berth_proto::cri::CgroupDriver;
 use berth_sys::cgroup::systemd;
 
-/// Which of both, from `cgroupDriver` and what the machine is (spec 09 §2, §5).
+/// The driver for the `cgroupDriver` setting on this host (spec 09 §2, §5).
 ///
 /// # Errors
-/// The one that is asked for cannot be here.
+/// The host does not support the configured driver, or its name is unknown.
 pub fn driver(asked: &str, is_unified: bool, has_systemd: bool) -> RuntimeResult<CgroupDriver> {
     match asked {
         "cgroupfs" => Ok(CgroupDriver::Cgroupfs),
@@ -27,10 +27,10 @@ pub fn driver(asked: &str, is_unified: bool, has_systemd: bool) -> RuntimeResult
     }
 }
 
-/// Groups as that driver makes them. Must be called within a runtime.
+/// Creates the cgroup backend of a driver. Must be called within a Tokio runtime.
 ///
 /// # Errors
-/// systemd does not run.
+/// systemd is not running.
 pub fn made_by(driver: CgroupDriver, kernel: KernelGroups, program: &Path) -> RuntimeResult<Arc<dyn Groups>> {
     if driver == CgroupDriver::Cgroupfs {
         return Ok(Arc::new(kernel));

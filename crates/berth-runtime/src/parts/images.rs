@@ -1,4 +1,5 @@
-//! Images out of the store, in the words of the CRI. Behaviour: spec 09b §3.
+//! Adapts the image store to the CRI image service.
+//! Implements spec 09b §3.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,7 +22,7 @@ use crate::{
 };
 use berth_proto::cri;
 
-/// Images of a store.
+/// The `Images` port over an image store.
 #[derive(Clone)]
 pub struct Stored(pub ImageStore);
 

@@ -1,4 +1,4 @@
-//! The real parts behind the ports, and a runtime that stands on them.
+//! Wires the production implementations of the ports into a runtime.
 
 pub mod groups;
 pub mod images;
@@ -26,32 +26,32 @@ use super::{
 use berth_metrics::{EmbeddedMetrics, EmbeddedObjects, Registry, register_embedded_objects};
 use berth_sys::cgroup::{Hierarchy, systemd};
 
-/// The program that runs, also once its file was replaced.
+/// Path of the running executable, valid even after its file was replaced.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// What the runtime lives in.
+/// Environment of the runtime.
 pub struct Surroundings {
-    /// The machine's host name.
+    /// Host name of the machine.
     pub hostname: String,
-    /// Whether the built-in images are made; they are of the shim's program.
+    /// Whether to create the built-in images from the shim binary.
     pub has_builtin_images: bool,
-    /// The program that unpacks layers, which is ours ([`OWN_PROGRAM`]); none: they are unpacked in this process.
+    /// Executable that unpacks layers ([`OWN_PROGRAM`]); `None`: this process unpacks them.
     pub unpacker: Option<PathBuf>,
-    /// Every task there is.
+    /// Tracker of all tasks.
     pub tasks: TaskTracker,
-    /// Cancelled when we are to end; pods go on.
+    /// Cancelled on shutdown; pods keep running.
     pub stop: CancellationToken,
 }
 
-/// A runtime of this machine, with the images it has; what was there before is found again in the background.
+/// Opens the runtime of this host with its image store. [`start`] recovers existing objects in the background.
 ///
 /// # Errors
-/// What stands in the way: another daemon, a wrong setting, a kernel that is too old.
+/// Another daemon runs, a setting is invalid, or the kernel is too old.
 pub async fn open(config: EmbeddedConfig, around: Surroundings) -> RuntimeResult<(Arc<Runtime>, ImageStore)> {
     open_counted(config, around, &Registry::new()).await
 }
 
-/// Likewise; what it holds and does is counted in this registry.
+/// Like [`open`], with metrics in this registry.
 ///
 /// # Errors
 /// Those of [`open`].
@@ -103,11 +103,11 @@ pub async fn open_counted(
         network: Arc::new(network::Networks(network.clone())),
         groups,
     };
-    // What was chosen is told, where it was left to us.
+    // Status reports the selected snapshotter, not `auto`.
     let config = EmbeddedConfig { snapshotter: images.snapshotter().to_owned(), ..config };
     let runtime = Runtime::with_lock(config, ports, facts, (around.tasks, around.stop.clone()), lock, metrics);
     count(registry, &runtime, &images, network);
-    // What cannot be imported is told, and keeps no pod from running.
+    // A failed import is logged and does not prevent pods from running.
     let folder = runtime.shell.config.import_dir.clone();
     if let Err(cause) = images.import_folder(&folder).await {
         tracing::warn!(path = %folder.display(), err = %cause, "Images are not imported");
@@ -116,7 +116,7 @@ pub async fn open_counted(
     Ok((runtime, images))
 }
 
-/// What images need while the runtime runs: collection, the directory of archives, people's orders.
+/// Spawns the background tasks of images: garbage collection, the import directory, the control socket.
 fn keep_images(runtime: &Arc<Runtime>, images: &ImageStore, stop: CancellationToken) {
     let shell = &runtime.shell;
     let (collected, watching, folder) = (images.clone(), images.clone(), shell.config.import_dir.clone());
@@ -132,7 +132,7 @@ fn keep_images(runtime: &Arc<Runtime>, images: &ImageStore, stop: CancellationTo
     shell.spawn(counter::serve(images.clone(), folder, shell.tasks.clone(), stop));
 }
 
-/// The images alone, where no runtime runs; nobody else has them while the lock is held. Only for `berth` itself.
+/// Opens the image store alone, where no runtime runs. The lock excludes other processes. Only for the `berth` CLI.
 ///
 /// # Errors
 /// A runtime runs, or the store cannot be opened.
@@ -143,7 +143,7 @@ pub async fn images_alone(config: &EmbeddedConfig) -> RuntimeResult<(store::Lock
     Ok((lock, ImageStore::open(Settings { helpers, ..image_settings(config, None)? }).await?))
 }
 
-/// Counts what the runtime holds whenever somebody asks, as long as it is there.
+/// Registers a collector that counts the runtime's objects on each scrape, as long as the runtime exists.
 fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, network: embedded_network::Network) {
     let (runtime, images) = (Arc::downgrade(runtime), images.clone());
     let held = move || {
@@ -165,11 +165,12 @@ fn count(registry: &Registry, runtime: &Arc<Runtime>, images: &ImageStore, netwo
     register_embedded_objects(registry, Arc::new(held));
 }
 
-/// Whether what was there could be found again.
+/// Reports a failed recovery.
 pub struct Recovery(oneshot::Receiver<RuntimeError>);
 
 impl Recovery {
-    /// Waits until it could not be, and says why: no call will ever be answered. Does not return where all is well.
+    /// Waits for a failure of the recovery and returns its cause; no call can succeed after it. Pends forever on
+    /// success.
     pub async fn failed(self) -> RuntimeError {
         match self.0.await {
             Ok(cause) => RuntimeError::other(format!("the embedded runtime cannot find again what was there: {cause}")),
@@ -178,15 +179,14 @@ impl Recovery {
     }
 }
 
-/// Finds again what was there, in the background; calls wait for it. Then sees to it that pods that lose their network are
-/// told, until we end.
+/// Recovers existing objects in the background; calls wait for it. Then watches for lost pod networks until shutdown.
 #[must_use = "where it fails, whoever needs the runtime ends"]
 pub fn start(runtime: &Arc<Runtime>) -> Recovery {
     let (tell, failed) = oneshot::channel();
     let recovering = runtime.clone();
     runtime.shell.spawn(async move {
         if let Err(cause) = recover::recover(&recovering).await {
-            let _ = tell.send(cause); // whoever was to hear it has ended
+            let _ = tell.send(cause); // the receiver has ended
             return;
         }
         drop(tell);
@@ -199,7 +199,7 @@ async fn blocking<R: Send + 'static>(work: impl FnOnce() -> RuntimeResult<R> + S
     spawn_blocking(work).await.map_err(|error| RuntimeError::other(error.to_string()))?
 }
 
-/// Who makes networks.
+/// Opens the pod networks and spawns their watcher.
 async fn network(config: &EmbeddedConfig, around: &Surroundings) -> RuntimeResult<embedded_network::Network> {
     let network = embedded_network::Network::open(network::settings(config)?).await?;
     let (kept, stop) = (network.clone(), around.stop.clone());

@@ -1,4 +1,4 @@
-//! Pods' networks, made by the built-in network or by plugins.
+//! Adapts pod networks to the runtime's network port.
 
 use std::{collections::BTreeMap, fs::File, os::fd::OwnedFd, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 use berth_proto::cri;
 
-/// Networks of this machine.
+/// The `Network` port over this host's pod networks.
 #[derive(Clone)]
 pub struct Networks(pub PodNetworks);
 
@@ -68,11 +68,11 @@ impl Network for Networks {
 }
 
 impl Networks {
-    /// A pod that was attached before, with its namespace where there is one still.
+    /// A pod that was attached before, with its network namespace if that still exists.
     fn known(&self, pod: &NetworkPod) -> RuntimeResult<SandboxNetwork> {
         let mut told = told(pod)?;
         told.netns = File::open(self.0.namespace_file(&pod.id)).ok().map(|file| Arc::new(file.into()));
-        // What is not there was never attached.
+        // A record that is absent or unreadable counts as never attached.
         told.attached = serde_json::from_value(pod.kept.clone()).ok();
         Ok(told)
     }
@@ -109,10 +109,10 @@ fn port(mapping: &cri::PortMapping) -> RuntimeResult<PortMapping> {
     Ok(PortMapping { protocol, host_port, container_port, host_ip: mapping.host_ip.clone() })
 }
 
-/// What is configured, in the network's own words.
+/// Converts the configuration to network settings.
 ///
 /// # Errors
-/// Names the field.
+/// The name of the invalid field.
 pub fn settings(config: &EmbeddedConfig) -> RuntimeResult<Settings> {
     let asked = &config.network;
     let ranges = |name: &str, list: &mut dyn Iterator<Item = &str>| -> RuntimeResult<Vec<Cidr>> {

@@ -1,4 +1,4 @@
-//! Plans of this machine: what a request names is looked up, then everything is decided at once.
+//! Launch planner for this host: resolves what a request names, then builds the plan.
 
 use std::{
     collections::BTreeMap,
@@ -21,29 +21,29 @@ use crate::{
 use berth_proto::cri;
 use berth_shim::plan::{ExecPlan, LaunchPlan, NamespacePlan, Root, RootKind, Source};
 
-/// How long what a request names may take to be looked up: a dead file system answers never.
+/// Timeout of resolving what a request names: a dead file system never responds.
 const FIND_LIMIT: Duration = Duration::from_secs(60);
-/// When copying the content of an image's volumes ends: before `FIND_LIMIT`, so that no attempt copies beside the next.
+/// Deadline for copying the content of image volumes: before `FIND_LIMIT`, so that no attempt overlaps the next one.
 const COPY_LIMIT: Duration = Duration::from_secs(55);
-/// What hooks read of a container, in its directory.
+/// Bundle directory for hooks, inside the container's directory.
 const BUNDLE: &str = "bundle";
-/// How long starting may take, milliseconds.
+/// Timeout of a container start, milliseconds.
 const START_LIMIT_MS: u64 = 60_000;
 
-/// Plans for this machine.
+/// The `Planner` port for this host.
 #[derive(Clone)]
 pub struct Plans {
-    /// What it can do.
+    /// Properties of the host.
     pub host: Host,
-    /// Its name.
+    /// Host name of the node.
     pub hostname: String,
-    /// Where things lie.
+    /// Directory layout.
     pub layout: Layout,
-    /// Where devices are described.
+    /// CDI spec directories.
     pub cdi: Vec<PathBuf>,
-    /// Bytes in a record of a log; 0: no limit.
+    /// Maximum length of a log record in bytes; 0: no limit.
     pub longest_record: usize,
-    /// Images.
+    /// The image store.
     pub images: ImageStore,
 }
 
@@ -76,7 +76,7 @@ impl Plans {
         if pod.hostname.is_empty() { &self.hostname } else { &pod.hostname }
     }
 
-    /// Blocks.
+    /// Resolves and plans a container. Blocking.
     fn plan(&self, ask: &ContainerAsk, runtime: &Handle, copied_by: Instant) -> RuntimeResult<Planned> {
         let (_, image) = self.images.image(&ask.image)?;
         let mut mounted = BTreeMap::new();
@@ -132,7 +132,7 @@ impl Plans {
         Ok(Planned { user, devices: launch.device_rules, plan: launch.plan, mounted })
     }
 
-    /// What a mount of an image leads to, and that image's identity.
+    /// Resolves an image volume to its layers, and returns the image's id.
     fn place(&self, container: &str, mount: &cri::Mount, runtime: &Handle) -> Result<(Place, String), Refusal> {
         let name = mount.image.as_ref().map_or("", |image| image.image.as_str());
         let mounted = runtime.block_on(self.images.mount_image(container, name, &mount.image_sub_path));
@@ -143,7 +143,7 @@ impl Plans {
         }
     }
 
-    /// Directories for the image's volumes that nothing else is mounted on.
+    /// Creates a directory for each volume of the image that no requested mount covers.
     fn volumes(
         &self,
         ask: &ContainerAsk,

@@ -1,4 +1,4 @@
-//! Shims as processes of this machine.
+//! Shims as child processes of this host.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -28,14 +28,14 @@ use berth_shim::{
     plan::{Exit, FailureKind, Hello, Reply, Request},
 };
 
-/// How long a shim that was started has to take a connection.
+/// How long to retry the connection to a started shim.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How often a former program is tried to be removed when a shim has ended.
+/// Number of attempts to remove an earlier shim binary after a shim has ended.
 const ATTEMPTS: u32 = 10;
-/// Pause between two of them: it is on its way out, as is its pod's process 1.
+/// Delay between these attempts, while the shim and its pod's process 1 exit.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Starts and finds shims.
+/// The `Shims` port: starts shims and connects to running ones.
 #[derive(Debug)]
 pub struct Processes {
     program: PathBuf,
@@ -45,10 +45,10 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Unpacks the shim's program. Blocks.
+    /// Unpacks the shim binary. Blocking.
     ///
     /// # Errors
-    /// There is no program, or it cannot be unpacked.
+    /// The binary is missing or cannot be unpacked.
     pub fn unpack(layout: Layout, (tasks, stop): (TaskTracker, CancellationToken)) -> RuntimeResult<Self> {
         let (program, protection) =
             spawn::unpack(&layout.state).map_err(|error| RuntimeError::other(error.to_string()))?;
@@ -57,7 +57,7 @@ impl Processes {
         Ok(Self { program, layout, tasks, stop })
     }
 
-    /// Where the program is.
+    /// Path of the shim binary.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -81,7 +81,7 @@ impl Processes {
     }
 }
 
-/// A shim has ended: it may have been the last one of an agent before this one. Spec 09 §8.
+/// Removes earlier shim binaries after a shim has ended: it may have been the last one that used them. Spec 09 §8.
 async fn remove_former(state: PathBuf, program: PathBuf) {
     for _ in 0..ATTEMPTS {
         let (state, program) = (state.clone(), program.clone());
@@ -109,12 +109,12 @@ impl Shims for Processes {
     }
 
     fn noted(&self, folder: &Path, container: &str) -> Option<Exit> {
-        // One that cannot be read is like none: then nobody knows how it ended.
+        // An unreadable record counts as absent: the exit is then unknown.
         ExitRecord::read(folder, container).ok().flatten().map(|record| record.exit)
     }
 }
 
-/// A shim that is asked over its socket.
+/// A shim that is reachable over its socket.
 struct Process(client::Shim);
 
 #[async_trait]

@@ -1,42 +1,42 @@
-//! Puts a classic BPF program together, from its end to its beginning. Pure.
+//! Assembler for classic BPF programs that builds from the end to the beginning. Pure.
 //!
-//! Jumps only go forward, so what is jumped to is made first. Equal instructions are made once; what is too far away
-//! for the eight bits of a jump is reached over a long one.
+//! Jumps only go forward, so the target exists before the jump. Identical instructions are shared; a target beyond the
+//! eight bits of a conditional jump is reached through an unconditional jump.
 
 use std::collections::HashMap;
 
 /// One instruction, as `struct sock_filter`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Instruction {
-    /// What.
+    /// Opcode.
     pub code: u16,
-    /// How many to skip where the test is true.
+    /// Number of instructions to skip where the test is true.
     pub jump_true: u8,
-    /// How many to skip where it is false.
+    /// Number of instructions to skip where the test is false.
     pub jump_false: u8,
-    /// Its number.
+    /// Operand.
     pub k: u32,
 }
 
-/// Loads 32 bits of the call's data.
+/// Loads 32 bits of `struct seccomp_data`.
 pub const LOAD: u16 = 0x20;
 /// Returns an action.
 pub const RETURN: u16 = 0x06;
-/// Combines with a mask.
+/// Bitwise AND with a mask.
 pub const AND: u16 = 0x54;
-/// Skips as many.
+/// Unconditional forward jump.
 pub const JUMP: u16 = 0x05;
-/// Whether equal.
+/// Jump if equal.
 pub const EQUAL: u16 = 0x15;
-/// Whether greater.
+/// Jump if greater.
 pub const GREATER: u16 = 0x25;
-/// Whether greater or equal.
+/// Jump if greater or equal.
 pub const AT_LEAST: u16 = 0x35;
 
-/// A place in a program, counted from its end.
+/// Position of an instruction, counted from the end of the program.
 pub type Place = usize;
 
-/// A program in the making: its last instruction is first.
+/// A program under construction; its last instruction is first.
 #[derive(Default, Debug)]
 pub struct Assembly {
     reversed: Vec<Instruction>,
@@ -44,12 +44,12 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    /// Returns an action.
+    /// Appends a return of an action, or reuses one in range.
     pub fn finish(&mut self, action: u32) -> Place {
         let far = |place: Place, len: usize| len.saturating_sub(place) > usize::from(u8::MAX);
         let key = (RETURN, action, 0, 0);
         match self.known.get(&key) {
-            // Made anew where it is too far away: that is shorter than a long jump for each of those who need it.
+            // A new return if the known one is too far: shorter than an unconditional jump for each of its users.
             Some(&place) if !far(place, self.reversed.len()) => place,
             _ => {
                 let place = self.push(RETURN, action, 0, 0);
@@ -59,7 +59,7 @@ impl Assembly {
         }
     }
 
-    /// Tests, and goes on at either place.
+    /// Appends a conditional jump to two targets.
     pub fn test(&mut self, code: u16, k: u32, if_true: Place, if_false: Place) -> Place {
         if if_true == if_false {
             return if_true;
@@ -68,7 +68,7 @@ impl Assembly {
         if let Some(&place) = self.known.get(&key) {
             return place;
         }
-        // A long jump to one moves the other further away, hence twice.
+        // An unconditional jump for one target moves the other one further away, hence the second check.
         let if_true_near = self.near(if_true, 2);
         let if_false_near = self.near(if_false, 1);
         let if_true_near = self.near(if_true_near, 1);
@@ -79,7 +79,7 @@ impl Assembly {
         place
     }
 
-    /// Loads or combines, and goes on.
+    /// Appends a load or AND that continues at `next`.
     pub fn then(&mut self, code: u16, k: u32, next: Place) -> Place {
         let key = (code, k, next, next);
         if let Some(&place) = self.known.get(&key) {
@@ -93,7 +93,7 @@ impl Assembly {
         place
     }
 
-    /// The program, beginning at a place.
+    /// The finished program, with its entry at `start`.
     pub fn program(mut self, start: Place) -> Vec<Instruction> {
         if self.distance(start) != 0 {
             self.jump(start);
@@ -102,7 +102,7 @@ impl Assembly {
         self.reversed
     }
 
-    /// The place itself, or a long jump to it where it could not be reached with so many instructions in between.
+    /// The target itself, or an unconditional jump to it if it is out of range with `more` instructions in between.
     fn near(&mut self, place: Place, more: usize) -> Place {
         if self.distance(place) + more <= usize::from(u8::MAX) { place } else { self.jump(place) }
     }
@@ -112,7 +112,7 @@ impl Assembly {
         self.push(JUMP, distance, 0, 0)
     }
 
-    /// How many instructions the next one has to skip.
+    /// Number of instructions that the next one would have to skip.
     fn distance(&self, place: Place) -> usize {
         self.reversed.len().saturating_sub(place + 1)
     }

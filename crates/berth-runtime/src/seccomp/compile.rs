@@ -1,4 +1,5 @@
-//! From a profile to a program. Pure. Behaviour: spec 09a §7.6.
+//! Compiles a seccomp profile to a classic BPF program. Pure.
+//! Implements spec 09a §7.6.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +9,14 @@ use super::{
     profile::{Argument, Condition, Profile, ProfileError, Rule, action},
 };
 
-/// The longest program a kernel takes.
+/// Maximum program length that the kernel accepts (`BPF_MAXINSNS`).
 const LONGEST: usize = 4096;
 const KILL_PROCESS: u32 = 0x8000_0000;
 const NOT_IMPLEMENTED: u32 = 0x0005_0000 | 38;
-/// The kinds of actions that answer with an error.
+/// `SECCOMP_RET_ERRNO`, and the mask of an action's kind.
 const ERRNO: u32 = 0x0005_0000;
 const KIND: u32 = 0xffff_0000;
-/// Where `struct seccomp_data` has the call's number, its architecture, and its arguments of 64 bits.
+/// Offsets of the call number, the architecture, and the 64-bit arguments in `struct seccomp_data`.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 const ARGUMENTS_AT: u32 = 16;
@@ -23,30 +24,30 @@ const ARGUMENTS: usize = 6;
 const FLAG_LOG: u32 = 1 << 1;
 const FLAG_SPEC_ALLOW: u32 = 1 << 2;
 
-/// What a profile's rules depend on.
+/// Host and container properties that a profile's conditions depend on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Conditions {
-    /// The processor.
+    /// CPU architecture.
     pub machine: Machine,
     /// The container's bounding set, names without `CAP_`.
     pub capabilities: Vec<&'static str>,
-    /// Major and minor version.
+    /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
-    /// Whether the kernel takes `SECCOMP_FILTER_FLAG_SPEC_ALLOW`.
+    /// Whether the kernel supports `SECCOMP_FILTER_FLAG_SPEC_ALLOW`.
     pub has_spec_allow: bool,
 }
 
-/// A program, and the flags it is set with.
+/// A compiled program with its flags.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Filter {
-    /// Of `seccomp(2)`.
+    /// Flags of `seccomp(2)`.
     pub flags: u32,
     /// The program.
     pub instructions: Vec<Instruction>,
 }
 
 impl Filter {
-    /// As the kernel reads it: `sock_filter` records of 8 bytes.
+    /// The program in the kernel's layout: `sock_filter` records of 8 bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let record = |i: &Instruction| {
             let (code, k) = (i.code.to_ne_bytes(), i.k.to_ne_bytes());
@@ -56,13 +57,14 @@ impl Filter {
     }
 }
 
-/// A rule about one call: the first that fits counts.
+/// Rules of one system call; the first match applies.
 type Chain<'a> = Vec<(&'a [Argument], u32)>;
 
 /// Compiles a profile.
 ///
 /// # Errors
-/// Where the profile names an action, operation or argument that does not exist, or becomes too long.
+/// The profile contains an unknown action, operator, argument, flag, or kernel version, or the program becomes too
+/// long.
 pub fn compile(profile: &Profile, on: &Conditions) -> Result<Filter, ProfileError> {
     let default = action(&profile.default_action, profile.default_errno_ret)?;
     let mut rules = Vec::new();
@@ -87,7 +89,8 @@ pub fn compile(profile: &Profile, on: &Conditions) -> Result<Filter, ProfileErro
     Ok(Filter { flags: flags(profile, on)?, instructions })
 }
 
-/// The architectures that may call: those of the list, those beside ours, or all our kernel runs; always our own.
+/// The permitted architectures: those of the profile's list, the sub-architectures of the machine's, or all that its
+/// kernel runs; the machine's own is always included.
 fn sections(profile: &Profile, machine: Machine) -> BTreeSet<Section> {
     let all = machine.sections();
     let own = all.first().copied();
@@ -105,7 +108,7 @@ fn flags(profile: &Profile, on: &Conditions) -> Result<u32, ProfileError> {
     let spec_allow = if on.has_spec_allow { FLAG_SPEC_ALLOW } else { 0 };
     let Some(names) = &profile.flags else { return Ok(spec_allow) };
     names.iter().try_fold(0, |flags, name| match name.as_str() {
-        // There is one thread when it is set.
+        // The process has one thread when the filter is installed.
         "SECCOMP_FILTER_FLAG_TSYNC" => Ok(flags),
         "SECCOMP_FILTER_FLAG_LOG" => Ok(flags | FLAG_LOG),
         "SECCOMP_FILTER_FLAG_SPEC_ALLOW" => Ok(flags | spec_allow),
@@ -113,14 +116,14 @@ fn flags(profile: &Profile, on: &Conditions) -> Result<u32, ProfileError> {
     })
 }
 
-/// Whether everything of a condition holds.
+/// Whether every part of a condition holds.
 fn holds(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
     let is_kernel = condition.min_kernel.as_deref().map_or(Ok(true), |least| is_at_least(on.kernel, least))?;
     let is_machine = condition.arches.is_empty() || condition.arches.iter().any(|name| name == on.machine.name());
     Ok(is_kernel && is_machine && condition.caps.iter().all(|name| has(on, name)))
 }
 
-/// Whether anything of a condition holds.
+/// Whether any part of a condition holds.
 fn hits(condition: &Condition, on: &Conditions) -> Result<bool, ProfileError> {
     let is_kernel = condition.min_kernel.as_deref().map_or(Ok(false), |least| is_at_least(on.kernel, least))?;
     let is_machine = condition.arches.iter().any(|name| name == on.machine.name());
@@ -154,7 +157,7 @@ fn check(rule: &Rule) -> Result<(), ProfileError> {
     Ok(())
 }
 
-/// Finds the section: by architecture, on x86-64 also by the mark of x32. Whoever has none is killed.
+/// Selects the section by architecture, on x86-64 also by the x32 bit. Kills the process for any other architecture.
 fn dispatch(asm: &mut Assembly, machine: Machine, starts: &BTreeMap<Section, Place>) -> Place {
     let mut otherwise = asm.finish(KILL_PROCESS);
     for &section in machine.sections().iter().rev().filter(|section| **section != Section::X32) {
@@ -173,7 +176,7 @@ fn dispatch(asm: &mut Assembly, machine: Machine, starts: &BTreeMap<Section, Pla
     asm.then(LOAD, ARCHITECTURE_AT, otherwise)
 }
 
-/// The decisions of one section; the call's number is loaded.
+/// The decision tree of one section; expects the call number to be loaded.
 fn section_program(asm: &mut Assembly, section: Section, rules: &[(&Rule, u32)], default: u32) -> Place {
     let calls = section.calls();
     let mut chains: BTreeMap<u32, Chain<'_>> = BTreeMap::new();
@@ -211,7 +214,7 @@ fn section_program(asm: &mut Assembly, section: Section, rules: &[(&Rule, u32)],
     tree(asm, &ranges)
 }
 
-/// A binary search in ranges of numbers, each with its first number; the first begins at 0.
+/// Binary search over ranges of call numbers, each given by its first number; the first range begins at 0.
 fn tree(asm: &mut Assembly, ranges: &[(u32, Place)]) -> Place {
     match ranges {
         [] => asm.finish(KILL_PROCESS),
@@ -225,7 +228,7 @@ fn tree(asm: &mut Assembly, ranges: &[(u32, Place)]) -> Place {
     }
 }
 
-/// Rules about one call, in order.
+/// Evaluates the rules of one call, in order.
 fn chain(asm: &mut Assembly, rules: &Chain<'_>, default: u32) -> Place {
     let whole = rules.iter().position(|(args, _)| args.is_empty());
     let last = whole.and_then(|at| rules.get(at)).map_or(default, |(_, action)| *action);
@@ -240,7 +243,7 @@ fn chain(asm: &mut Assembly, rules: &Chain<'_>, default: u32) -> Place {
     otherwise
 }
 
-/// Compares 64 bits, the upper half first. All our machines keep the lower half first.
+/// Compares a 64-bit argument. All supported machines are little-endian.
 fn compare(asm: &mut Assembly, arg: &Argument, yes: Place, no: Place) -> Place {
     let low_at = ARGUMENTS_AT + 8 * u32::try_from(arg.index).unwrap_or_default();
     let high_at = low_at + 4;

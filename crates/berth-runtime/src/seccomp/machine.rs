@@ -1,17 +1,17 @@
-//! Processors, the architectures a kernel for them runs, and the numbers of system calls. Pure.
+//! CPU architectures, their seccomp sections, and system call numbers. Pure.
 //!
-//! The tables are those of Linux 6.18's headers; the private calls of 32-bit Arm are added by hand.
+//! The tables are from the headers of Linux 6.18; the private calls of 32-bit Arm are added by hand.
 
 use std::collections::BTreeMap;
 
-/// Numbers beyond are private to an architecture and say nothing about age.
+/// Numbers from here on are private to an architecture and independent of the kernel version.
 const PRIVATE: u32 = 0x1000;
-/// Marks calls with 32-bit pointers on x86-64.
+/// Bit of x32 system call numbers on x86-64.
 pub const X32: u32 = 0x4000_0000;
-/// On x32, numbers from here on are its own forms of older calls.
+/// On x32, numbers from here on are its own variants of older calls.
 const X32_OWN: u32 = 512;
 
-/// A processor.
+/// A CPU architecture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Machine {
     /// x86-64, which also runs i386 and x32.
@@ -22,14 +22,14 @@ pub enum Machine {
     Riscv64,
 }
 
-/// A way of calling the kernel.
+/// A system call ABI.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Section {
     /// x86-64.
     X86_64,
     /// 32-bit x86.
     I386,
-    /// x86-64 with 32-bit pointers: the same architecture for the kernel, other numbers.
+    /// x86-64 with 32-bit pointers: the same audit architecture with other call numbers.
     X32,
     /// 64-bit Arm.
     Aarch64,
@@ -40,7 +40,7 @@ pub enum Section {
 }
 
 impl Machine {
-    /// The one this program was made for; none for one it has no tables of.
+    /// The architecture of this build; `None` where no tables exist.
     pub fn current() -> Option<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Some(Self::X86_64),
@@ -50,7 +50,7 @@ impl Machine {
         }
     }
 
-    /// As profiles call it in `includes` and `excludes`.
+    /// Name in `includes` and `excludes` of profiles.
     pub fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -59,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// Its own way first, then the others its kernel takes.
+    /// The native ABI first, then the others that its kernel accepts.
     pub fn sections(self) -> &'static [Section] {
         match self {
             Self::X86_64 => &[Section::X86_64, Section::I386, Section::X32],
@@ -70,7 +70,7 @@ impl Machine {
 }
 
 impl Section {
-    /// As profiles call it in `architectures`.
+    /// Name in `architectures` of profiles.
     pub fn name(self) -> &'static str {
         match self {
             Self::X86_64 => "SCMP_ARCH_X86_64",
@@ -82,7 +82,7 @@ impl Section {
         }
     }
 
-    /// `AUDIT_ARCH_*`: how the kernel tells a filter.
+    /// `AUDIT_ARCH_*` value that the kernel passes to a filter.
     pub fn audit(self) -> u32 {
         match self {
             Self::X86_64 | Self::X32 => 0xc000_003e,
@@ -104,7 +104,7 @@ impl Section {
         }
     }
 
-    /// All calls by name.
+    /// All system calls of the ABI: name to number.
     pub fn calls(self) -> BTreeMap<&'static str, u32> {
         let line = |line: &'static str| {
             let (number, name) = line.split_once(' ')?;
@@ -113,7 +113,7 @@ impl Section {
         self.text().lines().filter_map(line).collect()
     }
 
-    /// The newest number there is. What is beyond was added to the kernel after our table was made.
+    /// The highest known number. Higher ones were added to the kernel after the table was made.
     pub fn newest(self) -> u32 {
         let (base, limit) = if self == Self::X32 { (X32, X32_OWN) } else { (0, PRIVATE) };
         let numbers = self.calls().into_values().map(|number| number & !X32);

@@ -1,13 +1,13 @@
-//! Filters of system calls: from a profile in OCI's JSON to the program the kernel executes.
+//! Seccomp filters: compiles OCI JSON profiles to classic BPF programs.
 //!
 //! ```text
 //!  profile (JSON) ─► Profile ─┐
 //!  capabilities, kernel ──────┼─► compile() ─► Filter (classic BPF) ─► shim ─► seccomp(2)
-//!  tables of numbers ─────────┘
+//!  system call tables ────────┘
 //! ```
 //!
-//! Pure, all of it, and no C library: one program has a section for each architecture a kernel runs, and answers ENOSYS
-//! to calls that are newer than our tables, so that C libraries fall back. Behaviour: spec 09a §7.6.
+//! All functions are pure and need no C library. A program has a section for each ABI that the kernel runs, and returns
+//! ENOSYS for calls that are newer than the tables, so that C libraries fall back. Implements spec 09a §7.6.
 
 mod assemble;
 mod compile;
@@ -19,7 +19,7 @@ pub use compile::{Conditions, Filter, compile};
 pub use machine::{Machine, Section};
 pub use profile::{Profile, ProfileError};
 
-/// The built-in profile.
+/// The built-in default profile, OCI JSON.
 pub const DEFAULT_PROFILE: &str = include_str!("default.json");
 
 #[cfg(test)]

@@ -1,102 +1,102 @@
-//! A profile as people write it: OCI's `LinuxSeccomp` with the conditions other runtimes know. Pure.
+//! Seccomp profile: OCI `LinuxSeccomp` JSON with the conditions of other runtimes. Pure.
 
 use serde::{Deserialize, Deserializer};
 
 use super::machine::Machine;
 
-/// Refused: what of a profile cannot be understood.
+/// A malformed or unsupported profile.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ProfileError(pub String);
 
-/// A profile.
+/// A seccomp profile.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Profile {
-    /// What happens to calls no rule is about.
+    /// Action for calls that no rule matches.
     pub default_action: String,
-    /// The error of that, where it is one.
+    /// Error number of the default action, if it is `SCMP_ACT_ERRNO`.
     #[serde(default)]
     pub default_errno_ret: Option<u32>,
-    /// Architectures that may call at all; empty: see `arch_map`.
+    /// Permitted architectures; empty: see `arch_map`.
     #[serde(default, deserialize_with = "or_empty")]
     pub architectures: Vec<String>,
-    /// For each architecture those that may call beside it.
+    /// Sub-architectures per architecture.
     #[serde(default, deserialize_with = "or_empty")]
     pub arch_map: Vec<Architecture>,
-    /// Flags of `seccomp(2)`; none: the usual one.
+    /// Flags of `seccomp(2)`; `None`: `SECCOMP_FILTER_FLAG_SPEC_ALLOW` where supported.
     #[serde(default)]
     pub flags: Option<Vec<String>>,
-    /// Rules; of those about one call the first that fits counts.
+    /// Rules; of those for one call, the first match applies.
     #[serde(default, deserialize_with = "or_empty")]
     pub syscalls: Vec<Rule>,
 }
 
-/// An architecture and those that may call beside it.
+/// An architecture and its sub-architectures.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Architecture {
-    /// `SCMP_ARCH_X86_64`
+    /// Name such as `SCMP_ARCH_X86_64`.
     pub architecture: String,
-    /// Those beside.
+    /// Architectures that are permitted in addition.
     #[serde(default, deserialize_with = "or_empty")]
     pub sub_architectures: Vec<String>,
 }
 
-/// What happens to some calls.
+/// Action for a set of system calls.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Rule {
-    /// Which; what we do not know is left out.
+    /// System call names; unknown ones are ignored.
     #[serde(deserialize_with = "or_empty")]
     pub names: Vec<String>,
-    /// Which, as one.
+    /// A single system call name, in addition to `names`.
     pub name: String,
-    /// `SCMP_ACT_ALLOW` and others.
+    /// Action, `SCMP_ACT_ALLOW` and others.
     pub action: String,
-    /// The error, where that is the action.
+    /// Error number for `SCMP_ACT_ERRNO`, or value for `SCMP_ACT_TRACE`.
     pub errno_ret: Option<u32>,
-    /// What has to hold of the arguments, all of it.
+    /// Argument conditions, all of which must hold.
     #[serde(deserialize_with = "or_empty")]
     pub args: Vec<Argument>,
-    /// The rule is there only where all of this holds.
+    /// The rule applies only if all of this holds.
     #[serde(deserialize_with = "or_empty_condition")]
     pub includes: Condition,
-    /// The rule is not there where any of this holds.
+    /// The rule does not apply if any of this holds.
     #[serde(deserialize_with = "or_empty_condition")]
     pub excludes: Condition,
 }
 
-/// What has to hold of an argument.
+/// A condition on an argument.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Argument {
-    /// 0 to 5.
+    /// Argument index, 0 to 5.
     pub index: usize,
-    /// Compared with; for `SCMP_CMP_MASKED_EQ` the mask.
+    /// Value to compare with; for `SCMP_CMP_MASKED_EQ` the mask.
     pub value: u64,
-    /// What is left after the mask.
+    /// Expected value after masking.
     #[serde(default)]
     pub value_two: u64,
-    /// `SCMP_CMP_EQ` and others.
+    /// Operator, `SCMP_CMP_EQ` and others.
     pub op: String,
 }
 
-/// Where a rule is there.
+/// Condition on host and container.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
-    /// Capabilities, `CAP_SYS_ADMIN`.
+    /// Capabilities such as `CAP_SYS_ADMIN`.
     #[serde(deserialize_with = "or_empty")]
     pub caps: Vec<String>,
-    /// Processors, `amd64`.
+    /// Architectures such as `amd64`.
     #[serde(deserialize_with = "or_empty")]
     pub arches: Vec<String>,
-    /// `4.8`: that kernel and later ones.
+    /// Minimum kernel version such as `4.8`.
     pub min_kernel: Option<String>,
 }
 
-/// Profiles written by Go programs have `null` for an empty list.
+/// Deserializes `null` as an empty list, as Go programs write it.
 fn or_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
@@ -106,24 +106,24 @@ fn or_empty_condition<'de, D: Deserializer<'de>>(from: D) -> Result<Condition, D
 }
 
 impl Profile {
-    /// Lets only the machine's own kind of system calls through: neither 32-bit ones nor those of x32.
+    /// Permits only the machine's native ABI: neither 32-bit calls nor x32.
     pub fn restrict_to(&mut self, machine: Machine) {
         self.architectures = machine.sections().iter().take(1).map(|own| own.name().to_owned()).collect();
     }
 
-    /// Reads a profile.
+    /// Parses a profile.
     ///
     /// # Errors
-    /// Where it is not JSON of that form.
+    /// The text is not JSON of this form.
     pub fn parse(text: &[u8]) -> Result<Self, ProfileError> {
         serde_json::from_slice(text).map_err(|error| ProfileError(error.to_string()))
     }
 }
 
-/// An action as the kernel numbers it.
+/// The kernel's value of an action.
 ///
 /// # Errors
-/// Where it is unknown, or one we do not carry out.
+/// The action is unknown or unsupported, or the error number is out of range.
 pub fn action(name: &str, errno: Option<u32>) -> Result<u32, ProfileError> {
     const NOT_PERMITTED: u32 = 1;
     const LARGEST_ERRNO: u32 = 4095;

@@ -1,4 +1,4 @@
-//! The compiled program against the rules themselves, and the built-in profile.
+//! Property tests of compiled programs against their rules, and tests of the built-in profile.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -18,7 +18,7 @@ fn errno(number: u32) -> u32 {
     0x0005_0000 | number
 }
 
-/// A call as the kernel shows it to a filter.
+/// A system call as the kernel passes it to a filter.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     architecture: u32,
@@ -26,7 +26,7 @@ struct Call {
     args: [u64; 6],
 }
 
-/// Does what the kernel does with a program.
+/// Interprets a program as the kernel does.
 fn execute(program: &[Instruction], call: &Call) -> u32 {
     let data = |at: u32| match at {
         0 => call.number,
@@ -58,7 +58,7 @@ fn conditions(machine: Machine, capabilities: &[&'static str]) -> Conditions {
     Conditions { machine, capabilities: capabilities.to_vec(), kernel: (6, 12), has_spec_allow: true }
 }
 
-/// Calls of a section, and its newest number.
+/// Call numbers of a section, and its newest number.
 type Table = (BTreeMap<&'static str, u32>, u32);
 
 static TABLES: LazyLock<BTreeMap<Section, Table>> = LazyLock::new(|| {
@@ -66,7 +66,7 @@ static TABLES: LazyLock<BTreeMap<Section, Table>> = LazyLock::new(|| {
     sections.into_iter().map(|section| (section, (section.calls(), section.newest()))).collect()
 });
 
-/// What the rules say, without a program.
+/// Evaluates the rules directly, without a program.
 fn evaluate(profile: &Profile, machine: Machine, call: &Call) -> u32 {
     let is_x32 = call.architecture == Section::X86_64.audit() && call.number >= X32;
     let of_call = |s: &&Section| s.audit() == call.architecture && (**s == Section::X32) == is_x32;
@@ -79,7 +79,7 @@ fn evaluate(profile: &Profile, machine: Machine, call: &Call) -> u32 {
         }
     }
     let default = action(&profile.default_action, profile.default_errno_ret).expect("an action");
-    // Only x32's own forms and Arm's private calls are beyond, and they stand in the table.
+    // Beyond the newest number are only x32's own variants and Arm's private calls, and the table contains those.
     let is_ruled = |n: &str| profile.syscalls.iter().any(|rule| rule.names.iter().any(|name| name == n));
     let is_new = call.number > *newest && !calls.iter().any(|(name, number)| *number == call.number && is_ruled(name));
     if is_new && default & 0xffff_0000 == errno(0) { errno(38) } else { default }
@@ -142,7 +142,7 @@ fn profiles() -> impl Strategy<Value = Profile> {
     })
 }
 
-/// Numbers around everything rules are about, with and without x32's mark.
+/// Call numbers at and around the edges of the rules, with and without the x32 bit.
 fn numbers() -> Vec<u32> {
     let all = [Section::X86_64, Section::I386, Section::Aarch64, Section::Arm, Section::Riscv64];
     let mut numbers: Vec<u32> = vec![0, 468, 469, 470, 471, 512, 547, 548, 4096, 0xf0000, u32::MAX, X32 - 1];
@@ -183,7 +183,7 @@ proptest! {
     }
 }
 
-/// A program with more calls than a jump reaches over.
+/// A program with more calls than a conditional jump can skip.
 #[test]
 fn long_programs_jump_far() {
     let calls = Section::X86_64.calls();

@@ -1,9 +1,9 @@
-//! The daemon's side of a shim's control socket.
+//! Client of a shim's control socket.
 //!
-//! [`connect`] gives three parts: the [`Shim`] that is asked (cheap to copy), the [`Events`] it tells, and the
-//! [`Connection`] somebody must run: it reads, hands replies to those who asked, and ends when the connection is lost.
-//! A lost connection fails what is under way, and ends the events; the shim goes on, and tells again what was not
-//! acknowledged. Behaviour: spec 09a §14.
+//! [`connect`] returns three parts: the [`Shim`] to send requests with (cheap to clone), its [`Events`], and the
+//! [`Connection`], which the caller must run: it reads, delivers replies to their requests, and ends when the
+//! connection is lost. A lost connection fails the pending requests and ends the events; the shim keeps running, and
+//! repeats events that were not acknowledged. Implements spec 09a §14.
 
 use std::{
     collections::HashMap,
@@ -29,58 +29,58 @@ use berth_shim::{
 };
 use berth_sys::watched::Watched;
 
-/// How long a shim may take for what needs no process.
+/// Timeout of requests that start no process.
 const QUICK: Duration = Duration::from_secs(10);
-/// How long starting may take where the plan does not say. Spec 09a §10.
+/// Default timeout of a start where the plan specifies none. Spec 09a §10.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How much longer than the shim's own limit is waited.
+/// Additional wait beyond the shim's own timeout.
 const GRACE: Duration = Duration::from_secs(5);
-/// Pause before a shim whose queue of connections is full is asked again.
+/// Delay before a retry while the shim's accept queue is full.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Events nobody has taken yet. More are a lost connection: the next one tells them again.
+/// Maximum number of queued events. More end the connection: the next connection repeats them.
 const MOST_EVENTS: usize = 1024;
 
-/// Why a shim did not do what it was asked.
+/// A failed request to a shim.
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
-    /// There is no shim.
+    /// No shim listens on the socket.
     #[error("no shim listens in {}: {source}", folder.display())]
     Gone {
-        /// Its folder.
+        /// Directory of the shim.
         folder: PathBuf,
-        /// What the kernel said.
+        /// Error of the connection attempt.
         source: io::Error,
     },
-    /// The connection ended: the shim died, or another daemon took over.
+    /// The connection ended: the shim died, or another daemon connected.
     #[error("the connection to the shim is lost")]
     Lost,
-    /// It says why.
+    /// The shim reports a failure.
     #[error(transparent)]
     Refused(#[from] Failure),
-    /// No answer came.
+    /// No reply arrived in time.
     #[error("the shim did not answer {what} within {limit:?}")]
     TimedOut {
-        /// What it was asked.
+        /// Name of the request.
         what: &'static str,
-        /// How long was waited.
+        /// Timeout.
         limit: Duration,
     },
-    /// It answered something else than what was asked.
+    /// The reply does not match the request.
     #[error("the shim answered {what} with something else")]
     Confused {
-        /// What it was asked.
+        /// Name of the request.
         what: &'static str,
     },
-    /// The message cannot be written.
+    /// The request cannot be encoded.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The message cannot be sent.
+    /// The request cannot be sent.
     #[error("send to the shim: {0}")]
     Send(#[source] io::Error),
 }
 
 impl ShimError {
-    /// Which kind of failure the shim tells of.
+    /// The kind of failure that the shim reports; `None` for any other error.
     pub fn kind(&self) -> Option<FailureKind> {
         match self {
             Self::Refused(failure) => Some(failure.kind),
@@ -88,13 +88,13 @@ impl ShimError {
         }
     }
 
-    /// Whether nobody is there to be asked.
+    /// Whether no shim is connected.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Gone { .. } | Self::Lost)
     }
 }
 
-/// What a shim sent for a question.
+/// A reply with its file descriptors.
 type Answer = (Reply, Vec<OwnedFd>);
 
 #[derive(Debug, Default)]
@@ -112,15 +112,15 @@ struct Shared {
 
 impl Shared {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner) // it is whole between any two lines
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner) // consistent after every statement
     }
 }
 
-/// A shim that can be asked.
+/// Sends requests to a shim.
 #[derive(Clone, Debug)]
 pub struct Shim(Arc<Shared>);
 
-/// What a shim tells.
+/// Events of a shim.
 #[derive(Debug)]
 pub struct Events(mpsc::Receiver<Event>);
 
@@ -131,32 +131,32 @@ impl From<Events> for mpsc::Receiver<Event> {
 }
 
 impl Events {
-    /// The next event; none: the connection is lost.
+    /// The next event; `None` when the connection is lost.
     pub async fn next(&mut self) -> Option<Event> {
         self.0.recv().await
     }
 }
 
-/// The reading half, to be run by somebody.
+/// Reading half of the connection; see [`Connection::run`].
 #[derive(Debug)]
 pub struct Connection {
     shared: Arc<Shared>,
     events: mpsc::Sender<Event>,
 }
 
-/// Namespaces as a shim hands them over.
+/// Namespaces received from a shim.
 #[derive(Debug)]
 pub struct Namespaces {
-    /// Their descriptors.
+    /// Namespace file descriptors by kind.
     pub held: Vec<(Namespace, OwnedFd)>,
-    /// The pod's process 1.
+    /// Process id of the pod's process 1, if it has one.
     pub init: Option<u32>,
 }
 
-/// Connects to the shim of a folder; must be called within a runtime.
+/// Connects to the shim of a directory; must be called within a Tokio runtime.
 ///
 /// # Errors
-/// Where nobody listens there, or too many wait to be accepted until the limit.
+/// Nothing listens there, or the accept queue stays full until the timeout.
 pub async fn connect(folder: &Path, limit: Duration) -> Result<(Shim, Events, Connection), ShimError> {
     let until = Instant::now() + limit;
     let gone = |source| ShimError::Gone { folder: folder.to_owned(), source };
@@ -174,7 +174,7 @@ pub async fn connect(folder: &Path, limit: Duration) -> Result<(Shim, Events, Co
 }
 
 impl Connection {
-    /// Reads until the connection is lost, and says why it was.
+    /// Reads until the connection is lost, and returns the cause.
     pub async fn run(self) -> io::Error {
         loop {
             let received = match self.shared.socket.readable().await {
@@ -203,7 +203,7 @@ impl Connection {
             Kind::Reply => {
                 let reply = datagram.body().map_err(io::Error::other)?;
                 let asked = self.shared.waiting().answers.remove(&datagram.sequence);
-                // Who asked may have given up; descriptors are closed then.
+                // The caller may have given up; the descriptors are closed then.
                 if let Some(asked) = asked {
                     let _gave_up = asked.send((reply, fds));
                 }
@@ -222,11 +222,11 @@ impl Drop for Connection {
     fn drop(&mut self) {
         let mut waiting = self.shared.waiting();
         waiting.is_lost = true;
-        waiting.answers.clear(); // everybody who waits hears of it
+        waiting.answers.clear(); // all pending requests fail
     }
 }
 
-/// Takes the question off the list, however waiting for its answer ends.
+/// Removes a pending request, however waiting for its reply ends.
 struct Asked<'a> {
     shared: &'a Shared,
     sequence: u32,
@@ -239,7 +239,7 @@ impl Drop for Asked<'_> {
 }
 
 impl Shim {
-    /// Who are you, and what do you hold? Also asks to be told events from now on.
+    /// Requests the shim's identity, namespaces, and containers. Also subscribes to its events.
     ///
     /// # Errors
     /// See [`ShimError`].
@@ -254,7 +254,7 @@ impl Shim {
         }
     }
 
-    /// Makes the pod's namespaces; once.
+    /// Creates the pod's namespaces; at most once per shim.
     ///
     /// # Errors
     /// See [`ShimError`].
@@ -268,10 +268,10 @@ impl Shim {
         }
     }
 
-    /// Starts a container; returns when its program is executed.
+    /// Starts a container; returns after its program was executed.
     ///
     /// # Errors
-    /// See [`ShimError`]. Where no answer came it may run all the same.
+    /// See [`ShimError`]. After a timeout the container may run anyway.
     pub async fn launch(&self, plan: LaunchPlan) -> Result<Started, ShimError> {
         let limit = if plan.limit_ms == 0 { LIMIT } else { Duration::from_millis(plan.limit_ms) };
         match self.ask("Launch", &Request::Launch(Box::new(plan)), &[], limit + GRACE).await? {
@@ -280,11 +280,11 @@ impl Shim {
         }
     }
 
-    /// Starts another process in a container. Without a terminal it reads from and writes to the three descriptors;
-    /// with one its master is returned, which does not block; closing it hangs up.
+    /// Starts an exec process in a container. Without a terminal it uses the three descriptors as stdio; with one, the
+    /// non-blocking terminal master is returned, and closing that hangs up the terminal.
     ///
     /// # Errors
-    /// See [`ShimError`]. Where no answer came it may run all the same.
+    /// See [`ShimError`]. After a timeout the process may run anyway.
     pub async fn exec(
         &self,
         plan: ExecPlan,
@@ -305,8 +305,8 @@ impl Shim {
         self.done("Signal", &Request::Signal { to, signal, scope }, &[]).await
     }
 
-    /// Tells the size of a container's terminal; without one nothing happens. (That of another process is set through
-    /// its master.)
+    /// Sets the size of a container's terminal; no-op without one. The size of an exec process's terminal is set
+    /// through its master.
     ///
     /// # Errors
     /// See [`ShimError`].
@@ -314,8 +314,8 @@ impl Shim {
         self.done("Resize", &Request::Resize { of, columns, rows }, &[]).await
     }
 
-    /// Sends what a container writes from now on also to these, and its input from `stdin`. When the container has
-    /// ended and everything was sent they are closed. Without a terminal `stderr` is one of its own.
+    /// Copies a container's further output to these descriptors, and its input from `stdin`. The shim closes them after
+    /// the container has ended and all output was sent. Without a terminal, `stderr` is separate.
     ///
     /// # Errors
     /// See [`ShimError`].
@@ -331,15 +331,15 @@ impl Shim {
         self.done("Attach", &request, &fds).await
     }
 
-    /// Opens a container's log anew.
+    /// Reopens a container's log.
     ///
     /// # Errors
-    /// See [`ShimError`]; [`FailureKind::State`] where it has ended, and no file is made.
+    /// See [`ShimError`]; [`FailureKind::State`] where the container has ended: no file is created then.
     pub async fn reopen_log(&self, container: &str) -> Result<(), ShimError> {
         self.done("ReopenLog", &Request::ReopenLog(container.to_owned()), &[]).await
     }
 
-    /// Closes a container's stdin for ever.
+    /// Closes a container's stdin permanently.
     ///
     /// # Errors
     /// See [`ShimError`].
@@ -347,7 +347,7 @@ impl Shim {
         self.done("CloseStdin", &Request::CloseStdin(container.to_owned()), &[]).await
     }
 
-    /// Events up to this number need not be told again.
+    /// Acknowledges events up to this number: the shim does not repeat them.
     ///
     /// # Errors
     /// See [`ShimError`].
@@ -355,7 +355,7 @@ impl Shim {
         self.done("Acknowledge", &Request::Acknowledge(number), &[]).await
     }
 
-    /// Forgets a container that has ended.
+    /// Makes the shim forget a container that has ended.
     ///
     /// # Errors
     /// See [`ShimError`].
@@ -363,7 +363,7 @@ impl Shim {
         self.done("Forget", &Request::Forget(container.to_owned()), &[]).await
     }
 
-    /// Kills the pod's process 1 and ends, once no container runs.
+    /// Makes the shim kill the pod's process 1 and exit; requires that no container runs.
     ///
     /// # Errors
     /// See [`ShimError`]; [`FailureKind::State`] where containers run.

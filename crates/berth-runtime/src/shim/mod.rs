@@ -1,4 +1,4 @@
-//! The runtime's side of shims: unpacking and starting the program, and the client of its control socket.
+//! Shims from the runtime's side: unpacking and starting the binary, and the control socket client.
 
 pub mod client;
 pub mod spawn;

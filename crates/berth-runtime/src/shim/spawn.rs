@@ -1,10 +1,10 @@
-//! Unpacking the shim's program and starting shims.
+//! Unpacks the shim binary and starts shims.
 //!
-//! The program lies in a tmpfs of its own that is read-only once it is written: nothing a container can do through
-//! `/proc/<shim>/exe` changes what the host runs next (CVE-2019-5736). Where such a mount is not permitted a folder only
-//! root may enter must do. Behaviour: spec 09 §2 (D5, D6).
+//! The binary resides on its own tmpfs, which becomes read-only after the write: nothing that a container does through
+//! `/proc/<shim>/exe` can change what the host executes next (CVE-2019-5736). Where such a mount is not permitted, a
+//! directory that only root can enter must suffice. Implements spec 09 §2 (D5, D6).
 //!
-//! Everything here blocks a little: call it from the blocking pool.
+//! Every function blocks briefly: call it from the blocking pool.
 
 use std::{
     fs::{self, OpenOptions},
@@ -21,41 +21,41 @@ use tokio::process::Command;
 use berth_shim::socket;
 use berth_sys::{remove_tree::remove_tree, step};
 
-/// The program's name.
+/// Name of the shim binary.
 pub const PROGRAM: &str = "berth-shim";
-/// What a shim says, in its folder.
+/// Log file of a shim, in its directory.
 pub const LOG: &str = "shim.log";
-/// The folder of programs in the state directory.
+/// Directory of unpacked binaries, below the state directory.
 const EXE: &str = "exe";
-/// Its name there.
+/// Name of an unpacked binary.
 const UNPACKED: &str = "shim";
-/// A program beside ours that is longer is one for development, and is used where it lies.
+/// Maximum size of a neighboring binary to copy, bytes; a larger one is a development build and runs in place.
 const LONGEST_COPY: u64 = 16 << 20;
 
-/// The shim that was built in, packed with zstd.
+/// The embedded shim binary, zstd-compressed.
 #[cfg(embeds_shim)]
 const EMBEDDED: Option<&[u8]> = Some(include_bytes!(concat!(env!("OUT_DIR"), "/shim.zst")));
-/// None was built in.
+/// No shim binary is embedded.
 #[cfg(not(embeds_shim))]
 const EMBEDDED: Option<&[u8]> = None;
 
-/// Why there is no shim.
+/// A failure to unpack or start a shim.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// The program cannot be found.
+    /// The shim binary is missing.
     #[error("this berth was built without its shim, and there is no {PROGRAM} beside {}", beside.display())]
     Missing {
-        /// Our own program.
+        /// Path of the running executable.
         beside: PathBuf,
     },
-    /// Something about a file.
+    /// A file operation failed.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// What was attempted.
+        /// Operation that failed.
         what: &'static str,
-        /// On what.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -65,21 +65,21 @@ fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SpawnError
     move |source| SpawnError::File { what, path, source }
 }
 
-/// How well the program is protected.
+/// How the shim binary is protected against modification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
-    /// By a read-only file system of its own.
+    /// By its own read-only file system.
     Sealed,
-    /// Only by a folder nobody else may enter: mounting is not permitted here.
+    /// Only by a directory that other users cannot enter: mounting is not permitted.
     Folder,
-    /// Not at all: a program for development, used where it was built.
+    /// Not at all: a development build that runs in place.
     None,
 }
 
-/// Puts the shim's program into the state directory; returns where it is. Done already: nothing changes.
+/// Unpacks the shim binary into the state directory, and returns its path. Idempotent.
 ///
 /// # Errors
-/// Where there is no program, or the state directory cannot be written.
+/// The binary is missing, or the state directory is not writable.
 pub fn unpack(state: &Path) -> Result<(PathBuf, Protection), SpawnError> {
     if let Some(packed) = EMBEDDED {
         let bytes = zstd::decode_all(packed).map_err(file("unpack the shim in", Path::new("/proc/self/exe")))?;
@@ -94,17 +94,17 @@ pub fn unpack(state: &Path) -> Result<(PathBuf, Protection), SpawnError> {
     unpack_bytes(state, &bytes)
 }
 
-/// The program beside ours, or one folder up: that of tests.
+/// The shim binary in the executable's directory, or in its parent for test executables.
 fn beside() -> Result<PathBuf, SpawnError> {
     let own = std::env::current_exe().map_err(file("find", Path::new("/proc/self/exe")))?;
     let candidates = own.ancestors().skip(1).take(2).map(|folder| folder.join(PROGRAM));
     candidates.into_iter().find(|path| path.is_file()).ok_or(SpawnError::Missing { beside: own })
 }
 
-/// Puts these bytes into the state directory.
+/// Writes a binary into the state directory.
 ///
 /// # Errors
-/// Where the state directory cannot be written.
+/// The state directory is not writable.
 pub fn unpack_bytes(state: &Path, bytes: &[u8]) -> Result<(PathBuf, Protection), SpawnError> {
     let folder = state.join(EXE).join(hex(&Sha256::digest(bytes)));
     let program = folder.join(UNPACKED);
@@ -128,14 +128,15 @@ pub fn unpack_bytes(state: &Path, bytes: &[u8]) -> Result<(PathBuf, Protection),
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // Executed by pods' process 1 as well, which in a user namespace is not root here. The directory is root's alone.
+    // World-executable: pods' process 1 runs it too, and in a user namespace that is not the host's root. The directory
+    // belongs to root alone.
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o555).open(path)?;
     io::Write::write_all(&mut file, bytes)
 }
 
-/// Mounts a tmpfs that holds so many bytes; false where that is not permitted.
+/// Mounts a tmpfs with space for this many bytes; false where mounting is not permitted.
 fn mount_own(folder: &Path, bytes: usize) -> Result<bool, SpawnError> {
-    let size = (bytes >> 10) + 64; // the file and its folder
+    let size = (bytes >> 10) + 64; // the file and its directory
     let data = format!("mode=0700,size={size}k");
     let data = std::ffi::CString::new(data).map_err(|e| file("mount", folder)(e.into()))?;
     match mount("shim", folder, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, data.as_c_str()) {
@@ -156,7 +157,7 @@ fn is_read_only(folder: &Path) -> bool {
     flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// Removes programs of other versions that no shim runs any more. Returns how many cannot be removed yet.
+/// Removes binaries of other versions that no shim runs. Returns how many cannot be removed yet.
 pub fn remove_others(state: &Path, program: &Path) -> usize {
     let own = program.parent().and_then(Path::file_name);
     let entries = fs::read_dir(state.join(EXE)).into_iter().flatten().flatten();
@@ -172,13 +173,13 @@ fn remove(folder: &Path) -> io::Result<()> {
     remove_tree(folder)
 }
 
-/// Starts a shim for a folder, which is made; returns its process. It can be connected to at once.
+/// Creates a directory and starts its shim. Returns the process id; the shim accepts connections at once.
 ///
-/// It leaves our session by itself, and our control group when it is told the pod's. Must be called within a runtime,
-/// which reaps it should it end while we live.
+/// The shim leaves the agent's session by itself, and the agent's cgroup when it receives the pod's. Must be called
+/// within a Tokio runtime, which reaps the shim if it ends during the agent's lifetime.
 ///
 /// # Errors
-/// Where the folder or the socket cannot be made, or the program cannot be executed.
+/// The directory or the socket cannot be created, or the binary cannot be executed.
 pub fn start(program: &Path, folder: &Path) -> Result<u32, SpawnError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(file("create", folder))?;
     let listener = socket::listen(folder).map_err(file("listen in", folder))?;
@@ -198,7 +199,7 @@ pub fn start(program: &Path, folder: &Path) -> Result<u32, SpawnError> {
 fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::new(), |mut out, byte| {
-        let _ = write!(out, "{byte:02x}"); // a string takes everything
+        let _ = write!(out, "{byte:02x}"); // writing to a `String` cannot fail
         out
     })
 }
@@ -207,7 +208,7 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// The state directory of a test; what is mounted below it goes with it.
+    /// State directory of a test; removes the mounts below it on drop.
     struct State(tempfile::TempDir);
 
     impl Drop for State {

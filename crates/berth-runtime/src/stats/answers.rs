@@ -1,25 +1,26 @@
-//! From readings to the messages of the CRI. Pure. Behaviour: spec 09a §5.
+//! Converts cgroup readings to CRI statistics messages. Pure.
+//! Implements spec 09a §5.
 
 use super::{Pressure, Stalls, layers::Used, reading::Reading};
 use berth_proto::cri;
 
-/// The link that speaks for a pod.
+/// A pod's default interface.
 const POD_LINK: &str = "eth0";
-/// The link every namespace has, which tells nobody anything.
+/// The loopback interface, which statistics omit.
 const LOOPBACK: &str = "lo";
 
-/// A link: name, bytes and errors received, bytes and errors sent.
+/// Counters of a network interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// Its name.
+    /// Interface name.
     pub name: String,
-    /// Received: bytes, errors.
+    /// Received bytes and errors.
     pub received: (u64, u64),
-    /// Sent: bytes, errors.
+    /// Sent bytes and errors.
     pub sent: (u64, u64),
 }
 
-/// A container's statistics, without attributes and what it wrote.
+/// A container's statistics, without attributes and writable layer.
 pub fn container(reading: &Reading, rate: Option<u64>) -> cri::ContainerStats {
     cri::ContainerStats {
         cpu: cpu(reading, rate),
@@ -30,7 +31,7 @@ pub fn container(reading: &Reading, rate: Option<u64>) -> cri::ContainerStats {
     }
 }
 
-/// Processor.
+/// CPU usage; `rate` is in nanocores.
 pub fn cpu(reading: &Reading, rate: Option<u64>) -> Option<cri::CpuUsage> {
     reading.cpu.map(|cpu| cri::CpuUsage {
         timestamp: reading.at_ns,
@@ -40,7 +41,7 @@ pub fn cpu(reading: &Reading, rate: Option<u64>) -> Option<cri::CpuUsage> {
     })
 }
 
-/// Memory.
+/// Memory usage.
 pub fn memory(reading: &Reading) -> Option<cri::MemoryUsage> {
     reading.memory.map(|memory| cri::MemoryUsage {
         timestamp: reading.at_ns,
@@ -54,7 +55,7 @@ pub fn memory(reading: &Reading) -> Option<cri::MemoryUsage> {
     })
 }
 
-/// Input and output; none where the kernel tells no pressure.
+/// I/O pressure; `None` where the kernel reports no PSI.
 pub fn io(reading: &Reading) -> Option<cri::IoUsage> {
     reading.io_stalls.map(|told| cri::IoUsage { timestamp: reading.at_ns, psi: Some(stalls(told)) })
 }
@@ -68,7 +69,7 @@ fn swap(reading: &Reading) -> Option<cri::SwapUsage> {
     })
 }
 
-/// What a container wrote.
+/// Usage of a container's writable layer.
 pub fn written(used: &Used, mountpoint: &str) -> cri::FilesystemUsage {
     cri::FilesystemUsage {
         timestamp: used.at_ns,
@@ -78,7 +79,7 @@ pub fn written(used: &Used, mountpoint: &str) -> cri::FilesystemUsage {
     }
 }
 
-/// A pod's links.
+/// A pod's network usage.
 pub fn network(at_ns: i64, links: &[Link]) -> cri::NetworkUsage {
     let link = |link: &Link| cri::NetworkInterfaceUsage {
         name: link.name.clone(),
@@ -105,7 +106,7 @@ fn stalls(told: Stalls) -> cri::PsiStats {
     cri::PsiStats { full: Some(data(told.full)), some: Some(data(told.some)) }
 }
 
-/// A number that is known.
+/// Wraps a known number.
 #[allow(clippy::unnecessary_wraps, reason = "the fields it fills are optional")]
 pub fn value(value: u64) -> Option<cri::UInt64Value> {
     Some(cri::UInt64Value { value })

@@ -1,4 +1,5 @@
-//! Reads a control group's files. Blocking. Behaviour: spec 04b §7.2.
+//! Reads resource usage from the files of a cgroup, v1 and v2. Blocking.
+//! Implements spec 04b §7.2.
 
 use super::{
     group_files::{self, UNLIMITED, number},
@@ -7,7 +8,7 @@ use super::{
 use crate::runtime::now_ns;
 use berth_sys::cgroup::{Controller, GroupPath, Hierarchy};
 
-/// One look at a group; what cannot be read is absent, also all of it.
+/// Takes one reading of a cgroup; unreadable values are absent, possibly all of them.
 pub fn read(hierarchy: &Hierarchy, group: &GroupPath, depth: Depth) -> Reading {
     let files = Files { hierarchy, group };
     let mut reading = Reading { at_ns: now_ns(), ..Reading::default() };
@@ -23,7 +24,7 @@ pub fn read(hierarchy: &Hierarchy, group: &GroupPath, depth: Depth) -> Reading {
     reading
 }
 
-/// A group's files.
+/// The files of a cgroup.
 struct Files<'a> {
     hierarchy: &'a Hierarchy,
     group: &'a GroupPath,
@@ -86,7 +87,7 @@ impl Files<'_> {
         let of = |key: &str| value(&stat, key);
         let (faults, major_faults) = faults(&stat, 1);
         let limit = memory("memory.limit_in_bytes").unwrap_or(u64::MAX);
-        // Both together; what is left of it beside memory is swap's.
+        // The limit of memory and swap together; the excess over the memory limit is the swap limit.
         let both = memory("memory.memsw.limit_in_bytes");
         reading.memory = Some(Memory {
             usage,
@@ -105,7 +106,7 @@ impl Files<'_> {
 
     fn more(&self, reading: &mut Reading) {
         let is_unified = self.hierarchy.version() == 2;
-        // 0 says that there is no limit.
+        // 0 means no limit.
         let limit = self.number(Controller::Pids, "pids.max").filter(|limit| *limit != u64::MAX);
         reading.tasks_limit = limit.unwrap_or_default();
         reading.share = if is_unified { self.unified_share() } else { self.old_share() };
@@ -140,14 +141,14 @@ impl Files<'_> {
 
     fn old_share(&self) -> Option<Share> {
         let period = self.number(Controller::Cpu, "cpu.cfs_period_us")?;
-        // -1 is no quota, and no number of ours.
+        // -1 means no quota and does not parse as a number.
         let quota = self.number(Controller::Cpu, "cpu.cfs_quota_us");
         Some(Share { shares: self.number(Controller::Cpu, "cpu.shares").unwrap_or_default(), quota, period })
     }
 }
 
-/// Page faults, and those that read from a disk, of a `memory.stat`. On cgroup v1 a group's own numbers leave out the
-/// groups below it.
+/// Page faults and major page faults of a `memory.stat`. On cgroup v1, the values without `total_` exclude descendant
+/// cgroups.
 fn faults(stat: &[u8], version: u8) -> (u64, u64) {
     match version {
         1 => (value(stat, "total_pgfault"), value(stat, "total_pgmajfault")),
@@ -155,7 +156,7 @@ fn faults(stat: &[u8], version: u8) -> (u64, u64) {
     }
 }
 
-/// The value behind a key, as in `memory.stat`; 0 where there is none.
+/// The value of a key, as in `memory.stat`; 0 if absent.
 fn value(text: &[u8], key: &str) -> u64 {
     group_files::value(text, key.as_bytes()).unwrap_or_default()
 }

@@ -1,6 +1,7 @@
-//! What containers wrote: counted in the background, one after the other, when somebody asks and the last count is old.
+//! Usage of writable layers: cached, and recounted one by one in the background on request.
 //!
-//! Whoever asks gets what is known and waits for nobody, but a moment for what was never counted. Behaviour: spec 09a §5.
+//! A request returns the cached values. It waits only for layers that were never counted, and only briefly.
+//! Implements spec 09a §5.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,23 +23,23 @@ use crate::{
     store::Layout,
 };
 
-/// How long a count is good, nanoseconds.
+/// Minimum validity of a count, nanoseconds.
 const FRESH_NS: i64 = 10_000_000_000;
-/// So many times as long as counting took, too: a large layer is not counted all the time.
+/// A count is also valid for this multiple of its duration, so that a large layer is not counted continuously.
 const TIMES: i64 = 100;
-/// How long somebody waits for what was never counted.
+/// Maximum wait for layers that were never counted.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-/// What a writable layer takes.
+/// Usage of a writable layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// When it was counted, nanoseconds since the epoch.
+    /// Time of the count, nanoseconds since the epoch.
     pub at_ns: i64,
-    /// Bytes.
+    /// Used bytes.
     pub bytes: u64,
-    /// Inodes.
+    /// Used inodes.
     pub inodes: u64,
-    /// How long counting took, nanoseconds.
+    /// Duration of the count, nanoseconds.
     took_ns: i64,
 }
 
@@ -48,11 +49,11 @@ impl Used {
     }
 }
 
-/// Counts of all layers.
+/// Cache of the usage of all layers.
 #[derive(Debug, Default)]
 pub struct Layers {
     state: Mutex<State>,
-    /// How many counts have ended.
+    /// Number of completed counts.
     counted: watch::Sender<u64>,
 }
 
@@ -60,15 +61,15 @@ pub struct Layers {
 struct State {
     known: BTreeMap<String, Used>,
     wanted: BTreeSet<String>,
-    /// The layer that is being counted, unless it is gone.
+    /// The layer that is being counted; `None` while idle, or after its container was removed.
     current: Option<String>,
-    /// Containers that could not be counted the last time.
+    /// Containers whose last count failed, to log only the first failure.
     failed: BTreeSet<String>,
     is_counting: bool,
 }
 
 impl Layers {
-    /// What is known of these containers' layers; what is old is counted anew.
+    /// The known usage of these containers' layers; starts a count of stale ones.
     pub async fn used(
         self: &Arc<Self>,
         shell: &Arc<Shell>,
@@ -90,13 +91,13 @@ impl Layers {
             let state = self.state();
             containers.iter().all(|id| state.known.contains_key(id) || !state.is_counting)
         };
-        // Who is not counted in time is told of with the next question.
+        // A layer that is not counted in time is missing from this result.
         let _ = timeout(FIRST_WAIT, counted.wait_for(is_known)).await;
         let state = self.state();
         containers.iter().filter_map(|id| Some((id.clone(), *state.known.get(id)?))).collect()
     }
 
-    /// It is gone.
+    /// Drops the usage of a removed container.
     pub fn forget(&self, container: &str) {
         let mut state = self.state();
         state.known.remove(container);
@@ -111,7 +112,7 @@ impl Layers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what is to be counted; whether somebody has to begin.
+    /// Queues stale layers. Returns whether the caller must start the counting task.
     fn want(&self, containers: &[String]) -> bool {
         let (mut state, now) = (self.state(), now_ns());
         for id in containers {
@@ -137,7 +138,7 @@ impl Layers {
                     state.known.insert(id, Used { at_ns, bytes, inodes, took_ns: at_ns.saturating_sub(begun) });
                 }
                 Ok(_) => {}
-                // The last value holds.
+                // The previous value remains.
                 Err(cause) if is_there && state.failed.insert(id.clone()) => {
                     warn!(containerID = id, err = %cause, "What a container wrote cannot be counted");
                 }
@@ -149,7 +150,7 @@ impl Layers {
         self.counted.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// The next to be counted; none: counting has ended.
+    /// The next layer to count; `None` ends the counting.
     fn next(&self) -> Option<String> {
         let mut state = self.state();
         let next = state.wanted.pop_first();
@@ -159,7 +160,7 @@ impl Layers {
     }
 }
 
-/// Bytes and inodes of a container's writable layer and of the volumes of its image: its programs write to both.
+/// Bytes and inodes of a container's writable layer and of its image's volumes: the container writes to both.
 async fn written(images: &dyn Images, layout: &Layout, id: &str) -> RuntimeResult<(u64, u64)> {
     let (bytes, inodes) = images.written(id).await?;
     let volumes = layout.volumes(id);
@@ -168,7 +169,7 @@ async fn written(images: &dyn Images, layout: &Layout, id: &str) -> RuntimeResul
     Ok((bytes.saturating_add(counted.0), inodes.saturating_add(counted.1)))
 }
 
-/// Bytes and inodes of the volumes of an image; nothing where it names none.
+/// Bytes and inodes of image volumes; zero where the directory does not exist.
 fn in_volumes(directory: &Path) -> io::Result<(u64, u64)> {
     match usage::count(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((0, 0)),

@@ -1,4 +1,6 @@
-//! What pods' links counted, asked of the kernel from outside their namespaces: no thread and no process enters one. Blocking.
+//! Network interface counters of pods, read from outside their namespaces by netlink. Blocking.
+//!
+//! No thread or process enters a pod's namespace.
 
 use std::{os::fd::AsFd, path::Path};
 
@@ -12,12 +14,12 @@ use berth_sys::{
     },
 };
 
-/// Asks for many pods over one socket.
+/// Netlink client that reuses one socket for many pods.
 #[derive(Debug, Default)]
 pub struct Asker(Option<Socket>);
 
 impl Asker {
-    /// Links of the namespace a file names; none where it is gone.
+    /// Interface counters of a network namespace file; `None` if the namespace is gone or the request fails.
     pub fn links(&mut self, netns: &Path) -> Option<Vec<LinkCounters>> {
         let asked = net_namespace::open_file(netns).and_then(|namespace| {
             let socket = match &mut self.0 {

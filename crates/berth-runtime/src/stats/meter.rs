@@ -1,36 +1,36 @@
-//! Rates: what was used between two looks. The only owner of the looks before.
+//! CPU usage rates between two samples. Sole owner of the previous samples.
 
 use std::{
     collections::BTreeMap,
     sync::{Mutex, PoisonError},
 };
 
-/// Looks that are kept; a machine has fewer containers.
+/// Maximum number of samples; more than a node has pods and containers.
 const MOST: usize = 10_000;
-/// Looks closer together than this say nothing about a rate.
+/// Minimum interval between two samples for a meaningful rate, nanoseconds.
 const SHORTEST_NS: i64 = 500_000_000;
 
-/// A counter at a time.
+/// A counter value with its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Mark {
     at_ns: i64,
     usage_ns: u64,
 }
 
-/// The last look at each pod and container, and the rate it told.
+/// The last sample of each pod and container, with the last rate.
 #[derive(Debug, Default)]
 pub struct Meter {
     known: Mutex<BTreeMap<String, (Mark, Option<u64>)>>,
 }
 
 impl Meter {
-    /// Billionths of a core used since the look before; none at the first, and where time or counter went back. Looks that
-    /// follow each other closely are told the same.
+    /// Nanocores used since the previous sample; `None` for the first one, and where time or counter went backwards.
+    /// Samples within the minimum interval return the last rate.
     pub fn rate(&self, id: &str, at_ns: i64, usage_ns: u64) -> Option<u64> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Mark { at_ns, usage_ns };
         let Some((before, told)) = known.get_mut(id) else {
-            // More than there can be: whoever was not forgotten is.
+            // More than a node can have: some were not dropped after their removal.
             if known.len() >= MOST {
                 known.clear();
             }
@@ -45,7 +45,7 @@ impl Meter {
         *told
     }
 
-    /// It is gone.
+    /// Drops the sample of a removed pod or container.
     pub fn forget(&self, id: &str) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
     }

@@ -1,6 +1,6 @@
-//! Metrics of pods, as `/metrics/cadvisor` names them: each family's name, help, labels and values. Pure.
+//! Pod and container metrics as cAdvisor names them: name, help, labels, and values per family. Pure.
 //!
-//! Only families that get a value are described, and those of disks, which a kernel may not count. Behaviour: spec 09a §5,
+//! Describes only families that get a value, and those of disks, which a kernel may not count. Implements spec 09a §5,
 //! 09 §11.3, 04b §11.
 
 use super::{
@@ -12,51 +12,51 @@ use super::{
 use berth_proto::cri::{self, MetricType};
 use berth_sys::netlink::counters::LinkCounters;
 
-/// Labels that every metric has, in this order.
+/// Labels of every metric, in this order.
 const BASE: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];
-/// Nanoseconds in a second.
+/// Nanoseconds per second.
 const SECOND_NS: u64 = 1_000_000_000;
-/// Microseconds in a second.
+/// Microseconds per second.
 const SECOND_US: u64 = 1_000_000;
 
 /// Values of the labels that every metric has.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Labels {
-    /// The container's name; empty: the pod's own.
+    /// Container name; empty for the pod itself.
     pub container: String,
-    /// Its control group.
+    /// Cgroup path.
     pub id: String,
-    /// Its image.
+    /// Image.
     pub image: String,
-    /// Its identity.
+    /// Container id.
     pub name: String,
-    /// The pod's namespace.
+    /// Pod namespace.
     pub namespace: String,
-    /// The pod.
+    /// Pod name.
     pub pod: String,
 }
 
-/// What is known of a container.
+/// Inputs of a container's metrics.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Subject {
-    /// Its group.
+    /// Cgroup reading.
     pub reading: Reading,
-    /// When it started, nanoseconds since the epoch.
+    /// Start time, nanoseconds since the epoch.
     pub started_ns: i64,
-    /// What its processes have open.
+    /// Open files and sockets of its processes.
     pub open: OpenFiles,
-    /// Where it writes.
+    /// File system of its writable layer.
     pub volume: Option<Volume>,
-    /// What it wrote, bytes.
+    /// Bytes in its writable layer.
     pub written: Option<u64>,
-    /// Names of devices, in the reading's order.
+    /// Device names, in the order of the reading's devices.
     pub devices: Vec<String>,
 }
 
-/// Takes values as they come: of the family's own labels, and the value.
+/// Callback for each value: values of the family's own labels, and the number.
 type Put<'a> = &'a mut dyn FnMut(&[&str], u64);
 
-/// A family of containers.
+/// A metric family of containers.
 struct Family {
     name: &'static str,
     help: &'static str,
@@ -233,7 +233,7 @@ const FAMILIES: &[Family] = &[
             "container_ulimits_soft",
             "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice",
             |s, put| {
-                // -1, no limit, is no value that this message can carry.
+                // The message cannot carry -1 (no limit).
                 if let Some(limit) = s.open.soft_limit.and_then(|limit| u64::try_from(limit).ok()) {
                     put(&["max_open_files"], limit);
                 }
@@ -242,7 +242,7 @@ const FAMILIES: &[Family] = &[
     ),
 ];
 
-/// Families of pressure: where the kernel tells it.
+/// PSI families; only where the kernel reports pressure.
 const PRESSURE: &[Family] = &[
     counter(
         "container_pressure_cpu_stalled_seconds_total",
@@ -276,7 +276,7 @@ const PRESSURE: &[Family] = &[
     ),
 ];
 
-/// A family of a pod's links.
+/// A metric family of a pod's network interfaces.
 struct LinkFamily {
     name: &'static str,
     help: &'static str,
@@ -310,7 +310,7 @@ const LINKS: &[LinkFamily] = &[
     link("container_network_transmit_packets_total", "Cumulative count of packets transmitted", |l| l.sent.packets),
 ];
 
-/// All families there are values of; of pressure only where the kernel `tells_pressure`.
+/// Descriptors of all families with values; PSI only if `tells_pressure`.
 pub fn descriptors(tells_pressure: bool) -> Vec<cri::MetricDescriptor> {
     let describe = |name: &str, help: &str, extra: &[&str]| cri::MetricDescriptor {
         name: name.to_owned(),
@@ -325,7 +325,7 @@ pub fn descriptors(tells_pressure: bool) -> Vec<cri::MetricDescriptor> {
     all
 }
 
-/// A container's metrics.
+/// Metrics of a container.
 pub fn of_container(labels: &Labels, subject: &Subject) -> Vec<cri::Metric> {
     let mut all = Vec::new();
     for family in FAMILIES.iter().chain(PRESSURE) {
@@ -336,7 +336,7 @@ pub fn of_container(labels: &Labels, subject: &Subject) -> Vec<cri::Metric> {
     all
 }
 
-/// A pod's metrics: those of its links, but for loopback.
+/// Metrics of a pod: its network interfaces, without loopback.
 pub fn of_pod(labels: &Labels, links: &[LinkCounters]) -> Vec<cri::Metric> {
     let mut all = Vec::new();
     for family in LINKS {
@@ -356,7 +356,7 @@ fn values(labels: &Labels, extra: &[&str]) -> Vec<String> {
 fn metric(name: &str, kind: MetricType, label_values: Vec<String>, value: u64) -> cri::Metric {
     cri::Metric {
         name: name.to_owned(),
-        // Read now, as it was asked for.
+        // 0: read at the time of the request.
         timestamp: 0,
         metric_type: kind.into(),
         label_values,
@@ -370,7 +370,7 @@ fn cpu(subject: &Subject, put: Put<'_>, ns: fn(&super::Cpu) -> u64) {
     }
 }
 
-/// Only where there is a quota.
+/// Throttling values; only where the container has a quota.
 fn held(subject: &Subject, put: Put<'_>, value: fn(&Throttling) -> u64) {
     let has_quota = subject.reading.share.is_some_and(|share| share.quota.is_some());
     if let Some(cpu) = subject.reading.cpu.as_ref().filter(|_| has_quota) {
@@ -408,7 +408,7 @@ fn stalled(put: Put<'_>, stalls: Option<Stalls>, us: fn(&Stalls) -> u64) {
     }
 }
 
-/// A limit as metrics show it: 0 for none.
+/// Limit value in metrics: 0 for no limit.
 fn limit(limit: u64) -> u64 {
     if limit > UNLIMITED { 0 } else { limit }
 }
@@ -425,7 +425,7 @@ mod tests {
     use crate::stats::{Cpu, Share};
     use berth_sys::netlink::counters::Direction;
 
-    /// What critest wants described, but for what no runtime has to have (`unimplementedMetricDescriptors`).
+    /// The descriptors that critest expects, without its optional ones (`unimplementedMetricDescriptors`).
     const EXPECTED: &[&str] = &[
         "container_blkio_device_usage_total",
         "container_cpu_cfs_periods_total",

@@ -1,13 +1,13 @@
-//! What pods and containers use, told when somebody asks.
+//! Resource usage statistics and metrics of pods and containers, read on request.
 //!
 //! ```text
-//!  control groups ─► kernel (sys::cgroup) ─► Reading ──┐
+//!  cgroups ─► kernel (sys::cgroup) ─► Reading ─────────┐
 //!  links (netlink) ────────────────────────────────────┼─► answers ─► ContainerStats, PodSandboxStats
-//!  writable layers ─► layers (a walk in the background)┤
+//!  writable layers ─► layers (background count) ───────┤
 //!  open files ─────────────────────────────────────────┴─► metrics ─► ListPodSandboxMetrics
 //! ```
 //!
-//! Nothing is read unless somebody asks. Rates need two looks: `Meter` keeps the one before. Behaviour: spec 09a §5, 04b
+//! Reads nothing without a request. Rates need two samples: `Meter` keeps the previous one. Implements spec 09a §5, 04b
 //! §7.2, §11.
 
 pub mod answers;

@@ -1,127 +1,128 @@
-//! One look at a control group, whatever the hierarchy. Pure. Behaviour: spec 04b §7.2.
+//! Resource usage snapshot of a cgroup, independent of the cgroup version. Pure.
+//! Implements spec 04b §7.2.
 
 use super::{DeviceIo, Stalls, Throttling, group_files::UNLIMITED};
 
-/// How much is read of a group.
+/// How much of a cgroup is read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Depth {
-    /// What statistics tell.
+    /// The values of CRI statistics.
     Statistics,
-    /// And what metrics tell besides.
+    /// Also the values of metrics.
     Metrics,
 }
 
-/// Processor.
+/// CPU usage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cpu {
-    /// Time used so far, nanoseconds.
+    /// Cumulative CPU time, nanoseconds.
     pub usage_ns: u64,
-    /// In user mode.
+    /// CPU time in user mode, nanoseconds.
     pub user_ns: u64,
-    /// In the kernel.
+    /// CPU time in kernel mode, nanoseconds.
     pub system_ns: u64,
-    /// How the group was held back by its quota.
+    /// Throttling by the CPU quota.
     pub held: Throttling,
 }
 
-/// How the processor is shared out.
+/// CPU shares and quota.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Share {
-    /// Weight in shares.
+    /// Weight in CPU shares.
     pub shares: u64,
-    /// Microseconds in a period; none: no quota.
+    /// Quota in microseconds per period; `None`: no quota.
     pub quota: Option<u64>,
-    /// Microseconds.
+    /// Period in microseconds.
     pub period: u64,
 }
 
-/// Memory, bytes.
+/// Memory usage, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Memory {
-    /// In use, page cache included.
+    /// Current usage, including page cache.
     pub usage: u64,
-    /// The most that was in use.
+    /// Peak usage.
     pub peak: u64,
-    /// Anonymous.
+    /// Anonymous memory.
     pub anon: u64,
     /// Page cache.
     pub file: u64,
-    /// Its mapped part.
+    /// Mapped files.
     pub mapped_file: u64,
-    /// Page cache that lies idle.
+    /// Inactive page cache.
     pub inactive_file: u64,
-    /// Of the kernel.
+    /// Kernel memory.
     pub kernel: u64,
-    /// Page faults.
+    /// Number of page faults.
     pub faults: u64,
-    /// Those that had to read.
+    /// Number of major page faults (with I/O).
     pub major_faults: u64,
-    /// Limit; see [`Memory::available`].
+    /// Limit; see [`Memory::known_limit`].
     pub limit: u64,
-    /// What is kept for the group.
+    /// Reservation.
     pub reserved: u64,
-    /// Swap in use; none: nobody counts it.
+    /// Swap usage; `None` where swap is not accounted.
     pub swap: Option<u64>,
-    /// Limit of swap alone; none: there is none.
+    /// Limit of swap alone; `None` where the kernel reports none.
     pub swap_limit: Option<u64>,
-    /// How often the limit was hit.
+    /// Number of times the limit was hit.
     pub failures: u64,
-    /// Processes killed for want of memory.
+    /// Number of OOM kills.
     pub oom_kills: u64,
 }
 
 impl Memory {
-    /// What cannot be taken back at once: use without page cache that lies idle.
+    /// Working set: usage without inactive page cache.
     pub fn working_set(&self) -> u64 {
         self.usage.saturating_sub(self.inactive_file)
     }
 
-    /// The limit; none: there is none.
+    /// The limit; `None` if unlimited.
     pub fn known_limit(&self) -> Option<u64> {
         (self.limit <= UNLIMITED).then_some(self.limit)
     }
 
-    /// What is left below the limit; none without one.
+    /// Memory below the limit; `None` if unlimited.
     pub fn available(&self) -> Option<u64> {
         self.known_limit().map(|limit| limit.saturating_sub(self.working_set()))
     }
 
-    /// What is left of swap; none without a limit.
+    /// Swap below the limit; `None` if unlimited.
     pub fn swap_available(&self) -> Option<u64> {
         let limit = self.swap_limit.filter(|limit| *limit <= UNLIMITED)?;
         Some(limit.saturating_sub(self.swap.unwrap_or_default()))
     }
 }
 
-/// One look at a group. What the kernel does not tell is absent.
+/// One reading of a cgroup. Values that the kernel does not report are absent.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Reading {
-    /// When, nanoseconds since the epoch.
+    /// Time of the reading, nanoseconds since the epoch.
     pub at_ns: i64,
-    /// Processor.
+    /// CPU usage.
     pub cpu: Option<Cpu>,
-    /// How it is shared out; only for metrics.
+    /// CPU shares and quota; only with [`Depth::Metrics`].
     pub share: Option<Share>,
-    /// Memory.
+    /// Memory usage.
     pub memory: Option<Memory>,
-    /// Pressure of the processor.
+    /// CPU pressure (PSI).
     pub cpu_stalls: Option<Stalls>,
-    /// Of memory.
+    /// Memory pressure (PSI).
     pub memory_stalls: Option<Stalls>,
-    /// Of input and output.
+    /// I/O pressure (PSI).
     pub io_stalls: Option<Stalls>,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub tasks: Option<u64>,
-    /// The most there may be; 0: no limit; only for metrics.
+    /// Limit of processes and threads, 0: no limit; only with [`Depth::Metrics`].
     pub tasks_limit: u64,
-    /// Devices; only for metrics.
+    /// I/O per block device; only with [`Depth::Metrics`].
     pub devices: Vec<DeviceIo>,
-    /// Processes of the group; only for metrics.
+    /// Process ids in the cgroup; only with [`Depth::Metrics`].
     pub processes: Vec<u32>,
 }
 
 impl Reading {
-    /// Two groups as one; without pressure, which cannot be added up.
+    /// CPU and memory usage of two readings, added. Drops pressure, which cannot be added, and limits.
     #[must_use]
     pub fn with(self, other: &Self) -> Self {
         let sum = |a: u64, b: u64| a.saturating_add(b);

@@ -1,4 +1,4 @@
-//! The file system that writable layers lie on. Blocking.
+//! File system of writable layers: device, capacity, and inodes. Blocking.
 
 use std::{
     fs,
@@ -10,17 +10,17 @@ use rustix::fs::{major, minor, stat, statvfs};
 /// A file system.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Volume {
-    /// Its device: `/dev/vda1`; numbers where it has no name.
+    /// Device such as `/dev/vda1`; its numbers where it has no name.
     pub device: String,
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Inodes.
+    /// Total number of inodes.
     pub inodes: u64,
-    /// Those that are free.
+    /// Number of free inodes.
     pub inodes_free: u64,
 }
 
-/// The file system a path is on; none where the kernel does not tell.
+/// The file system that contains a path; `None` where the kernel rejects the request.
 pub fn of(path: &Path) -> Option<Volume> {
     let told = statvfs(path).ok()?;
     let device = stat(path).ok()?.st_dev;
@@ -32,7 +32,7 @@ pub fn of(path: &Path) -> Option<Volume> {
     })
 }
 
-/// What a block device is called: `/dev/vda1`, else its numbers.
+/// Name of a block device such as `/dev/vda1`, else its numbers.
 pub fn device_name(major: u32, minor: u32) -> String {
     let numbers = format!("{major}:{minor}");
     let told = fs::read_to_string(PathBuf::from("/sys/dev/block").join(&numbers).join("uevent")).unwrap_or_default();

@@ -1,79 +1,80 @@
-//! Where everything lies on disk. Pure. Behaviour: spec 09 §6.
+//! Directory layout of the runtime on disk. Pure.
+//! Implements spec 09 §6.
 
 use std::path::{Path, PathBuf};
 
-/// The directories of the runtime.
+/// Directories of the runtime.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// What survives a reboot.
+    /// Persistent root directory; survives a reboot.
     pub root: PathBuf,
-    /// What a reboot takes with it.
+    /// State directory on a tmpfs; a reboot empties it.
     pub state: PathBuf,
 }
 
 impl Layout {
-    /// A sandbox's records and files.
+    /// Records and files of a sandbox.
     pub fn sandbox(&self, id: &str) -> PathBuf {
         self.sandboxes().join(id)
     }
 
-    /// All sandboxes.
+    /// Directory of all sandboxes.
     pub fn sandboxes(&self) -> PathBuf {
         self.root.join("sandboxes")
     }
 
-    /// A container's records.
+    /// Records of a container.
     pub fn container(&self, id: &str) -> PathBuf {
         self.containers().join(id)
     }
 
-    /// Writable content of volumes that a container's image names.
+    /// Writable content of the volumes that a container's image declares.
     pub fn volumes(&self, id: &str) -> PathBuf {
         self.container(id).join("volumes")
     }
 
-    /// All containers.
+    /// Directory of all containers.
     pub fn containers(&self) -> PathBuf {
         self.root.join("containers")
     }
 
-    /// What a container writes: `u` and `w`.
+    /// Writable layer of a container: `u` and `w`.
     pub fn snapshot(&self, id: &str) -> PathBuf {
         self.snapshots().join(id)
     }
 
-    /// All of these.
+    /// Directory of all writable layers.
     pub fn snapshots(&self) -> PathBuf {
         self.root.join("snap")
     }
 
-    /// Layers of images.
+    /// Directory of image layers.
     pub fn layers(&self) -> PathBuf {
         self.root.join("layers")
     }
 
-    /// A sandbox's shim: socket, log, exits, shared memory.
+    /// Directory of a sandbox's shim: socket, log, exits, shared memory.
     pub fn shim(&self, id: &str) -> PathBuf {
         self.shims().join(id)
     }
 
-    /// All of these.
+    /// Directory of all shims.
     pub fn shims(&self) -> PathBuf {
         self.state.join("s")
     }
 
-    /// A sandbox's shared memory.
+    /// Shared memory of a sandbox.
     pub fn shared_memory(&self, id: &str) -> PathBuf {
         self.shim(id).join("shm")
     }
 
-    /// A directory to mount on while a root is put together.
+    /// Mount point for the assembly of a container's root.
     pub fn stage(&self) -> PathBuf {
         self.state.join("stage")
     }
 
-    /// Directories that must be there, with their modes: root's alone, because they hold programs of images with their
-    /// owners and set-user-ID bits, which users of the host could run (CVE-2021-41103, CVE-2024-25621).
+    /// Required directories with their modes. Only root may enter them: they contain programs of images with their
+    /// owners and set-user-ID bits, which users of the host could execute (CVE-2021-41103, CVE-2024-25621).
     pub fn directories(&self) -> Vec<(PathBuf, u32)> {
         vec![
             (self.root.clone(), 0o700),
@@ -88,11 +89,11 @@ impl Layout {
     }
 }
 
-/// The name under which a directory waits to be deleted.
+/// The name of a directory that waits for its deletion.
 pub fn doomed(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("{DOOMED}{name}"))
 }
 
-/// What such names begin with.
+/// Prefix of such names.
 pub const DOOMED: &str = ".del-";

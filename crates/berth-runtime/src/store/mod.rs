@@ -1,8 +1,8 @@
-//! Metadata: a directory for each object, with small files that tell whether they are whole.
+//! Metadata store: a directory per object, with small checksummed files.
 //!
-//! Records are written beside their place and renamed into it. They are not synced: after power loss none of the
-//! processes they tell of exists. What is deleted is renamed first, so that a half-deleted object is never read. Every
-//! call here blocks. Behaviour: spec 09 §6-§8.
+//! Each record is written to a temporary file and renamed. Records are not synced: after a power loss, none of the
+//! processes they describe exists. A deletion renames the directory first, so that a half-deleted object is never read.
+//! Every call blocks. Implements spec 09 §6-§8.
 
 pub mod layout;
 pub mod objects;
@@ -31,41 +31,41 @@ use super::{
 };
 use berth_sys::{atomic_file, remove_tree::remove_tree, step};
 
-/// How long a lock may be held on behalf of a daemon that is dead: what it was starting has its files until it executes
-/// something else.
+/// Maximum time to wait for the lock of a dead daemon: a child it was starting keeps the descriptor until it executes
+/// its program.
 const LAST_HOLD: Duration = Duration::from_secs(2);
-/// Pause between two tries to take it.
+/// Delay between two attempts to take the lock.
 const TRY: Duration = Duration::from_millis(5);
 
-/// The lock everything is done under; whoever has it is the only one.
+/// Exclusive lock on the store: at most one daemon has it.
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "held, never used")] Flock<File>);
 
-/// An object as it was found.
+/// An object that was read from disk.
 #[derive(Debug)]
 pub enum Found<M, S> {
-    /// Whole.
+    /// A complete object.
     Whole {
-        /// What never changes.
+        /// Immutable metadata.
         meta: M,
-        /// What does; `None` where it was not written yet.
+        /// Mutable state; `None` where it was never written.
         state: Option<S>,
-        /// When its state was last written, nanoseconds since the epoch.
+        /// Last write of the state, nanoseconds since the epoch; 0 if unknown.
         written_ns: i64,
     },
-    /// Not readable: its leftovers are to be cleaned up.
+    /// An unreadable object, whose remains must be removed.
     Broken {
-        /// The name of its directory.
+        /// Name of its directory.
         id: String,
-        /// Why.
+        /// Cause.
         cause: String,
     },
 }
 
-/// Makes the directories, and takes the lock.
+/// Creates the directories, and takes the lock.
 ///
 /// # Errors
-/// Another daemon has it, or the disk was written by a later release.
+/// Another daemon has the lock, or a later release wrote the store.
 pub fn open(layout: &Layout) -> RuntimeResult<Lock> {
     for (path, mode) in layout.directories() {
         make_directory(&path, mode)?;
@@ -86,7 +86,7 @@ fn lock(path: &Path) -> RuntimeResult<Lock> {
         .open(path)
         .map_err(|e| RuntimeError::file("open", path, &e))?;
     let mut holder = String::new();
-    // Only for the text of the refusal.
+    // Used only for the error message and to detect a dead owner.
     let _ = (&mut file).take(20).read_to_string(&mut holder);
     let mut lock = take(file, holder.trim())?;
     let written = lock.set_len(0).and_then(|()| {
@@ -97,7 +97,7 @@ fn lock(path: &Path) -> RuntimeResult<Lock> {
     Ok(Lock(lock))
 }
 
-/// Takes the lock from nobody, or from whom the dead have left it to.
+/// Takes the lock if it is free, or waits for the remaining holders of a dead owner.
 fn take(mut file: File, holder: &str) -> RuntimeResult<Flock<File>> {
     let begun = Instant::now();
     loop {
@@ -114,7 +114,7 @@ fn take(mut file: File, holder: &str) -> RuntimeResult<Flock<File>> {
     }
 }
 
-/// Whether a process runs; one that is a zombie, or being killed, does not.
+/// Whether a process is alive; a zombie or a dying process is not.
 fn is_alive(pid: &str) -> bool {
     let Ok(stat) = fs::read_to_string(Path::new("/proc").join(pid).join("stat")) else { return false };
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
@@ -137,10 +137,10 @@ fn check_version(path: &Path) -> RuntimeResult<()> {
     }
 }
 
-/// Makes a directory and those above it; what is there gets the mode.
+/// Creates a directory with its parents; sets the mode even if it exists.
 ///
 /// # Errors
-/// What the kernel says.
+/// The creation or the change of mode fails.
 pub fn make_directory(path: &Path, mode: u32) -> RuntimeResult<()> {
     let made = DirBuilder::new().recursive(true).mode(mode).create(path);
     let made = made.and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)));
@@ -150,7 +150,7 @@ pub fn make_directory(path: &Path, mode: u32) -> RuntimeResult<()> {
 /// Writes a record.
 ///
 /// # Errors
-/// The old content is in place then.
+/// The write fails; the previous content remains.
 pub fn save(path: &Path, value: &impl Serialize) -> RuntimeResult<()> {
     record::write(path, value, Durability::Unsynced).map_err(|e| RuntimeError::file("write", path, &e))
 }
@@ -159,15 +159,16 @@ fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, String> {
     record::read(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Deletes a directory of ours: renamed first, so that nobody reads half of it. Nothing there is success.
+/// Deletes a directory of the store: renames it first, so that a partial deletion is never read. A missing directory is
+/// success.
 ///
 /// # Errors
-/// What the kernel says; what is left is deleted at the next start.
+/// The deletion fails; the next start deletes what remains.
 pub fn delete(path: &Path) -> RuntimeResult<()> {
     let doomed = doomed(path);
     match fs::rename(path, &doomed) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        // Half of it is there already from an earlier attempt.
+        // An earlier attempt left a partly deleted directory.
         Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => remove_all(path)?,
         other => other.map_err(|e| RuntimeError::file("rename", path, &e))?,
     }
@@ -179,18 +180,18 @@ fn remove_all(path: &Path) -> RuntimeResult<()> {
     remove_tree(path).map_err(|e| RuntimeError::file("delete", path, &e))
 }
 
-/// All sandboxes; finishes deletions that were interrupted.
+/// All sandboxes; completes interrupted deletions.
 ///
 /// # Errors
-/// Where the directory cannot be read.
+/// The directory is unreadable.
 pub fn sandboxes(layout: &Layout) -> RuntimeResult<Vec<Found<SandboxMeta, SandboxState>>> {
     objects(&layout.sandboxes(), |meta: &SandboxMeta, id| meta.v == VERSION && meta.id == id)
 }
 
-/// All containers; finishes deletions that were interrupted.
+/// All containers; completes interrupted deletions.
 ///
 /// # Errors
-/// Where the directory cannot be read.
+/// The directory is unreadable.
 pub fn containers(layout: &Layout) -> RuntimeResult<Vec<Found<ContainerMeta, ContainerState>>> {
     objects(&layout.containers(), |meta: &ContainerMeta, id| meta.v == VERSION && meta.id == id)
 }
@@ -231,15 +232,15 @@ fn object<M: DeserializeOwned, S: DeserializeOwned>(
     Ok((meta, state, written.unwrap_or_default()))
 }
 
-/// What a container's shim carries out; `None` where that cannot be read.
+/// The launch plan record of a container; `None` where it is absent or unreadable.
 pub fn spec(layout: &Layout, id: &str) -> Option<Spec> {
     load(&layout.container(id).join("spec.json")).ok().flatten()
 }
 
-/// Names in a directory of ours; none where it does not exist.
+/// Names in a directory of the store; empty where it does not exist.
 ///
 /// # Errors
-/// What the kernel says.
+/// The directory is unreadable.
 pub fn names(directory: &Path) -> RuntimeResult<Vec<String>> {
     let list = match fs::read_dir(directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -271,7 +272,7 @@ mod tests {
         }
     }
 
-    /// Directories in each other, as a container makes them: no path reaches the deepest one.
+    /// Creates nested directories as a container can: too deep for any path.
     fn nest(directory: &Path, depth: usize) {
         fs::create_dir_all(directory).expect("makeable");
         let flags = rustix::fs::OFlags::DIRECTORY;
@@ -282,7 +283,7 @@ mod tests {
         }
     }
 
-    /// 60,000 levels below a volume of an image, deleted with the container and at the next start.
+    /// 60,000 levels below an image volume, deleted with the container and at the next start.
     #[test]
     fn what_containers_nest_deeply_is_deleted() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -343,7 +344,7 @@ mod tests {
         drop(open(&layout).expect("free"));
         let held = File::options().write(true).open(layout.root.join("lock")).expect("there");
         let held = Flock::lock(held, FlockArg::LockExclusiveNonblock).expect("free");
-        // Greater than any there can be.
+        // Greater than any process id.
         fs::write(layout.root.join("lock"), "99999999\n").expect("writable");
         let executes = thread::spawn(move || {
             thread::sleep(10 * TRY);

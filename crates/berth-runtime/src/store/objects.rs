@@ -1,4 +1,5 @@
-//! What is written down of sandboxes and containers. Pure. Behaviour: spec 09 §6.
+//! On-disk records of sandboxes and containers. Pure.
+//! Implements spec 09 §6.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::launch::devices::Rule;
 use berth_shim::plan::LaunchPlan;
 
-/// The version of all records; others are broken objects.
+/// Version of all records; any other version makes an object broken.
 pub const VERSION: u64 = super::record::VERSION;
 
 /// A sandbox's `meta.json`.
@@ -17,36 +18,36 @@ pub const VERSION: u64 = super::record::VERSION;
 pub struct SandboxMeta {
     /// [`VERSION`].
     pub v: u64,
-    /// Identity.
+    /// Sandbox id.
     pub id: String,
     /// `name_namespace_uid_attempt`.
     pub name: String,
-    /// When it was made, nanoseconds since the epoch.
+    /// Creation time, nanoseconds since the epoch.
     pub created_ns: i64,
-    /// The request's configuration: base64 of the message.
+    /// CRI configuration: base64 of the protobuf message.
     pub config: String,
-    /// The request's handler.
+    /// Runtime handler of the request.
     pub runtime_handler: String,
-    /// The namespace file, where the sandbox has a network of its own.
+    /// Network namespace file, where the sandbox has its own network.
     pub netns: Option<PathBuf>,
-    /// Addresses, the main one first.
+    /// Pod addresses, the primary one first.
     pub ips: Vec<String>,
-    /// Its control group.
+    /// Cgroup path.
     pub group: String,
-    /// What taking its network down needs to know.
+    /// Data for the teardown of its network.
     #[serde(default)]
     pub network: serde_json::Value,
 }
 
-/// What a sandbox is.
+/// Lifecycle phase of a sandbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxPhase {
-    /// Nobody has been told of it yet.
+    /// Under creation, not listed.
     Creating,
     /// Containers can run in it.
     Ready,
-    /// They cannot any more.
+    /// Containers can no longer run in it.
     NotReady,
 }
 
@@ -55,13 +56,13 @@ pub enum SandboxPhase {
 pub struct SandboxState {
     /// [`VERSION`].
     pub v: u64,
-    /// What it is.
+    /// Lifecycle phase.
     pub state: SandboxPhase,
-    /// The boot it was made in.
+    /// Id of the boot in which the sandbox was created.
     pub boot_id: String,
-    /// Resources that were told later: base64 of the message.
+    /// Updated resources: base64 of the protobuf message.
     pub resources: Option<String>,
-    /// Overhead that was told later: base64 of the message.
+    /// Updated overhead: base64 of the protobuf message.
     pub overhead: Option<String>,
 }
 
@@ -70,31 +71,31 @@ pub struct SandboxState {
 pub struct ContainerMeta {
     /// [`VERSION`].
     pub v: u64,
-    /// Identity.
+    /// Container id.
     pub id: String,
-    /// Its sandbox.
+    /// Sandbox id.
     pub sandbox_id: String,
     /// `container_pod_namespace_uid_attempt`.
     pub name: String,
-    /// When it was made, nanoseconds since the epoch.
+    /// Creation time, nanoseconds since the epoch.
     pub created_ns: i64,
-    /// The request's configuration: base64 of the message.
+    /// CRI configuration: base64 of the protobuf message.
     pub config: String,
-    /// The image's identity.
+    /// Image id.
     pub image_id: String,
-    /// The image's first digest, or its identity.
+    /// First digest of the image, or its id.
     pub image_digest: String,
-    /// The image's first tag, or the name in the request.
+    /// First tag of the image, or the name in the request.
     pub image_name: String,
-    /// The log's whole path; none: nothing is logged.
+    /// Absolute path of the log; `None`: logging is disabled.
     pub log_path: Option<PathBuf>,
-    /// The number of the signal that asks it to stop.
+    /// Number of the stop signal.
     pub stop_signal: i32,
-    /// User, primary group, all groups.
+    /// User, primary group, and all groups.
     pub user: (u32, u32, Vec<u32>),
-    /// Its control group.
+    /// Cgroup path.
     pub group: String,
-    /// Identities of the images that are mounted into it, by path.
+    /// Ids of the image volumes' images, by path in the container.
     #[serde(default)]
     pub mounted: BTreeMap<String, String>,
 }
@@ -104,21 +105,21 @@ pub struct ContainerMeta {
 pub struct ContainerState {
     /// [`VERSION`].
     pub v: u64,
-    /// Its first process; 0: never started.
+    /// Process id of its first process; 0: never started.
     pub pid: u32,
-    /// Tells that process from another of the same number.
+    /// Start time of that process in clock ticks; distinguishes it from a later process with the same id.
     pub start_ticks: u64,
-    /// When it was started; 0: not.
+    /// Start time, nanoseconds since the epoch; 0: not started.
     pub started_ns: i64,
-    /// When it ended; 0: not.
+    /// End time, nanoseconds since the epoch; 0: not ended.
     pub finished_ns: i64,
-    /// How it ended.
+    /// Exit code.
     pub exit_code: i32,
-    /// In a word.
+    /// Reason of the end, one CamelCase word.
     pub reason: String,
-    /// In a sentence.
+    /// Message about the end.
     pub message: String,
-    /// Resources that were told later: base64 of the message.
+    /// Updated resources: base64 of the protobuf message.
     pub resources: Option<String>,
 }
 
@@ -127,18 +128,18 @@ pub struct ContainerState {
 pub struct Spec {
     /// [`VERSION`].
     pub v: u64,
-    /// What its shim carries out.
+    /// Launch plan for the shim.
     pub plan: LaunchPlan,
-    /// What it may do with devices.
+    /// Device cgroup rules.
     pub devices: Vec<Rule>,
 }
 
-/// A message as text.
+/// Encodes a protobuf message as base64.
 pub fn pack(message: &impl Message) -> String {
     BASE64.encode(message.encode_to_vec())
 }
 
-/// The message in a text; `None` where it is none.
+/// Decodes a protobuf message from base64; `None` if malformed.
 pub fn unpack<M: Message + Default>(text: &str) -> Option<M> {
     M::decode(BASE64.decode(text).ok()?.as_slice()).ok()
 }

@@ -1,7 +1,7 @@
-//! Small files that say whether they are whole: JSON, then a line `#crc32c=<8 hex>` over what precedes.
+//! Checksummed record files: JSON, then a line `#crc32c=<8 hex>` over the preceding bytes.
 //!
-//! A file with a wrong sum or a version nobody knows makes its object *broken*, never half known. Blocking: call [`read`]
-//! and [`write()`] from the blocking pool. Behaviour: spec 09 §6.
+//! A file with a wrong checksum or an unknown version makes its object *broken*, never partially known. Blocking: call
+//! [`read`] and [`write()`] from the blocking pool. Implements spec 09 §6.
 
 use std::{
     fs::File,
@@ -13,36 +13,36 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use berth_sys::atomic_file;
 
-/// The version every record has in its field `v`.
+/// Value of the field `v` in every record.
 pub const VERSION: u64 = 1;
-/// Longer files are no records of ours, bytes.
+/// Maximum size of a record, bytes; the read truncates a longer file, whose checksum then fails.
 const LIMIT: u64 = 32 << 20;
 const MARK: &[u8] = b"\n#crc32c=";
 const MODE: u32 = 0o600;
 
-/// Why a file is no record.
+/// An invalid record file.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot be read")]
     Io(#[from] io::Error),
-    /// It is cut short, has changed, or never was a record.
+    /// The file is truncated, corrupt, or not a record.
     #[error("the checksum does not match")]
     Checksum,
-    /// Somebody newer wrote it.
+    /// A different release wrote the record.
     #[error("version {0} is not known")]
     Version(u64),
-    /// It is whole and does not say what is expected.
+    /// The checksum matches, but the content has another form.
     #[error("not the expected content")]
     Content(#[from] serde_json::Error),
 }
 
-/// Whether a record must survive a power cut.
+/// Whether a record must survive a power loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durability {
-    /// It must: the file and its directory are synced.
+    /// Syncs the file and its directory.
     Synced,
-    /// What it describes does not survive one either.
+    /// Does not sync: what the record describes does not survive a power loss either.
     Unsynced,
 }
 
@@ -51,10 +51,10 @@ struct Version {
     v: u64,
 }
 
-/// A record's bytes. The value must have a field `v` of [`VERSION`].
+/// Encodes a record. The value must have a field `v` with [`VERSION`].
 ///
 /// # Errors
-/// Where the value has no JSON form (maps with keys that are no texts).
+/// The value has no JSON form (maps whose keys are not strings).
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, serde_json::Error> {
     let mut text = serde_json::to_vec(value)?;
     let sum = crc32c(&text);
@@ -63,10 +63,10 @@ pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, serde_json::Error> {
     Ok(text)
 }
 
-/// What a record's bytes say.
+/// Decodes a record.
 ///
 /// # Errors
-/// Where they are not whole, of another version, or of another shape.
+/// The checksum, the version, or the content is wrong.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Broken> {
     let tail = MARK.len() + 9;
     let at = bytes.len().checked_sub(tail).ok_or(Broken::Checksum)?;
@@ -82,10 +82,10 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Broken> {
     Ok(serde_json::from_slice(text)?)
 }
 
-/// The record in a file; `None` where there is no file.
+/// Reads a record from a file; `None` if the file does not exist.
 ///
 /// # Errors
-/// Where it is [`Broken`].
+/// The record is [`Broken`].
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Broken> {
     let file = match File::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -96,10 +96,10 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Broken> {
     decode(&bytes).map(Some)
 }
 
-/// Replaces the record in a file: the old one or the new one is there whatever happens.
+/// Replaces the record in a file atomically: either the old or the new one exists at any time.
 ///
 /// # Errors
-/// What writing says.
+/// The write fails.
 pub fn write<T: Serialize>(path: &Path, value: &T, durability: Durability) -> io::Result<()> {
     let bytes = encode(value)?;
     match durability {
@@ -108,7 +108,7 @@ pub fn write<T: Serialize>(path: &Path, value: &T, durability: Durability) -> io
     }
 }
 
-/// CRC-32C (Castagnoli) of some bytes.
+/// CRC-32C (Castagnoli) checksum.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |sum, byte| (sum >> 8) ^ TABLE[usize::from((sum as u8) ^ byte)])
 }

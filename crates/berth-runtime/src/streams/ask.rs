@@ -1,9 +1,10 @@
-//! What callers may ask streams for. Pure. Behaviour: spec 09a §4.
+//! Validates Exec, Attach, and PortForward requests. Pure.
+//! Implements spec 09a §4.
 
 use crate::errors::RuntimeError;
 use berth_proto::cri;
 
-/// The streams a caller wants.
+/// The stdio streams that a client requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wanted {
     /// Standard input.
@@ -12,43 +13,43 @@ pub struct Wanted {
     pub stdout: bool,
     /// Standard error; never together with a terminal.
     pub stderr: bool,
-    /// A terminal.
+    /// Terminal.
     pub tty: bool,
 }
 
-/// What is to be met later.
+/// A validated streaming request that waits for its client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// A new process of a container.
+    /// Runs a new process in a container.
     Exec {
-        /// The container.
+        /// Container id.
         container: String,
-        /// The program and its arguments.
+        /// Program and arguments.
         command: Vec<String>,
-        /// Its streams.
+        /// Requested streams.
         wanted: Wanted,
     },
-    /// The first process of a container.
+    /// Attaches to the first process of a container.
     Attach {
-        /// The container.
+        /// Container id.
         container: String,
-        /// Its streams.
+        /// Requested streams.
         wanted: Wanted,
     },
-    /// Connections to ports of a sandbox.
+    /// Forwards connections to ports of a sandbox.
     Forward {
-        /// The sandbox.
+        /// Sandbox id.
         sandbox: String,
-        /// The ports, where the client does not name one with each connection.
+        /// Ports, for clients that do not name one per connection.
         ports: Vec<u16>,
     },
 }
 
 impl Ask {
-    /// A new process.
+    /// Validates an `Exec` request.
     ///
     /// # Errors
-    /// The request cannot be meant.
+    /// The container id or the command is missing, or the stream combination is invalid.
     pub fn exec(request: cri::ExecRequest) -> Result<Self, RuntimeError> {
         let cri::ExecRequest { container_id, cmd, tty, stdin, stdout, stderr } = request;
         let wanted = wanted(&container_id, Wanted { stdin, stdout, stderr, tty })?;
@@ -58,20 +59,20 @@ impl Ask {
         Ok(Self::Exec { container: container_id, command: cmd, wanted })
     }
 
-    /// The first process.
+    /// Validates an `Attach` request.
     ///
     /// # Errors
-    /// The request cannot be meant.
+    /// The container id is missing, or the stream combination is invalid.
     pub fn attach(request: cri::AttachRequest) -> Result<Self, RuntimeError> {
         let cri::AttachRequest { container_id, stdin, tty, stdout, stderr } = request;
         let wanted = wanted(&container_id, Wanted { stdin, stdout, stderr, tty })?;
         Ok(Self::Attach { container: container_id, wanted })
     }
 
-    /// Connections.
+    /// Validates a `PortForward` request.
     ///
     /// # Errors
-    /// The request cannot be meant.
+    /// The sandbox id is missing, or a port is out of range.
     pub fn forward(request: cri::PortForwardRequest) -> Result<Self, RuntimeError> {
         if request.pod_sandbox_id.is_empty() {
             return Err(RuntimeError::invalid("missing required pod_sandbox_id"));
@@ -84,7 +85,7 @@ impl Ask {
         Ok(Self::Forward { sandbox: request.pod_sandbox_id, ports })
     }
 
-    /// Under which path it is met: `exec`, `attach`, `portforward`.
+    /// First path component of the URL: `exec`, `attach`, `portforward`.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Exec { .. } => "exec",

@@ -1,4 +1,5 @@
-//! Joins the first process of a container: what it prints from now on, and its input. Behaviour: spec 09a §4.
+//! Attaches a client to the stdio of a container's first process.
+//! Implements spec 09a §4.
 
 use std::{
     io,
@@ -29,14 +30,15 @@ use crate::{
 };
 use berth_shim::plan::{Reply, Request};
 
-/// How long after the end of its output the end of a container is known.
+/// Maximum delay between the end of a container's output and the report of its exit.
 const KNOWN: Duration = Duration::from_secs(5);
 
-/// Joins it. Its input is the client's where the container has one. The end of that ends the container's where it says so
-/// (`stdin_once`, no terminal); else it ends what the client joined, as with containerd: the container goes on.
+/// Attaches to a container. Its stdin comes from the client if the container has one. The end of the client's input
+/// closes the container's stdin with `stdin_once` and without a terminal; otherwise it detaches the client, as with
+/// containerd, and the container keeps running.
 ///
 /// # Errors
-/// The container does not run, or has too many clients.
+/// The container is not running, or has too many clients.
 pub async fn join(runtime: &Runtime, container: &str, wanted: Wanted) -> RuntimeResult<Command> {
     let (pod, container) = runtime.container(container)?;
     let (has_terminal, is_once) = {
@@ -114,7 +116,7 @@ impl AsyncRead for DetachableReader {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.from).poll_read(context, buffer);
-        // What is there already is still told.
+        // Delivers output that is already available first.
         if read.is_pending() && self.detached.as_mut().poll(context).is_ready() {
             return Poll::Ready(Ok(()));
         }
@@ -122,11 +124,11 @@ impl AsyncRead for DetachableReader {
     }
 }
 
-/// The end of a container whose output has ended. That ends early only for a client that was too slow.
+/// Waits for the exit of a container whose output has ended. The output ends early only for a client that was too slow.
 async fn ended(pod: Pod, container: String) -> RuntimeResult<i32> {
     let over = pod.wait_for(|sandbox| sandbox.container(&container).map_or(true, |c| c.finished().is_some()));
     match timeout(KNOWN, over).await {
-        // Also where the sandbox is gone: then so is the container.
+        // Also if the sandbox is gone: then so is the container.
         Ok(_) => Ok(0),
         Err(_) => Err(RuntimeError::other("the container goes on, but its output was not taken for too long")),
     }
@@ -134,7 +136,8 @@ async fn ended(pod: Pod, container: String) -> RuntimeResult<i32> {
 
 type Ours = (Option<pipe::Sender>, pipe::Receiver, Option<pipe::Receiver>);
 
-/// Our ends, and those of the shim: stdin, stdout, stderr, the first and the last only where wanted.
+/// Creates pipes and returns both sides, the runtime's and the shim's: stdin, stdout, stderr. Creates stdin and stderr
+/// only on request.
 fn pipes(wanted: Wanted) -> RuntimeResult<(Ours, Vec<OwnedFd>)> {
     let failed = |error: io::Error| RuntimeError::other(format!("no pipe: {error}"));
     let pair = || pipe_with(PipeFlags::CLOEXEC).map_err(|e| failed(e.into()));

@@ -1,4 +1,4 @@
-//! A process whose streams are ours.
+//! A running process with its stdio streams.
 
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -6,22 +6,22 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::terminal::Terminal;
 use crate::errors::RuntimeResult;
 
-/// What a process prints.
+/// Output stream of a process.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
-/// What a process reads; dropping it ends its input.
+/// Input stream of a process; dropping it ends the input.
 pub type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// A process that runs, and the streams that were wanted. Dropping it leaves the process alone, but for a terminal that
-/// was made for it, which is hung up.
+/// A running process and its requested streams. Dropping it leaves the process running, but hangs up a terminal that
+/// was created for it.
 pub struct Command {
-    /// What it reads.
+    /// Standard input.
     pub stdin: Option<Writer>,
-    /// What it prints; ends with it. Is to be read also where it was not wanted: what is there then must not wait.
+    /// Standard output; ends with the process. Must be read even if not requested, so that the process does not block.
     pub stdout: Option<Reader>,
-    /// What it complains; ends with it.
+    /// Standard error; ends with the process.
     pub stderr: Option<Reader>,
-    /// Its terminal.
+    /// Terminal.
     pub terminal: Option<Terminal>,
-    /// Its exit code; to be asked for once its output has ended.
+    /// Exit code; await it after the output has ended.
     pub end: BoxFuture<'static, RuntimeResult<i32>>,
 }

@@ -1,13 +1,13 @@
-//! What an executed process prints, until it has ended: who inherited the pipe may hold it open for ever.
+//! Output of an exec process with a drain limit: descendants may keep the pipe open forever.
 //!
 //! ```text
-//!  before the end ── all of it
-//!  up to the drain limit after it ── all of it, and the end of the pipe ends it
-//!  then ── what is in the pipe at that moment, and no more
+//!  before the exit ── everything
+//!  until the drain limit after it ── everything; the end of the pipe ends the output
+//!  then ── the current content of the pipe, and no more
 //! ```
 //!
-//! Once nobody wants it any more the pipe is read and dropped, so that whoever still writes is never told off.
-//! Behaviour: spec 09a §11 step 6.
+//! After the reader is dropped, the pipe is drained to nowhere, so that remaining writers get no error.
+//! Implements spec 09a §11 step 6.
 
 use std::{
     io,
@@ -27,25 +27,25 @@ use tokio::{
 
 use crate::shell::Shell;
 
-/// A pipe holds no more than that.
+/// Maximum capacity of a pipe, bytes.
 const PIPE: usize = 64 << 10;
 
-/// The output of a process.
+/// Output stream of a process.
 pub struct Drained {
-    /// None once it has ended.
+    /// `None` once the pipe has ended.
     from: Option<pipe::Receiver>,
     overdue: Option<BoxFuture<'static, ()>>,
-    /// What may still be read once it is overdue.
+    /// Number of bytes that may still be read after the drain limit.
     rest: usize,
     shell: Arc<Shell>,
 }
 
 impl Drained {
-    /// Reads the pipe of a process until it has ended and `limit` has passed since. `ended` turns once, or its sender is
-    /// dropped.
+    /// Reads a process's pipe until `limit` after its exit. `ended` becomes true, or its sender is dropped, at the
+    /// exit.
     pub fn new(from: pipe::Receiver, mut ended: watch::Receiver<bool>, limit: Duration, shell: Arc<Shell>) -> Self {
         let overdue = Box::pin(async move {
-            // Nobody tells any more: that is an end too.
+            // A dropped sender counts as an exit.
             let _ = ended.wait_for(|ended| *ended).await;
             tokio::time::sleep(limit).await;
         });
@@ -66,7 +66,7 @@ impl AsyncRead for Drained {
         let read = Pin::new(from).poll_read(cx, &mut part);
         let count = part.filled().len();
         if read.is_pending() && is_overdue {
-            this.rest = 0; // nothing more is in the pipe
+            this.rest = 0; // the pipe is empty
             return Poll::Ready(Ok(()));
         }
         ready!(read)?;
@@ -84,7 +84,7 @@ impl AsyncRead for Drained {
 impl Drop for Drained {
     fn drop(&mut self) {
         let Some(mut from) = self.from.take() else { return };
-        // At the very end of this process there is nobody left to read.
+        // Without a Tokio runtime, the daemon is shutting down and nothing can drain the pipe.
         if Handle::try_current().is_err() {
             return;
         }

@@ -1,4 +1,5 @@
-//! Starts another process of a container, with streams of ours. Behaviour: spec 09a §4, §11.
+//! Starts an exec process in a container with streams for its client.
+//! Implements spec 09a §4, §11.
 
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
@@ -26,16 +27,16 @@ use crate::{
 use berth_proto::cri;
 use berth_shim::plan::{Exit, Process, Reply, Request, Target};
 
-/// Programs at once in a container.
+/// Maximum number of concurrent exec processes per container.
 const AT_ONCE: usize = 64;
 
-/// What a process's streams are, and the size of its terminal where that is known already.
+/// Requested streams, and the initial terminal size (columns, rows) if known.
 type Shape = (Wanted, Option<(u16, u16)>);
 
-/// Starts it.
+/// Starts an exec process.
 ///
 /// # Errors
-/// The container does not run, has too many processes, or the program cannot be executed.
+/// The container is not running, has too many processes, or the program cannot be executed.
 pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], shape: Shape) -> RuntimeResult<Command> {
     let (wanted, size) = shape;
     let (pod, container) = runtime.container(container)?;
@@ -64,10 +65,10 @@ pub async fn start(runtime: &Arc<Runtime>, container: &str, args: &[String], sha
     }
 }
 
-/// That another process may be executed.
+/// Checks that another exec process is permitted.
 ///
 /// # Errors
-/// There are too many.
+/// The container has the maximum number of exec processes.
 pub fn has_place(pod: &Pod, container: &str) -> RuntimeResult<()> {
     if pod.executing(container) < AT_ONCE {
         return Ok(());
@@ -76,7 +77,8 @@ pub fn has_place(pod: &Pod, container: &str) -> RuntimeResult<()> {
     Err(RuntimeError::new(ErrorKind::Exhausted, text))
 }
 
-/// The end of a process, watched also when whoever wanted to know has left: until then it counts as executed.
+/// Waits for the exit of a process even if the client has disconnected: until then the process counts against the
+/// limit.
 struct Watched {
     has_ended: watch::Receiver<bool>,
     exit: oneshot::Receiver<Exit>,
@@ -89,7 +91,7 @@ impl Watched {
         runtime.shell.spawn(async move {
             tokio::select! {
                 exit = exit => if let Ok(exit) = exit {
-                    // Whoever wanted to know may have left.
+                    // The client may have disconnected.
                     let _ = told.send(exit);
                 },
                 () = stop.cancelled() => {}
@@ -127,7 +129,7 @@ fn over_pipes(runtime: &Runtime, ours: Ours, end: Watched) -> Command {
     Command { stdin, stdout, stderr, terminal: None, end: Box::pin(end.code()) }
 }
 
-/// Our ends of a process's pipes.
+/// The runtime's ends of a process's pipes.
 #[derive(Default)]
 struct Ours {
     stdin: Option<pipe::Sender>,
@@ -135,7 +137,7 @@ struct Ours {
     stderr: Option<pipe::Receiver>,
 }
 
-/// Our ends, and those of the process: stdin, stdout, stderr.
+/// Creates pipes and returns both sides, the runtime's and the process's: stdin, stdout, stderr.
 fn pipes(wanted: Wanted) -> RuntimeResult<(Ours, Vec<OwnedFd>)> {
     let failed = |error: io::Error| RuntimeError::other(format!("no pipe: {error}"));
     let mut ours = Ours::default();
@@ -163,19 +165,20 @@ fn null() -> io::Result<OwnedFd> {
     Ok(open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The end that is written to.
+/// Converts the write end of a pipe to a non-blocking async sender.
 pub fn sender(end: OwnedFd) -> io::Result<pipe::Sender> {
     rustix::io::ioctl_fionbio(&end, true)?;
     pipe::Sender::from_owned_fd(end)
 }
 
-/// The end that is read from.
+/// Converts the read end of a pipe to a non-blocking async receiver.
 pub fn receiver(end: OwnedFd) -> io::Result<pipe::Receiver> {
     rustix::io::ioctl_fionbio(&end, true)?;
     pipe::Receiver::from_owned_fd(end)
 }
 
-/// Gives pipes to the process's user, who may open them again by `/dev/stdout`; one who cannot still writes to them.
+/// Changes the owner of pipes to the process's user, who may reopen them through `/dev/stdout`. Ignores failures: the
+/// process can still write to them.
 fn give(ends: &[OwnedFd], (uid, gid): (u32, u32)) {
     for end in ends {
         let is_pipe = rustix::fs::fstat(end)
@@ -186,7 +189,7 @@ fn give(ends: &[OwnedFd], (uid, gid): (u32, u32)) {
     }
 }
 
-/// A process's user and group as the machine counts them.
+/// A process's user and group ids on the host, outside its user namespace.
 fn owner(pod: &cri::PodSandboxConfig, process: &Process) -> (u32, u32) {
     let context = pod.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let options = context.and_then(|context| context.namespace_options.as_ref());

@@ -1,13 +1,13 @@
-//! Streams of processes and connections into pods: prepared by a call, met once under the name the call gave them.
+//! Exec, attach, and port-forward streams: prepared by a CRI call, then claimed once by a token.
 //!
 //! ```text
-//!  Exec, Attach, PortForward ─► ask (checked) ─► store ─► URL with a token
-//!                                                  │
-//!  whoever shows the token ◄── Prepared ◄──────────┘ ─► process or connection, opened only now
+//!  Exec, Attach, PortForward ─► ask (validated) ─► store ─► URL with a token
+//!                                                    │
+//!  client with the token ◄── Prepared ◄──────────────┘ ─► process or connection, opened only now
 //! ```
 //!
-//! Nothing here knows what clients speak: who serves them (SPDY, WebSockets) takes what was prepared and moves the
-//! bytes. Behaviour: spec 09a §4, 04b §5.
+//! This module is independent of the client protocol: the server (SPDY, WebSockets) takes the prepared stream and
+//! copies the bytes. Implements spec 09a §4, 04b §5.
 
 mod ask;
 mod attach;

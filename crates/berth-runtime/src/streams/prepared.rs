@@ -1,4 +1,4 @@
-//! Where what was asked for waits, and what whoever comes for it gets.
+//! Prepared streams: storage by token, and start or connection when the client claims them.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -20,18 +20,18 @@ use crate::{
     runtime::Runtime,
 };
 
-/// What the URLs begin with that are met within this process: a path follows, `/exec/token`.
+/// URL prefix of streams that are served within this process; a path follows: `/exec/token`.
 pub const IN_PROCESS: &str = "in-process://";
 
-/// What waits to be met.
+/// Streaming requests that wait for their client.
 #[derive(Debug, Default)]
 pub struct Places(Mutex<Tokens<Ask>>);
 
 impl Places {
-    /// Keeps it for a minute; its path, `/exec/token`.
+    /// Stores a request for a minute. Returns its path: `/exec/token`.
     ///
     /// # Errors
-    /// A thousand wait already.
+    /// The maximum number of requests is waiting.
     pub fn keep(&self, ask: Ask) -> RuntimeResult<String> {
         let token = BASE64_URL_SAFE_NO_PAD.encode(rand::random::<[u8; 6]>());
         let path = format!("/{}/{token}", ask.verb());
@@ -46,24 +46,24 @@ impl Places {
     }
 }
 
-/// What was asked for, and is nobody else's now. Nothing runs yet.
+/// A claimed streaming request; no one else can claim it. Nothing runs yet.
 pub struct Prepared {
     runtime: Arc<Runtime>,
-    /// What was asked for.
+    /// The validated request.
     pub ask: Ask,
 }
 
 impl Prepared {
-    /// What waits under a path; `None` where nothing does, or not any more.
+    /// Claims the request of a path; `None` where none waits or it has expired.
     pub fn take(runtime: &Arc<Runtime>, path: &str) -> Option<Self> {
         let ask = runtime.streams.take(path)?;
         Some(Self { runtime: runtime.clone(), ask })
     }
 
-    /// Starts the process, or joins the container's. The size is that of a new terminal: columns, rows.
+    /// Starts the process, or attaches to the container's. `size` is that of a new terminal: columns, rows.
     ///
     /// # Errors
-    /// The container does not run any more, or the program cannot be executed.
+    /// The container is no longer running, or the program cannot be executed.
     pub async fn start(self, size: Option<(u16, u16)>) -> RuntimeResult<Command> {
         let Self { runtime, ask } = self;
         match ask {
@@ -80,7 +80,7 @@ impl Prepared {
     /// Connects to a port inside the sandbox.
     ///
     /// # Errors
-    /// The sandbox is not ready any more, or what its loopback said.
+    /// The sandbox is no longer ready, or the connection fails.
     pub async fn dial(&self, port: u16) -> RuntimeResult<TcpStream> {
         let Ask::Forward { sandbox, .. } = &self.ask else {
             return Err(RuntimeError::invalid("a process has no ports"));
@@ -90,7 +90,7 @@ impl Prepared {
         self.runtime.ports.network.dial(pod.meta.netns.as_deref(), pod.id(), port).await
     }
 
-    /// The streams that are wanted, where it is a process.
+    /// The requested streams; `None` for a port-forward.
     pub fn wanted(&self) -> Option<Wanted> {
         match &self.ask {
             Ask::Exec { wanted, .. } | Ask::Attach { wanted, .. } => Some(*wanted),

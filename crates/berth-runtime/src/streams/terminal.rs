@@ -1,4 +1,4 @@
-//! Terminals: one whose master is ours, and those whose master is a shim's.
+//! Terminals of exec processes (local master) and of containers (master in the shim).
 
 use std::{
     io,
@@ -18,21 +18,21 @@ use crate::{
 use berth_shim::plan::{Request, Target};
 use berth_sys::watched::Watched;
 
-/// A terminal whose size can be changed.
+/// A terminal that can be resized.
 pub enum Terminal {
-    /// Its master is ours.
+    /// The runtime owns the master.
     Own(Arc<Watched>),
-    /// Its master is the shim's: that of a container.
+    /// The shim owns the master: the terminal of a container.
     Shim {
-        /// The sandbox.
+        /// Sandbox.
         pod: Pod,
-        /// The container.
+        /// Container id.
         container: String,
     },
 }
 
 impl Terminal {
-    /// Tells its size, in columns and rows.
+    /// Sets the terminal size.
     ///
     /// # Errors
     /// The process has ended.
@@ -50,20 +50,20 @@ impl Terminal {
     }
 }
 
-/// A terminal's master as a stream. When the last of its copies is dropped, who sits at the terminal is hung up on.
+/// Terminal master as a stream. Dropping the last clone hangs up the terminal.
 #[derive(Clone)]
 pub struct Master(Arc<Watched>);
 
 impl Master {
-    /// Over that descriptor, which does not block.
+    /// Wraps a non-blocking descriptor.
     ///
     /// # Errors
-    /// It cannot be watched.
+    /// The descriptor cannot be registered with the reactor.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self(Arc::new(Watched::new(fd)?)))
     }
 
-    /// It, to be resized.
+    /// A handle for resizing.
     pub fn terminal(&self) -> Terminal {
         Terminal::Own(self.0.clone())
     }
@@ -79,7 +79,7 @@ impl AsyncRead for Master {
                     buf.advance(count);
                     return Poll::Ready(Ok(()));
                 }
-                // Nobody sits at it any more: that is how a terminal ends.
+                // EIO: no process has the terminal open, which is its end of file.
                 Ok(Err(e)) if e.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
                     return Poll::Ready(Ok(()));
                 }

@@ -1,20 +1,21 @@
-//! What was prepared, under names that are guessed by nobody and used once. Pure. Behaviour: spec 04b §5.
+//! Single-use tokens with expiry for prepared streams. Pure.
+//! Implements spec 04b §5.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-/// How long something waits to be met.
+/// Lifetime of a token.
 pub const LIFE: Duration = Duration::from_secs(60);
-/// Most that wait.
+/// Maximum number of waiting tokens.
 pub const MOST: usize = 1000;
 
-/// There is no room for another.
+/// The maximum number of tokens is waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-/// What waits to be met, by name.
+/// Waiting values by token.
 #[derive(Debug)]
 pub struct Tokens<T>(HashMap<String, (Instant, T)>);
 
@@ -25,10 +26,10 @@ impl<T> Default for Tokens<T> {
 }
 
 impl<T> Tokens<T> {
-    /// Keeps something under a name for a minute.
+    /// Stores a value under a token for [`LIFE`].
     ///
     /// # Errors
-    /// A thousand wait already.
+    /// [`MOST`] tokens are waiting.
     pub fn keep(&mut self, token: String, what: T, now: Instant) -> Result<(), Full> {
         if self.0.len() >= MOST {
             self.0.retain(|_, (since, _)| !is_over(*since, now));
@@ -40,7 +41,7 @@ impl<T> Tokens<T> {
         Ok(())
     }
 
-    /// What waits under a name; from now on nothing does.
+    /// Removes and returns the value of a token; `None` if it is unknown or expired.
     pub fn take(&mut self, token: &str, now: Instant) -> Option<T> {
         let (since, what) = self.0.remove(token)?;
         (!is_over(since, now)).then_some(what)

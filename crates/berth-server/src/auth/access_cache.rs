@@ -1,7 +1,7 @@
-//! What somebody may do: remembered verdicts before a review (spec 04 §6.4, §10).
+//! Cache of SubjectAccessReview verdicts with single-flight reviews (spec 04 §6.4, §10).
 //!
-//! A "yes" that grows old is asked about again while it still holds, so that nobody waits for the
-//! API server who asks often.
+//! An aging positive verdict is refreshed in the background while it is still valid, so that frequent callers never
+//! wait for the API server.
 
 use std::{
     num::NonZeroUsize,
@@ -18,33 +18,33 @@ use tracing::debug;
 use super::flights::{Flights, wait};
 use crate::ports::{AccessRequest, AccessReviewer, ReviewError};
 
-/// Longest review, everything counted.
+/// Timeout of a review.
 const REVIEW_LIMIT: Duration = Duration::from_secs(30);
-/// Verdicts remembered.
+/// Capacity of the cache.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(8192).expect("not zero");
-/// Requests whose words are longer are not remembered; in bytes.
+/// Maximum length of a cached key, in bytes; longer requests are not cached.
 const LONGEST: usize = 10_000;
-/// Reviews at a time; who is over it is told that authorization failed.
+/// Maximum number of concurrent reviews; beyond it, authorization fails.
 const REVIEWS: usize = 256;
 
-/// How long verdicts are remembered.
+/// Lifetime of cached verdicts.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessTtls {
-    /// A "yes".
+    /// Lifetime of a positive verdict.
     pub authorized: Duration,
-    /// A "no".
+    /// Lifetime of a negative verdict.
     pub unauthorized: Duration,
-    /// How much longer a "yes" about [`HELD`] holds while nobody answers; zero is not at all.
+    /// How much longer a positive verdict for [`HELD`] remains usable while reviews fail; zero disables it.
     pub stale: Duration,
 }
 
-/// Subresources that are worth more to the one who watches the node than a verdict that is fresh.
+/// Subresources for which node monitoring matters more than a fresh verdict.
 pub const HELD: [&str; 2] = ["healthz", "metrics"];
 
-/// Whether it is allowed, or why nobody knows.
+/// Whether the access is allowed, or why that is unknown.
 pub type Decision = Result<bool, String>;
 
-/// Verdicts on accesses.
+/// Cache of access verdicts.
 pub struct AccessCache {
     reviewer: Arc<dyn AccessReviewer>,
     ttls: AccessTtls,
@@ -55,13 +55,13 @@ pub struct AccessCache {
 #[derive(Clone, Copy)]
 struct Entry {
     allowed: bool,
-    /// From then on a "yes" is asked about again.
+    /// Time from which a positive verdict is refreshed.
     stale: Instant,
     until: Instant,
 }
 
 impl AccessCache {
-    /// Reviews are tasks of `tasks` and end with `stop`.
+    /// Creates an empty cache. Reviews run as tasks of `tasks` and are canceled by `stop`.
     pub fn new(
         reviewer: Arc<dyn AccessReviewer>,
         ttls: AccessTtls,
@@ -72,17 +72,17 @@ impl AccessCache {
         Arc::new(Self { reviewer, ttls, memory, flights: Flights::new(REVIEWS, tasks, stop) })
     }
 
-    /// Whether somebody may do that; asks where it is not known.
+    /// Returns the cached verdict, or reviews the request.
     ///
     /// # Errors
-    /// Why it cannot be known.
+    /// Why the verdict is unknown.
     pub async fn decide(self: &Arc<Self>, request: AccessRequest) -> Decision {
         let key = key(&request);
         let now = Instant::now();
         let known = self.memory().get(&key).copied().filter(|entry| now < entry.until);
         if let Some(entry) = known {
             if entry.allowed && now >= entry.stale {
-                // Nobody waits for it; that there is no room now means a later one asks again.
+                // Background refresh; if the limit of reviews is reached, a later request retries.
                 let _ = self.flights.start(&key, self.clone().review(key.clone(), request));
             }
             return Ok(entry.allowed);
@@ -101,7 +101,7 @@ impl AccessCache {
         }
     }
 
-    /// Whether a "yes" that has just grown too old is all there is.
+    /// Whether an expired positive verdict is still within its stale period.
     fn may_still(&self, key: &String) -> bool {
         let now = Instant::now();
         self.memory().get(key).is_some_and(|entry| entry.allowed && now < entry.until + self.ttls.stale)
@@ -112,7 +112,7 @@ impl AccessCache {
         let verdict = timeout(REVIEW_LIMIT, self.reviewer.review(&request)).await.unwrap_or_else(late);
         let verdict = verdict.map_err(|ReviewError(why)| why)?;
         if verdict.allowed && verdict.denied {
-            self.memory().pop(&key); // somebody does answer
+            self.memory().pop(&key); // a definite response ends the stale period
             return Err("webhook subject access review returned both allow and deny response".to_owned());
         }
         self.remember(key, verdict.allowed);
@@ -132,7 +132,7 @@ impl AccessCache {
     }
 }
 
-/// The request, word by word; JSON, so that no word can pass for two.
+/// Cache key; JSON, so that no value can be mistaken for two.
 fn key(request: &AccessRequest) -> String {
     let AccessRequest { identity, verb, subresource, node } = request;
     json!([verb, subresource, node, identity.name, identity.uid, identity.groups, identity.extra]).to_string()

@@ -1,17 +1,17 @@
-//! What a request asks for, in the words of authorization. Pure. Spec 04 §6.3.
+//! Authorization attributes of a request: verb and subresources of `nodes`. Pure. Spec 04 §6.3.
 
 use http::Method;
 
-/// A prefix of paths and the subresources of `nodes` that allow it.
+/// Path prefix, and the subresources of `nodes` that allow it.
 type Row = (&'static str, &'static [&'static str]);
 
-/// The first row whose segments begin the path counts; `proxy` covers the rest.
+/// The first row whose prefix matches whole segments of the path applies; otherwise `proxy`.
 const ROWS: [Row; 11] = [
     ("/pods", &["pods", "proxy"]),
     ("/healthz", &["healthz", "proxy"]),
     ("/configz", &["configz", "proxy"]),
     ("/runningpods", &["pods", "proxy"]),
-    ("/debug/why", &["pods", "proxy"]), // what it shows is what `/pods` shows, and why
+    ("/debug/why", &["pods", "proxy"]), // shows what `/pods` shows, and diagnostics
     ("/stats", &["stats"]),
     ("/metrics", &["metrics"]),
     ("/logs", &["log"]),
@@ -21,7 +21,7 @@ const ROWS: [Row; 11] = [
 ];
 const REST: &[&str] = &["proxy"];
 
-/// The verb of a method; empty where authorization has no word for it.
+/// Authorization verb of a method; empty where there is none.
 pub fn verb(method: &Method) -> &'static str {
     match *method {
         Method::POST => "create",
@@ -33,9 +33,9 @@ pub fn verb(method: &Method) -> &'static str {
     }
 }
 
-/// The subresources of `nodes` any of which allows a (decoded) path, in the order they are asked for.
+/// Subresources of `nodes`, any of which allows a (decoded) path, in the order of the checks.
 ///
-/// Whole segments count, and their case: `/podsx` and `/Pods` are not `/pods`.
+/// Matches whole segments, case-sensitively: `/podsx` and `/Pods` do not match `/pods`.
 pub fn subresources(path: &str) -> &'static [&'static str] {
     let begins = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     ROWS.iter().find(|(prefix, _)| begins(prefix)).map_or(REST, |(_, subresources)| subresources)

@@ -1,4 +1,4 @@
-//! Tells who asks: certificate, token, WebSocket token, nobody in particular (spec 04 §6.1).
+//! Request authentication: client certificate, bearer or WebSocket token, anonymous (spec 04 §6.1).
 
 use std::{
     net::IpAddr,
@@ -25,22 +25,22 @@ use super::{
 };
 use berth_metrics::AuthMetrics;
 
-/// How long a verified certificate is taken as that, as long as the bundle stays the same.
+/// How long a verified certificate chain is cached, as long as the CA bundle does not change.
 const PROOF_TTL: SignedDuration = SignedDuration::from_secs(60);
-/// Certificates remembered as verified.
+/// Capacity of the cache of verified chains.
 const PROOFS: NonZeroUsize = NonZeroUsize::new(1024).expect("not zero");
 
-/// Who asks is not let in.
+/// Reason why a request is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unauthorized {
-    /// He has not proved who he is: 401.
+    /// Missing or invalid credentials: 401.
     Unproved,
-    /// It cannot be found out now, too many are being looked at: 429.
+    /// Too many token reviews are in progress: 429.
     TooMany,
 }
 
 impl Unauthorized {
-    /// The status and the body of the answer.
+    /// Status code and body of the response.
     pub fn answer(self) -> (StatusCode, &'static str) {
         match self {
             Self::Unproved => (StatusCode::UNAUTHORIZED, "Unauthorized"),
@@ -60,37 +60,37 @@ impl IntoResponse for Unauthorized {
     }
 }
 
-/// The bundle of client authorities that holds now; nothing in it: certificates prove nothing.
+/// Current client CAs; `None`: certificates do not authenticate.
 pub type ClientRoots = Arc<ArcSwapOption<ClientCas>>;
 
-/// Where the request comes from, put into its extensions by the door.
+/// Client address, which the authentication layer inserts into the request extensions.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceAddress(pub IpAddr);
 
-/// What an [`Authenticator`] works with.
+/// Dependencies of an [`Authenticator`].
 pub struct AuthenticatorDeps {
-    /// Whose certificates are believed.
+    /// Trusted client CAs.
     pub client_roots: ClientRoots,
-    /// Tells whose a token is; `None`: tokens are not believed.
+    /// Token cache; `None`: tokens do not authenticate.
     pub tokens: Option<Arc<TokenCache>>,
-    /// What is done with those who prove nothing and do not claim to.
+    /// Policy for requests without credentials.
     pub anonymous: Anonymous,
-    /// Handles.
+    /// Metrics of authentication.
     pub metrics: AuthMetrics,
-    /// Tells the time.
+    /// Clock.
     pub now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
 }
 
-/// What is done with those who prove nothing and do not claim to.
+/// Policy for requests without credentials (`authentication.anonymous`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Anonymous {
-    /// They go on as `system:anonymous`; whether they may is another question.
+    /// Continue as `system:anonymous`; authorization still applies.
     GoesOn,
-    /// They are sent away.
+    /// Reject with 401.
     Stops,
 }
 
-/// Tells who asks.
+/// Authenticates requests.
 pub struct Authenticator {
     deps: AuthenticatorDeps,
     proofs: Mutex<LruCache<[u8; 32], Remembered>>,
@@ -98,12 +98,12 @@ pub struct Authenticator {
 
 struct Remembered {
     proof: Proof,
-    /// The bundle it was verified against.
+    /// CA bundle it was verified against.
     cas: Arc<ClientCas>,
     until: Timestamp,
 }
 
-/// The ways to prove oneself, in the order they are tried.
+/// Authentication methods, in the order they are tried.
 #[derive(Clone, Copy)]
 enum Way {
     Certificate,
@@ -111,7 +111,7 @@ enum Way {
     Protocol,
 }
 
-/// What one of them came to.
+/// Result of one authentication method.
 enum Attempt {
     Succeeded(Box<Identity>),
     NoOpinion,
@@ -120,18 +120,18 @@ enum Attempt {
 }
 
 impl Authenticator {
-    /// With these.
+    /// Creates an authenticator with an empty cache.
     pub fn new(deps: AuthenticatorDeps) -> Self {
         Self { deps, proofs: Mutex::new(LruCache::new(PROOFS)) }
     }
 
-    /// Who sends a request over a connection with that peer's certificates, leaf first.
+    /// Authenticates a request on a connection with the peer's certificate chain, leaf first.
     ///
-    /// All ways are tried, the first that succeeds counts; a credential that fails keeps its bearer
-    /// from being anonymous. The credential that succeeded is taken out of the headers.
+    /// Tries all methods; the first success wins. A credential that fails excludes the request from anonymous access.
+    /// Removes the credential that succeeded from the headers.
     ///
     /// # Errors
-    /// He is not let in.
+    /// If the request is not authenticated.
     pub async fn authenticate(
         &self,
         parts: &mut Parts,
@@ -175,8 +175,8 @@ impl Authenticator {
         }
     }
 
-    /// Verifies, or remembers having done so: a connection that is kept sends the same chain with
-    /// every request, and a signature costs as much as all the rest of an answer.
+    /// Verifies the chain or returns the cached proof: a persistent connection presents the same chain with every
+    /// request, and a signature check costs as much as the rest of a response.
     fn proof(
         &self,
         chain: &[CertificateDer<'static>],

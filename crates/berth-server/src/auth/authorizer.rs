@@ -1,4 +1,4 @@
-//! Whether somebody may: any of the subresources will do (spec 04 §6.4).
+//! Authorization of requests: always allow, standalone policy, or SubjectAccessReview (spec 04 §6.4).
 
 use std::sync::Arc;
 
@@ -7,53 +7,52 @@ use tracing::error;
 use super::{access_cache::AccessCache, identity::Identity, policy::Policy};
 use crate::ports::AccessRequest;
 
-/// The answer.
+/// Result of the authorization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// He may.
+    /// Allowed.
     Allowed,
-    /// He may not: 403.
+    /// Forbidden: 403.
     Forbidden {
-        /// The body of the answer, its newline included.
+        /// Body of the response, newline included.
         text: String,
     },
-    /// It cannot be found out: 500.
+    /// The authorization failed: 500.
     Failed {
-        /// The body of the answer; no newline ends it.
+        /// Body of the response, without a newline.
         text: String,
     },
 }
 
-/// Who decides.
+/// Authorization mode.
 enum Mode {
     AlwaysAllow,
     Standalone(Policy),
     Webhook { cache: Arc<AccessCache>, node: String },
 }
 
-/// Tells whether somebody may.
+/// Authorizes requests to this node.
 pub struct Authorizer {
     mode: Mode,
 }
 
 impl Authorizer {
-    /// Everybody may everything.
+    /// Creates an authorizer that allows everything (`AlwaysAllow`).
     pub fn always_allow() -> Self {
         Self { mode: Mode::AlwaysAllow }
     }
 
-    /// Without an API server: what the policy says.
+    /// Creates an authorizer for standalone mode, which evaluates the policy.
     pub fn standalone(policy: Policy) -> Self {
         Self { mode: Mode::Standalone(policy) }
     }
 
-    /// The API server decides about the node of that name.
+    /// Creates an authorizer that queries the API server about access to the node.
     pub fn webhook(cache: Arc<AccessCache>, node: impl Into<String>) -> Self {
         Self { mode: Mode::Webhook { cache, node: node.into() } }
     }
 
-    /// Whether somebody may do something with any of these subresources of `nodes`, asked for in
-    /// that order up to the first that is allowed.
+    /// Authorizes the verb for any of these subresources of `nodes`; they are checked in order until one is allowed.
     pub async fn authorize(&self, identity: &Identity, verb: &str, subresources: &[&str]) -> Verdict {
         for subresource in subresources {
             match self.may(identity, verb, subresource).await {

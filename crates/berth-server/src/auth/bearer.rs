@@ -1,5 +1,6 @@
-//! Where requests carry bearer tokens: the `Authorization` header, and for browsers, which cannot
-//! set it on a WebSocket, a subprotocol. Pure. Spec 04 §6.1.
+//! Bearer token extraction: `Authorization` header, and WebSocket subprotocol. Pure. Spec 04 §6.1.
+//!
+//! Browsers cannot set `Authorization` on a WebSocket request and send the token as a subprotocol.
 
 use base64::Engine;
 use http::{
@@ -9,35 +10,35 @@ use http::{
 
 use crate::streaming::decide::is_web_socket;
 
-/// What the subprotocol with the token begins with.
+/// Prefix of the subprotocol that contains the token.
 const PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// A subprotocol carries a token in a way that cannot be accepted.
+/// Reason why the subprotocol with the token is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// More than one.
+    /// More than one token.
     #[error("multiple base64.bearer.authorization tokens specified")]
     Several,
-    /// Not base64url.
+    /// Invalid base64url.
     #[error("invalid base64.bearer.authorization token encoding")]
     Encoding,
-    /// Not text.
+    /// Not UTF-8.
     #[error("invalid base64.bearer.authorization token")]
     Text,
-    /// No other subprotocol is left to answer with.
+    /// No other subprotocol that the server could select.
     #[error("missing additional subprotocol")]
     Alone,
 }
 
-/// A token in the list of subprotocols, and the list without it.
+/// Token in the list of subprotocols, and the list without it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Offered {
-    /// The token.
+    /// Decoded token.
     pub token: String,
     rest: String,
 }
 
-/// The token of the `Authorization` header.
+/// Token of the `Authorization` header.
 pub fn of_header(headers: &HeaderMap) -> Option<String> {
     let value = std::str::from_utf8(headers.get(AUTHORIZATION)?.as_bytes()).ok()?;
     let mut parts = value.trim().splitn(3, ' ');
@@ -45,15 +46,15 @@ pub fn of_header(headers: &HeaderMap) -> Option<String> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
 }
 
-/// Takes the header away from a request that was let in by it, so that nobody behind is tempted.
+/// Removes the header of an authenticated request, so that no handler can use or leak the token.
 pub fn forget_header(headers: &mut HeaderMap) {
     headers.remove(AUTHORIZATION);
 }
 
-/// The token among the subprotocols of a request for a WebSocket.
+/// Token among the subprotocols of a WebSocket request.
 ///
 /// # Errors
-/// Why it cannot be accepted.
+/// Why the subprotocol is invalid.
 pub fn of_protocols(headers: &HeaderMap) -> Result<Option<Offered>, ProtocolError> {
     if !is_web_socket(headers) {
         return Ok(None);
@@ -83,11 +84,11 @@ pub fn of_protocols(headers: &HeaderMap) -> Result<Option<Offered>, ProtocolErro
     Ok((!token.is_empty()).then_some(Offered { token, rest }))
 }
 
-/// Takes the token's subprotocol away from a request that was let in by it.
+/// Removes the token's subprotocol from an authenticated request.
 pub fn forget_protocol(headers: &mut HeaderMap, offered: &Offered) {
     match HeaderValue::try_from(offered.rest.as_str()) {
         Ok(rest) => headers.insert(SEC_WEBSOCKET_PROTOCOL, rest),
-        Err(_) => headers.remove(SEC_WEBSOCKET_PROTOCOL), // never: it came as a header
+        Err(_) => headers.remove(SEC_WEBSOCKET_PROTOCOL), // unreachable: the value came from a header
     };
 }
 
@@ -132,7 +133,7 @@ mod tests {
             of_protocols(&all).map(|offered| offered.map(|o| (o.token, o.rest)))
         };
         let good = |rest: &str| Ok(Some(("token".to_owned(), rest.to_owned())));
-        // "dG9rZW4" is "token"; "_w" is one byte that is no text.
+        // "dG9rZW4" is "token"; "_w" is one byte that is not UTF-8.
         for (lines, expected) in [
             (vec![format!("v5.channel.k8s.io, {}", token("dG9rZW4"))], good("v5.channel.k8s.io")),
             (vec![token("dG9rZW4"), "a, b".to_owned(), "c".to_owned()], good("a,b,c")),

@@ -1,7 +1,6 @@
-//! One call per key at a time: whoever asks for the same meanwhile gets the same answer.
+//! Single-flight: concurrent calls with the same key share one call and its result.
 //!
-//! A call belongs to nobody: that the first caller hangs up does not take the answer from the
-//! others (spec 04 §6.2).
+//! A call runs in its own task: a caller that is canceled does not cancel it for the others (spec 04 §6.2).
 
 use std::{
     collections::HashMap,
@@ -13,14 +12,14 @@ use std::{
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// What a caller waits for.
+/// Receiver of the result of a call.
 pub type Answer<V> = watch::Receiver<Option<V>>;
 
-/// There are as many calls as there may be.
+/// The limit of concurrent calls is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// Calls under way.
+/// Calls in flight.
 pub struct Flights<K, V> {
     running: Mutex<HashMap<K, Answer<V>>>,
     limit: usize,
@@ -33,20 +32,20 @@ where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// At most `limit` at a time, each a task of `tasks` that ends with `stop`.
+    /// Allows at most `limit` concurrent calls; each is a task of `tasks` and is canceled by `stop`.
     pub fn new(limit: usize, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
         Arc::new(Self { running: Mutex::default(), limit, tasks, stop })
     }
 
-    /// The call for that key, if there is one.
+    /// Joins the call in flight for the key, if there is one.
     pub fn join(&self, key: &K) -> Option<Answer<V>> {
         self.running().get(key).cloned()
     }
 
-    /// Calls, or joins the call there is.
+    /// Starts a call, or joins the one in flight.
     ///
     /// # Errors
-    /// There are too many others.
+    /// If the limit of concurrent calls is reached.
     pub fn start(self: &Arc<Self>, key: &K, call: impl Future<Output = V> + Send + 'static) -> Result<Answer<V>, Full> {
         let mut running = self.running();
         if let Some(answer) = running.get(key) {
@@ -65,7 +64,7 @@ where
                 biased;
                 () = stop.cancelled() => {}
                 value = call => {
-                    drop(landing); // who comes now finds what the call has stored
+                    drop(landing); // callers that come now find the cached result
                     tell.send_replace(Some(value));
                 }
             }
@@ -78,12 +77,12 @@ where
     }
 }
 
-/// Waits for an answer; `None` where the call was cut off.
+/// Waits for the result; `None` where the call was canceled.
 pub async fn wait<V: Clone>(mut answer: Answer<V>) -> Option<V> {
     answer.wait_for(Option::is_some).await.ok().and_then(|value| value.clone())
 }
 
-/// Takes a call off the list however it ends, by a panic too.
+/// Removes a call from the map when it ends, also by a panic.
 struct Landing<K: Eq + Hash, V> {
     flights: Arc<Flights<K, V>>,
     key: K,
@@ -114,7 +113,7 @@ mod tests {
         assert!(flights.join(&"a").is_some() && flights.join(&"b").is_none());
         flights.start(&"b", std::future::pending()).expect("room");
         assert!(matches!(flights.start(&"c", async { 0 }), Err(Full)));
-        drop(first); // that the first caller leaves changes nothing
+        drop(first); // cancelling the first caller has no effect
         say.send(7).expect("a listener");
         assert_eq!(wait(second).await, Some(7));
         let again = flights.start(&"a", async { 8 }).expect("room again");

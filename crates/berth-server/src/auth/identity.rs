@@ -1,51 +1,51 @@
-//! Who asks. Pure. Spec 04 §6.1.
+//! Authenticated user of a request: name, UID, groups, extra. Pure. Spec 04 §6.1.
 
 use std::collections::BTreeMap;
 
-/// Group of everyone who proved who they are.
+/// Group of all authenticated users.
 pub const AUTHENTICATED: &str = "system:authenticated";
-/// Group of those who did not have to.
+/// Group of anonymous users.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// Name of those who did not have to.
+/// User name of anonymous requests.
 pub const ANONYMOUS: &str = "system:anonymous";
-/// Group to which the API server allows everything.
+/// Group with access to everything.
 pub const MASTERS: &str = "system:masters";
 
-/// How somebody proved who they are.
+/// Authentication method.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Via {
-    /// By a client certificate of the TLS connection.
+    /// Client certificate of the TLS connection.
     X509,
-    /// By a bearer token.
+    /// Bearer token.
     Token,
-    /// Not at all, which was allowed.
+    /// None, with anonymous access enabled.
     Anonymous,
-    /// Nobody was asked: a listener without authentication.
+    /// None: the listener has no authentication.
     None,
 }
 
-/// Who asks.
+/// User information of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// User name.
     pub name: String,
-    /// Unique id, where there is one.
+    /// UID; empty where there is none.
     pub uid: String,
-    /// Groups, in the order they were told.
+    /// Groups, in the order of the authenticator.
     pub groups: Vec<String>,
-    /// What else the authenticator said.
+    /// Extra attributes of the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
-    /// How it was proved.
+    /// Method that authenticated the user.
     pub via: Via,
 }
 
 impl Identity {
-    /// Nobody in particular, let in on purpose.
+    /// Anonymous user.
     pub fn anonymous() -> Self {
         Self { groups: vec![UNAUTHENTICATED.to_owned()], via: Via::Anonymous, ..Self::nobody() }
     }
 
-    /// The caller of a listener that does not ask.
+    /// User of a listener without authentication; all fields are empty.
     pub fn unasked() -> Self {
         Self { name: String::new(), ..Self::nobody() }
     }
@@ -60,7 +60,7 @@ impl Identity {
         }
     }
 
-    /// Puts who has proved themselves into the group of all who have, unless they are in it.
+    /// Adds the group `system:authenticated`, unless that or `system:unauthenticated` is present.
     pub fn authenticated(mut self) -> Self {
         let is_grouped = self.groups.iter().any(|group| group == AUTHENTICATED || group == UNAUTHENTICATED);
         if !is_grouped {
@@ -69,7 +69,7 @@ impl Identity {
         self
     }
 
-    /// Whether they belong to a group of that name.
+    /// Whether the user is in the group.
     pub fn is_in(&self, group: &str) -> bool {
         self.groups.iter().any(|mine| mine == group)
     }

@@ -1,16 +1,16 @@
-//! Who asks, and whether they may (spec 04 §6).
+//! Authentication and authorization of kubelet API requests (spec 04 §6).
 //!
 //! ```text
 //!  peer certificates ─► x509 ──┐
 //!  Authorization ──► bearer ───┼─► Identity ─► attributes ─► authorizer ─► Allowed
 //!  WebSocket protocol ─────────┘       ▲                        │           Forbidden (403)
-//!  nothing at all ────► anonymous ─────┘                        │           Failed (500)
+//!  no credentials ──► anonymous ──────┘                         │           Failed (500)
 //!                                                    policy · access cache ─► AccessReviewer
 //!            token cache ─► TokenReviewer
 //! ```
 //!
-//! What is remembered: verified certificates (60 s), verdicts on tokens and on accesses, each with
-//! a bound. The API server is behind two ports, so that this room knows no client.
+//! Cached with a bound each: verified certificates (60 s), and verdicts on tokens and accesses. The API server is
+//! behind two ports, so that this module depends on no client.
 
 mod access_cache;
 pub mod attributes;

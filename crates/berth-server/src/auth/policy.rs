@@ -1,5 +1,6 @@
-//! Who may do what where there is no API server to ask: group `system:masters`, and whom a small
-//! file names. Pure.
+//! Authorization policy for standalone mode: `system:masters`, and the rules of a YAML file. Pure.
+//!
+//! Replaces SubjectAccessReview where there is no API server.
 //!
 //! ```yaml
 //! apiVersion: berth/v1alpha1
@@ -15,7 +16,7 @@ use serde::Deserialize;
 
 use super::identity::{Identity, MASTERS};
 
-/// The largest file that is read, in bytes.
+/// Maximum size of a policy file, in bytes.
 pub const LIMIT: u64 = 1 << 20;
 const API_VERSION: &str = "berth/v1alpha1";
 const KIND: &str = "StandaloneAuthorization";
@@ -23,39 +24,39 @@ const VERBS: [&str; 5] = ["create", "delete", "get", "patch", "update"];
 const SUBRESOURCES: [&str; 9] =
     ["checkpoint", "configz", "healthz", "log", "metrics", "pods", "proxy", "stats", "statusz"];
 
-/// A policy file cannot be used.
+/// Error of a policy file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// It is not YAML, or not of that shape.
+    /// Not YAML, or not of the expected structure.
     #[error("{0}")]
     Shape(String),
-    /// It is about something else.
+    /// Another `apiVersion` or `kind`.
     #[error(
         "apiVersion {version:?}, kind {kind:?}: expected apiVersion \"berth/v1alpha1\", kind \
              \"StandaloneAuthorization\""
     )]
     Kind {
-        /// Its version.
+        /// `apiVersion` of the file.
         version: String,
-        /// Its kind.
+        /// `kind` of the file.
         kind: String,
     },
-    /// A rule that lets nobody in.
+    /// A rule without subjects.
     #[error("allow[{0}]: names neither users nor groups")]
     Nobody(usize),
-    /// An empty name.
+    /// An empty user or group name.
     #[error("allow[{0}]: a name is empty")]
     Empty(usize),
-    /// A verb or subresource that does not exist.
+    /// Unknown verb or subresource.
     #[error("allow[{rule}].{field}: {value:?} is unknown; known are {known}")]
     Unknown {
-        /// Which rule, from 0.
+        /// Index of the rule, from 0.
         rule: usize,
         /// `verbs` or `subresources`.
         field: &'static str,
-        /// What it says.
+        /// The unknown value.
         value: String,
-        /// What it could say.
+        /// Known values, separated by commas.
         known: String,
     },
 }
@@ -71,7 +72,7 @@ struct Document {
     allow: Vec<Rule>,
 }
 
-/// Whom a rule names, and what they may do: everything where it does not say.
+/// Rule: subjects, and allowed verbs and subresources; an absent list allows all.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {
@@ -83,22 +84,22 @@ struct Rule {
     subresources: Option<Vec<String>>,
 }
 
-/// Who may do what.
+/// Authorization policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Rule>,
 }
 
 impl Policy {
-    /// Only group `system:masters`.
+    /// Policy that allows only the group `system:masters`.
     pub fn masters_only() -> Self {
         Self::default()
     }
 
-    /// What a file says, besides `system:masters`.
+    /// Parses a policy file; its rules apply in addition to `system:masters`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first problem of the file.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
         let document: Document = serde_saphyr::from_str(text).map_err(|e| PolicyError::Shape(e.to_string()))?;
         if document.api_version != API_VERSION || document.kind != KIND {
@@ -110,12 +111,12 @@ impl Policy {
         Ok(Self { rules: document.allow })
     }
 
-    /// Whether somebody may do that.
+    /// Whether the policy allows the access.
     pub fn allows(&self, who: &Identity, verb: &str, subresource: &str) -> bool {
         who.is_in(MASTERS) || self.rules.iter().any(|rule| rule.allows(who, verb, subresource))
     }
 
-    /// How many rules there are besides the one for `system:masters`.
+    /// Number of rules, without the implicit one for `system:masters`.
     pub fn rules(&self) -> usize {
         self.rules.len()
     }

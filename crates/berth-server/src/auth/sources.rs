@@ -1,7 +1,7 @@
-//! How often an address may make us ask the API server about tokens. Pure. Spec 04 §10.
+//! Per-address rate limiter for token reviews. Pure. Spec 04 §10.
 //!
-//! Only tokens nobody has asked about count, so whoever has a good one never notices; somebody who
-//! invents them gets a few through, and does not get the API server to work for him.
+//! Only tokens missing in the cache count, so that callers with valid tokens are not affected; a client that invents
+//! tokens causes a few reviews and cannot load the API server further.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -11,25 +11,26 @@ use std::{
 
 use lru::LruCache;
 
-/// One review each.
+/// Refill interval per review.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Reviews at once after a pause.
+/// Burst after a pause.
 const BURST: u32 = 20;
-/// Addresses remembered; who is forgotten begins anew.
+/// Capacity in addresses; an evicted address starts with a full bucket.
 const ADDRESSES: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
-/// A bucket per address; those that share a network prefix of IPv6 share a bucket.
+/// Token bucket per address; IPv6 addresses of one network share a bucket.
 pub struct Sources(LruCache<Option<IpAddr>, Instant>);
 
 impl Sources {
-    /// All full.
+    /// Creates a limiter with full buckets.
     pub fn new() -> Self {
         Self(LruCache::new(ADDRESSES))
     }
 
-    /// Whether one more review may be made for that address (`None`: for those without one).
+    /// Takes a token for one review of that address (`None` for requests without an address); returns whether there was
+    /// one.
     pub fn may(&mut self, address: Option<IpAddr>, now: Instant) -> bool {
-        // The bucket is full again at this time.
+        // The time at which the bucket is full again.
         let full = self.0.get_or_insert_mut(address.map(network), || now);
         let base = (*full).max(now);
         if base.saturating_duration_since(now) > INTERVAL * (BURST - 1) {
@@ -40,8 +41,7 @@ impl Sources {
     }
 }
 
-/// What stands for an address where shares are counted: of IPv6 the network, since a machine has
-/// all of it.
+/// Key for per-address limits: of IPv6 the /64 network, since one machine has all of it.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(six) => {

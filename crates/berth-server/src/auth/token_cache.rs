@@ -1,8 +1,8 @@
-//! Bearer tokens: remembered verdicts before a review, and few reviews at a time (spec 04 §6.2, §10).
+//! Cache of TokenReview verdicts, with a limit of concurrent reviews (spec 04 §6.2, §10).
 //!
-//! A verdict is remembered for the TTL, a token the API server calls invalid for 10 s: it reports
-//! those as errors, and without a memory every garbage token would be its work. What failed is not
-//! remembered. Tokens are known by a keyed hash only.
+//! A verdict is cached for the TTL, a token that the API server calls invalid for 10 s: the API server reports those as
+//! errors, and without a cache every invalid token would cost it a review. Failed reviews are not cached. Keys are
+//! keyed hashes of the tokens.
 
 use std::{
     net::IpAddr,
@@ -24,31 +24,31 @@ use super::{
 use crate::ports::{ReviewError, TokenReviewer, TokenVerdict};
 use berth_metrics::{AuthMetrics, Fetch, Lookup};
 
-/// Longest review, everything counted.
+/// Timeout of a review.
 const REVIEW_LIMIT: Duration = Duration::from_secs(30);
-/// How long an invalid token is known to be that.
+/// Minimum lifetime of a negative verdict.
 const INVALID_TTL: Duration = Duration::from_secs(10);
-/// Reviews at a time.
+/// Maximum number of concurrent reviews.
 const REVIEWS: usize = 10;
-/// Tokens remembered, of the good and of the bad: a flood of bad ones does not push out the good.
+/// Capacity for valid and for invalid tokens each: a flood of invalid ones does not evict valid ones.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
 type Key = [u8; 32];
 
-/// What is known of a token.
+/// Result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// Whose it is.
+    /// The token authenticates this user.
     Accepted(Arc<Identity>),
-    /// That it is nobody's, and why.
+    /// Not authenticated, with the reason.
     Rejected(String),
-    /// Nothing: the review failed.
+    /// Unknown: the review failed.
     Failed(String),
-    /// Nothing: there are too many reviews, of all or for this address.
+    /// Unknown: too many reviews, in total or from this address.
     Busy,
 }
 
-/// Verdicts on tokens.
+/// Cache of token verdicts.
 pub struct TokenCache {
     reviewer: Arc<dyn TokenReviewer>,
     ttl: Duration,
@@ -65,7 +65,8 @@ struct Memory {
 }
 
 impl TokenCache {
-    /// `ttl` is how long a verdict is remembered; reviews are tasks of `tasks` and end with `stop`.
+    /// Creates an empty cache. `ttl` is the lifetime of a verdict; reviews run as tasks of `tasks` and are canceled by
+    /// `stop`.
     pub fn new(
         reviewer: Arc<dyn TokenReviewer>,
         ttl: Duration,
@@ -88,7 +89,7 @@ impl TokenCache {
         })
     }
 
-    /// What is known of a token that came from an address; asks where nothing is.
+    /// Returns the cached verdict of a token, or reviews it; `address` is the client's, for the rate limit.
     pub async fn look_up(self: &Arc<Self>, token: &str, address: Option<IpAddr>) -> Known {
         let begun = Instant::now();
         let key = self.key(token);
@@ -107,7 +108,7 @@ impl TokenCache {
         known
     }
 
-    /// The review of that token; `None` where there can be no further one.
+    /// Starts or joins the review of a token; `None` where a limit is reached.
     fn ask(self: &Arc<Self>, key: Key, token: &str, address: Option<IpAddr>) -> Option<Answer<Known>> {
         if let Some(answer) = self.flights.join(&key) {
             return Some(answer);
@@ -167,7 +168,7 @@ impl TokenCache {
         None
     }
 
-    /// A keyed hash, made with a key of this process: it tells nothing to whoever sees memory.
+    /// Nested keyed SHA-256 with a random key of this process: cache keys in memory reveal nothing about tokens.
     fn key(&self, token: &str) -> Key {
         let inner = Sha256::new().chain_update(self.hash_key).chain_update(token).finalize();
         Sha256::new().chain_update(self.hash_key).chain_update(inner).finalize().into()
@@ -178,7 +179,7 @@ impl TokenCache {
     }
 }
 
-/// A gauge that is up by one while this lives.
+/// Gauge that is incremented while this value lives.
 struct Raised(prometheus::IntGauge);
 
 impl Raised {

@@ -1,7 +1,7 @@
-//! From a client certificate to a name. Pure. Spec 04 §6.1.
+//! X.509 client certificate authentication: chain verification and subject to user. Pure.
 //!
-//! The handshake only proves that the client holds the key (see `tls`); whether the certificate is
-//! worth anything is decided here, for every request: against the bundle and the time of now.
+//! The handshake only proves that the client has the key (see `tls`); this module verifies the certificate for every
+//! request, against the current CA bundle and the current time. Implements spec 04 §6.1.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,74 +17,74 @@ use x509_parser::prelude::{AttributeTypeAndValue, FromDer, X509Certificate};
 use super::identity::{Identity, Via};
 use berth_sys::tls::{self, Use};
 
-/// Key of the extra that names the credential.
+/// Key of the extra attribute that identifies the credential.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 const COMMON_NAME: &str = "2.5.4.3";
 const ORGANIZATION: &str = "2.5.4.10";
-/// Kubernetes' own attribute for a user's unique id.
+/// OID of the Kubernetes attribute for a user's UID.
 const UID: &str = "1.3.6.1.4.1.57683.2";
 
-/// A bundle of authorities cannot be used.
+/// Error of a CA bundle.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
-    /// Nothing in it.
+    /// The bundle contains no certificate.
     #[error("data does not contain any valid RSA or ECDSA certificates")]
     Empty,
-    /// Something in it is no certificate.
+    /// An entry of the bundle is not a certificate.
     #[error("certificate {number} cannot be read: {cause}")]
     Unreadable {
-        /// Which, from 1.
+        /// Position in the bundle, from 1.
         number: usize,
-        /// Why.
+        /// Cause.
         cause: String,
     },
 }
 
-/// A client certificate proves nothing.
+/// Reason why a client certificate does not authenticate.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum X509Error {
-    /// It is none.
+    /// The certificate cannot be parsed.
     #[error("the client certificate cannot be read")]
     Unreadable,
-    /// Nobody we believe vouches for it, now, for this use.
+    /// No trusted CA signed it, or it is not valid now or not for client authentication.
     #[error("verifying the client certificate failed: {0}")]
     Unverified(String),
-    /// The name in it is written in a way we do not read.
+    /// The subject has an unsupported text encoding.
     #[error("the subject of the client certificate holds a text that cannot be read")]
     Text,
-    /// It has more than one unique id, or an empty one.
+    /// The subject has more than one UID, or an empty one.
     #[error("the subject of the client certificate holds {0} UIDs, expected one that is not empty")]
     Uid(usize),
 }
 
-/// The authorities whose clients are believed.
+/// Trusted client CAs.
 pub struct ClientCas {
     authorities: Vec<Authority>,
-    /// Of all authorities; the common case, made once.
+    /// Verifier with all CAs; the common case, built once.
     all: Option<Arc<dyn ClientCertVerifier>>,
     subjects: Vec<DistinguishedName>,
 }
 
 struct Authority {
     certificate: CertificateDer<'static>,
-    /// Unix seconds, both inclusive.
+    /// Validity in Unix seconds, both ends inclusive.
     valid: (i64, i64),
 }
 
-/// Who a certificate is about.
+/// User that a certificate chain proves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// Who.
+    /// The user.
     pub identity: Identity,
-    /// The first second in which something of the chain has expired.
+    /// First second at which some certificate of the chain has expired.
     pub expires: Timestamp,
 }
 
 impl ClientCas {
-    /// Reads a PEM bundle. Like the reference it takes all or nothing.
+    /// Parses a PEM bundle. As in kubelet, one invalid certificate rejects the bundle.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with the bundle.
     pub fn from_pem(pem: &[u8]) -> Result<Self, BundleError> {
         let mut authorities = Vec::new();
         for (index, certificate) in CertificateDer::pem_slice_iter(pem).enumerate() {
@@ -103,12 +103,12 @@ impl ClientCas {
         Ok(Self { all: verifier(roots), authorities, subjects })
     }
 
-    /// Their names, as a handshake tells them to clients that have several certificates.
+    /// Subjects of the CAs; the handshake sends them to clients that have several certificates.
     pub fn subjects(&self) -> &[DistinguishedName] {
         &self.subjects
     }
 
-    /// Whether an authority vouches for the certificate, or it is one of them: a self-signed one proves itself.
+    /// Verifies the chain against the CAs. A leaf that is itself in the bundle (self-signed) needs no other CA.
     fn verify(&self, leaf: &CertificateDer<'_>, others: &[CertificateDer<'_>], now: UnixTime) -> Result<(), String> {
         if self.authorities.iter().any(|authority| authority.certificate == *leaf) {
             return tls::verify_pinned(leaf, Use::Client, now).map_err(|e| e.to_string());
@@ -118,7 +118,7 @@ impl ClientCas {
         verifier.verify_client_cert(leaf, others, now).map(drop).map_err(|e| e.to_string())
     }
 
-    /// A verifier of those authorities that have not expired: the library would believe them for ever.
+    /// Verifier with the CAs that are valid now: the library does not check the expiry of trust anchors.
     fn verifier(&self, now: i64) -> Option<Arc<dyn ClientCertVerifier>> {
         let holds = |authority: &&Authority| authority.valid.0 <= now && now <= authority.valid.1;
         let kept = self.authorities.iter().filter(holds);
@@ -150,17 +150,17 @@ fn parse(certificate: &[u8]) -> Result<X509Certificate<'_>, X509Error> {
     }
 }
 
-/// Seconds a certificate has left; negative where it has expired, `None` where it is none.
+/// Remaining validity of a certificate in seconds; negative after expiry, `None` where it cannot be parsed.
 pub fn seconds_left(certificate: &[u8], now: Timestamp) -> Option<i64> {
     let parsed = parse(certificate).ok()?;
     Some(parsed.validity().not_after.timestamp().saturating_sub(now.as_second()))
 }
 
-/// Who the chain (leaf first, as the client sent it) proves its holder to be; `None` where the
-/// certificate is good and names nobody.
+/// Authenticates the chain (leaf first, as sent by the client); `None` where the chain is empty, or valid but without a
+/// common name.
 ///
 /// # Errors
-/// Why it proves nothing.
+/// Why the chain does not authenticate.
 pub fn identify(chain: &[CertificateDer<'_>], cas: &ClientCas, now: Timestamp) -> Result<Option<Proof>, X509Error> {
     let Some((leaf, intermediates)) = chain.split_first() else { return Ok(None) };
     let parsed = parse(leaf)?;
@@ -181,7 +181,7 @@ pub fn identify(chain: &[CertificateDer<'_>], cas: &ClientCas, now: Timestamp) -
     Ok(Some(Proof { identity, expires: expiry(&parsed, intermediates, cas, now) }))
 }
 
-/// When the proof has to be made again: with the first end of whatever may have been part of it.
+/// When the proof must be renewed: the earliest expiry of any certificate that may be part of it.
 fn expiry(leaf: &X509Certificate<'_>, others: &[CertificateDer<'_>], cas: &ClientCas, now: Timestamp) -> Timestamp {
     let ends = others.iter().filter_map(|other| Some(parse(other).ok()?.validity().not_after.timestamp()));
     let ends = ends.chain(cas.authorities.iter().map(|authority| authority.valid.1));
@@ -193,7 +193,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What counts of a subject.
+/// Relevant attributes of a subject.
 #[derive(Default)]
 struct Subject {
     name: String,
@@ -202,7 +202,7 @@ struct Subject {
 }
 
 impl Subject {
-    /// The last common name counts, and every organization.
+    /// Uses the last common name and every organization.
     fn read(certificate: &X509Certificate<'_>) -> Result<Self, X509Error> {
         let mut subject = Self::default();
         let mut uids = Vec::new();

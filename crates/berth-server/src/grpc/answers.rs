@@ -1,7 +1,7 @@
-//! From what containers hold to the messages of the pod-resources socket. Pure.
+//! Converts exclusive allocations to messages of the PodResources API. Pure.
 //!
-//! Differences from the reference, spec 04b §12: a device without NUMA nodes is listed, CPUs are in
-//! order, a device of a claim names its own CDI devices only.
+//! Differences from kubelet, spec 04b §12: a device without NUMA nodes is listed, CPUs are sorted, and a device of a
+//! claim names only its own CDI devices.
 
 use std::collections::BTreeSet;
 
@@ -15,12 +15,12 @@ use berth_proto::{
 };
 use berth_types::{Pod, api};
 
-/// The containers version 1 tells of: sidecars in order, then the regular ones.
+/// Containers that version 1 lists: sidecars in order, then the regular ones.
 pub fn listed(pod: &Pod) -> impl Iterator<Item = &api::Container> {
     pod.init_containers().iter().filter(|c| Pod::is_sidecar(c)).chain(pod.containers())
 }
 
-/// One entry of version 1.
+/// Container entry of version 1.
 pub fn container(name: &str, held: &Held, claims: Vec<Claim>) -> ContainerResources {
     ContainerResources {
         name: name.to_owned(),
@@ -31,7 +31,7 @@ pub fn container(name: &str, held: &Held, claims: Vec<Claim>) -> ContainerResour
     }
 }
 
-/// One entry of version v1alpha1, which knows devices only and no topology.
+/// Container entry of version v1alpha1, which has only devices, without topology.
 pub fn alpha_container(name: &str, held: &Held) -> v1alpha1::ContainerResources {
     let devices = devices(&held.devices).into_iter();
     v1alpha1::ContainerResources {
@@ -58,12 +58,12 @@ pub fn devices(devices: &[Device]) -> Vec<ContainerDevices> {
     devices.iter().flat_map(entries).collect()
 }
 
-/// CPU numbers, in order.
+/// CPU IDs in ascending order.
 pub fn cpus(cpus: &BTreeSet<u32>) -> Vec<i64> {
     cpus.iter().map(|cpu| i64::from(*cpu)).collect()
 }
 
-/// Memory blocks.
+/// Memory blocks with their NUMA topology.
 pub fn memory(blocks: &[MemoryBlock]) -> Vec<ContainerMemory> {
     let block = |block: &MemoryBlock| ContainerMemory {
         memory_type: block.kind.clone(),

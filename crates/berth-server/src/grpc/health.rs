@@ -1,6 +1,7 @@
-//! The health service of gRPC: who can ask at all learns that it is served.
+//! gRPC health checking service for the local sockets.
 //!
-//! The reference has none; who does not know it never asks. Not limited: it tells nothing and costs nothing.
+//! kubelet has none; clients that do not know it are not affected. It is not rate-limited: a call reveals nothing and
+//! costs little.
 
 use std::pin::Pin;
 
@@ -13,7 +14,7 @@ use berth_proto::health::{
     health_server::{Health, HealthServer},
 };
 
-/// Answers for these services, and for the socket as a whole.
+/// Health service for these services, and for the socket as a whole.
 pub fn health(services: &'static [&'static str]) -> HealthServer<impl Health> {
     HealthServer::new(Serving(services))
 }
@@ -32,7 +33,7 @@ impl Health for Serving {
         Ok(Response::new(HealthCheckResponse { status: ServingStatus::Serving.into() }))
     }
 
-    /// What is served is served until the socket closes: there is nothing to watch.
+    /// A service is healthy until the socket closes, so there is nothing to watch.
     async fn watch(&self, _request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         Err(Status::unimplemented("what is served here does not change: ask Check"))
     }

@@ -1,4 +1,4 @@
-//! How often a socket may be asked: a token bucket.
+//! Token-bucket rate limiter for the local gRPC sockets.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -8,12 +8,12 @@ use std::{
 use tokio::time::Instant;
 use tonic::{Request, Status};
 
-/// Requests per second of the local sockets (spec 04b §12).
+/// Refill rate: requests per second (spec 04b §12).
 const PER_SECOND: f64 = 100.0;
-/// Requests at once.
+/// Burst: capacity of the bucket.
 const BURST: f64 = 10.0;
 
-/// A bucket that its clones share.
+/// Token bucket, shared by its clones.
 #[derive(Clone, Debug)]
 pub struct RateLimit(Arc<Mutex<Bucket>>);
 
@@ -30,10 +30,10 @@ impl Default for RateLimit {
 }
 
 impl RateLimit {
-    /// Takes a token where there is one.
+    /// Takes a token.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED`.
+    /// `RESOURCE_EXHAUSTED`, where the bucket is empty.
     pub fn admit<T>(&self, request: Request<T>) -> Result<Request<T>, Status> {
         let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -1,8 +1,8 @@
-//! The gRPC sockets: who is on this machine asks what pods hold.
+//! Local gRPC sockets: PodResources API, Pods API, and health checks.
 //!
-//! In: snapshots through [`ports`](super::ports). Out: answers on unix sockets that only root can
-//! reach. One [`Socket`] per file; each lives until it is stopped and opens itself again where it
-//! could not be opened. Behaviour: spec 04b §12-13.
+//! Inputs: snapshots through [`ports`](super::ports). Output: services on Unix sockets that only root can access. One
+//! [`Socket`] per file; it serves until it is stopped, and retries where it could not be opened.
+//! Implements spec 04b §12-13.
 
 mod answers;
 mod health;

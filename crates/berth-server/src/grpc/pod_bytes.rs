@@ -1,8 +1,8 @@
-//! A pod in the protobuf form of the Kubernetes API, from its JSON form. Pure.
+//! Encodes a pod from JSON to the protobuf form of the Kubernetes API. Pure.
 //!
-//! Names, numbers and types are those of `proto/core-v1-pod.proto`, read once. The two forms differ in
-//! what Go embeds (a field of its own here, nothing there) and in a few types that are texts or
-//! numbers in JSON. Fields the table does not know are left out.
+//! A table of `proto/core-v1-pod.proto`, parsed once, provides names, numbers, and types. The two forms differ in
+//! structs that Go embeds (a separate field in protobuf, inlined in JSON) and in a few types that are strings or
+//! numbers in JSON. Fields that the table does not contain are omitted.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use berth_proto::POD_DESCRIPTORS;
 
-/// Messages whose fields stand in JSON where the message would be.
+/// Message fields whose content is inlined in JSON.
 const EMBEDDED: &[(&str, &str)] = &[
     ("ConfigMapEnvSource", "localObjectReference"),
     ("ConfigMapKeySelector", "localObjectReference"),
@@ -33,7 +33,7 @@ const EMBEDDED: &[(&str, &str)] = &[
     ("Volume", "volumeSource"),
 ];
 
-/// Encodes a `core/v1` pod given as JSON; an empty message where it is no object.
+/// Encodes a `core/v1` pod given as JSON; returns an empty message where it is not an object.
 pub fn encode(pod: &Value) -> Vec<u8> {
     let mut out = Vec::new();
     if let (Value::Object(pod), Some(table)) = (pod, TABLE.as_ref()) {
@@ -44,7 +44,7 @@ pub fn encode(pod: &Value) -> Vec<u8> {
 
 static TABLE: LazyLock<Option<Table>> = LazyLock::new(|| Table::read(POD_DESCRIPTORS));
 
-/// Messages by name.
+/// Fields of the messages by message name.
 struct Table(HashMap<String, Vec<Field>>);
 
 struct Field {
@@ -167,7 +167,7 @@ fn kind(field: &prost_types::FieldDescriptorProto) -> Option<Kind> {
     }
 }
 
-/// Types that are no objects in JSON.
+/// Encodes types that are not objects in JSON.
 fn special(name: &str, value: &Value) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     match (name, value) {
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_written_with_the_apis_field_numbers() {
-        // Each line was made by hand from the published numbers: metadata 1, spec 2, status 3.
+        // Each line was encoded by hand from the published field numbers: metadata 1, spec 2, status 3.
         for (pod, expected) in [
             (json!({}), ""),
             (json!({"metadata": {"name": "a", "namespace": "b", "uid": "c"}}), "0a090a01611a01622a0163"),

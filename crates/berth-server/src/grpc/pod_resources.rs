@@ -1,4 +1,4 @@
-//! The pod-resources services: which container has which devices, CPUs and memory (spec 04b §12).
+//! PodResources gRPC services: devices, CPUs, and memory of each container (spec 04b §12).
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,26 +23,26 @@ use berth_proto::{
 use berth_sys::grpc_deadline::Deadline;
 use berth_types::Pod;
 
-/// How long letting go of what pods that are gone had may keep a list waiting.
+/// Timeout of the release of terminated pods' allocations before a list.
 const RECONCILE: Duration = Duration::from_secs(5);
 
-/// What the services read.
+/// Dependencies of the services.
 #[derive(Clone)]
 pub struct PodResourcesDeps {
-    /// Pods.
+    /// Pods assigned to this agent.
     pub pods: Arc<dyn PodDirectory>,
-    /// What they hold.
+    /// Exclusive allocations.
     pub exclusive: Arc<dyn ExclusiveResources>,
-    /// Counters.
+    /// Request metrics.
     pub metrics: PodResourcesMetrics,
-    /// Whether version 1 tells of active pods only (gate `KubeletPodResourcesListUseActivePods`).
+    /// Whether version 1 lists only active pods (feature gate `KubeletPodResourcesListUseActivePods`).
     pub active_only: bool,
 }
 
-/// The names that health is asked by.
+/// Service names for health checks.
 const SERVICES: &[&str] = &["v1.PodResourcesLister", "v1alpha1.PodResourcesLister"];
 
-/// Both versions of the service behind one rate limit, and their health.
+/// Both versions of the service, with a shared rate limit, and the health service.
 pub fn pod_resources(deps: PodResourcesDeps) -> Routes {
     let limit = RateLimit::default();
     let alpha_limit = limit.clone();

@@ -1,10 +1,10 @@
-//! The local pods API (gate `PodsAPI`): the pods of this node and what becomes of them (spec 04b §13).
+//! Local Pods gRPC API (feature gate `PodsAPI`): list, get, and watch of node pods (spec 04b §13).
 //!
 //! ```text
-//!  pods, statuses ─► Feed (one task: what has changed?) ─► a queue per client ─► WatchPods
+//!  pods, statuses ─► watch task: difference of snapshots ─► one queue per client ─► WatchPods
 //! ```
 //!
-//! A client that does not read fills its queue and is dropped; nobody waits for it.
+//! A client that does not read fills its queue and is disconnected; nothing waits for it.
 
 use std::{
     collections::BTreeMap,
@@ -31,14 +31,14 @@ use berth_proto::v1alpha1::{
 use berth_sys::grpc_deadline::Deadline;
 use berth_types::{Pod, PodUid, api};
 
-/// Events that wait for a client.
+/// Capacity of a client's event queue.
 const QUEUE: usize = 100;
-/// Clients that may watch at once.
+/// Maximum number of watching clients.
 const CLIENTS: usize = 64;
 
 type Queue = mpsc::Sender<Result<WatchPodsEvent, Status>>;
 
-/// What is known of a pod: any change is another value.
+/// Snapshot of a pod and its status; any change replaces one of the two `Arc`s.
 #[derive(Clone)]
 struct Seen {
     pod: Arc<Pod>,
@@ -55,7 +55,7 @@ impl Seen {
         same_status && Arc::ptr_eq(&self.pod, &other.pod)
     }
 
-    /// The pod with the status that is known here.
+    /// Encodes the pod with the status of this snapshot.
     fn bytes(&self) -> Bytes {
         let mut object = self.pod.to_object();
         if let Some(status) = &self.status {
@@ -65,13 +65,13 @@ impl Seen {
     }
 }
 
-/// Pods by UID: the order in which they are told.
+/// Snapshots of all pods, ordered by UID.
 fn look(feed: &dyn PodFeed) -> BTreeMap<PodUid, Seen> {
     let pods = feed.pods();
     pods.iter().map(|pod| (pod.uid().clone(), Seen { pod: pod.clone(), status: feed.status(pod.uid()) })).collect()
 }
 
-/// The service and the task that feeds it.
+/// Pods service, and the task that sends watch events.
 pub struct PodsApi {
     feed: Arc<dyn PodFeed>,
     clients: Arc<Mutex<Vec<Queue>>>,
@@ -79,18 +79,18 @@ pub struct PodsApi {
 }
 
 impl PodsApi {
-    /// Nothing is told before [`PodsApi::run`].
+    /// Creates the service; watchers get no change events before [`PodsApi::run`].
     pub fn new(feed: Arc<dyn PodFeed>, metrics: PodWatchMetrics) -> Self {
         Self { feed, clients: Arc::default(), metrics }
     }
 
-    /// The service.
+    /// gRPC routes of the service.
     pub fn routes(&self) -> Routes {
         let service = Service { feed: self.feed.clone(), clients: self.clients.clone(), limit: RateLimit::default() };
         Routes::new(Deadline(PodsServer::new(service)))
     }
 
-    /// Tells clients what changes, until stopped; then their streams end.
+    /// Sends changes to the watching clients until stopped; their streams end then.
     pub async fn run(self, stop: CancellationToken) {
         let (mut pods, mut statuses) = self.feed.changes();
         let mut known = look(&*self.feed);
@@ -128,7 +128,7 @@ impl PodsApi {
     }
 }
 
-/// What is to be told of two looks.
+/// Events that lead from one snapshot to the next.
 fn difference<'a>(
     before: &'a BTreeMap<PodUid, Seen>,
     now: &'a BTreeMap<PodUid, Seen>,
@@ -170,7 +170,7 @@ impl Pods for Service {
             }
             clients.push(queue);
         }
-        // After registering: an event may repeat a pod, none is missed.
+        // Read after registration: an event may repeat a pod, but none is missed.
         let there = look(&*self.feed).into_values().map(|seen| Ok(event(EventType::Added, seen.bytes())));
         let complete = stream::iter([Ok(event(EventType::InitialSyncComplete, Bytes::new()))]);
         let end = stream::iter([Err(Status::resource_exhausted("watch client channel closed"))]);

@@ -1,4 +1,4 @@
-//! A gRPC server on a unix socket that appears at once or not at all, and comes back.
+//! gRPC server on a Unix socket: atomic bind, retry with back-off, and graceful shutdown.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -12,20 +12,20 @@ use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::Server};
 use tracing::{error, info};
 
-/// Mode of the directory the socket is in.
+/// Mode of the socket's directory.
 const DIRECTORY_MODE: u32 = 0o750;
-/// First pause after a failure; it doubles.
+/// Initial back-off after a failure; doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Longest pause.
+/// Maximum back-off.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How long open calls may take once the agent stops.
+/// Grace period for open calls when the agent stops.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
-/// Calls a connection may have open at once.
+/// Maximum number of concurrent calls per connection.
 const STREAMS: u32 = 100;
-/// Resets a connection may have pending before it is closed.
+/// Maximum number of pending resets of a connection before it is closed.
 const RESETS: usize = 20;
 
-/// A socket and what answers on it.
+/// Unix socket and its gRPC services.
 pub struct Socket {
     path: PathBuf,
     routes: Routes,
@@ -33,13 +33,13 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// A socket at `path`; the second value says why it is not open, `None` while it is.
+    /// Creates a socket at `path`; the receiver contains the reason why it is not open, `None` while it is.
     pub fn new(path: PathBuf, routes: Routes) -> (Self, watch::Receiver<Option<String>>) {
         let (trouble, seen) = watch::channel(Some("not opened yet".to_owned()));
         (Self { path, routes, trouble }, seen)
     }
 
-    /// Serves until stopped. A failure is told and tried again, later and later.
+    /// Serves until stopped. Logs failures and retries with exponential back-off.
     pub async fn run(self, stop: CancellationToken) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -64,7 +64,7 @@ impl Socket {
         }
     }
 
-    /// Binds beside the final name and renames: whoever sees the socket can connect to it.
+    /// Binds under a temporary name and renames: whoever sees the socket can connect to it.
     fn listen(&self) -> io::Result<UnixListener> {
         use std::os::unix::fs::DirBuilderExt;
         let directory = self.path.parent().ok_or(io::ErrorKind::InvalidInput)?;
@@ -91,7 +91,7 @@ impl Socket {
             ended = &mut serving => return ended,
             () = stop.cancelled() => {}
         }
-        // Who is slower is cut off.
+        // Slower calls are aborted.
         timeout(SHUTDOWN_LIMIT, serving).await.unwrap_or(Ok(()))
     }
 }

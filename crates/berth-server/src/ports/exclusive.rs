@@ -1,7 +1,7 @@
-//! What the pod-resources socket asks about resources that belong to one container alone.
+//! Port of the PodResources API: devices, CPUs, memory, and claims allocated exclusively to containers.
 //!
-//! Whoever hands out exclusive CPUs, memory, devices and claims answers; nobody does yet, and
-//! what nobody has is reported as nothing. Behaviour: spec 04b §12.
+//! No resource manager (CPU, memory, device, DRA) implements it yet; a resource without a manager is reported as none.
+//! Implements spec 04b §12.
 
 use std::collections::BTreeSet;
 
@@ -9,88 +9,88 @@ use async_trait::async_trait;
 
 use berth_types::Pod;
 
-/// A device, or one of them that could be given away.
+/// Device of a device plugin, allocated or allocatable.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Device {
-    /// The resource it is an instance of, e.g. `example.com/gpu`.
+    /// Extended resource of the device, e.g. `example.com/gpu`.
     pub resource: String,
-    /// The plugin's id of it.
+    /// ID that the device plugin assigned.
     pub id: String,
-    /// The NUMA nodes it is near; empty where the plugin told none.
+    /// NUMA nodes of the device; empty where the plugin reports none.
     pub nodes: Vec<i64>,
 }
 
-/// Memory of one kind on the NUMA nodes it was taken from.
+/// Memory of one type, with the NUMA nodes it is allocated from.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MemoryBlock {
-    /// `memory`, `hugepages-2Mi`, …
+    /// Memory type: `memory`, `hugepages-2Mi`, …
     pub kind: String,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// NUMA nodes.
+    /// NUMA node IDs.
     pub nodes: Vec<i64>,
 }
 
-/// A resource claim that a container uses.
+/// Resource claim used by a container.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Claim {
     /// Name of the `ResourceClaim`.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the `ResourceClaim`.
     pub namespace: String,
-    /// What was allocated to it.
+    /// Devices allocated to the claim.
     pub devices: Vec<ClaimDevice>,
 }
 
-/// A device of a claim.
+/// Device allocated to a claim.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClaimDevice {
-    /// CDI names of this device alone.
+    /// Qualified CDI names of this device only.
     pub cdi: Vec<String>,
-    /// Driver.
+    /// DRA driver name.
     pub driver: String,
-    /// Pool.
+    /// Pool name.
     pub pool: String,
-    /// Device.
+    /// Device name.
     pub device: String,
-    /// Which share of a device that several claims may use.
+    /// ID of the share, where several claims may share the device.
     pub share_id: Option<String>,
 }
 
-/// What one container has for itself.
+/// Resources allocated exclusively to one container.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Held {
-    /// Devices.
+    /// Devices of device plugins.
     pub devices: Vec<Device>,
     /// Exclusive CPUs; empty for a container on the shared pool.
     pub cpus: BTreeSet<u32>,
-    /// Memory, where it is allocated by NUMA node.
+    /// Memory blocks, where memory is allocated by NUMA node.
     pub memory: Vec<MemoryBlock>,
 }
 
-/// What could be given to containers alone.
+/// Resources that can be allocated exclusively.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Allocatable {
     /// Healthy devices of all resources.
     pub devices: Vec<Device>,
-    /// CPUs.
+    /// Allocatable CPUs.
     pub cpus: BTreeSet<u32>,
-    /// Memory.
+    /// Allocatable memory blocks.
     pub memory: Vec<MemoryBlock>,
 }
 
-/// Who knows what belongs to one container alone. Answers are snapshots.
+/// Read access to exclusive allocations. Results are snapshots.
 #[async_trait]
 pub trait ExclusiveResources: Send + Sync + 'static {
-    /// Lets go of what pods that are gone had; asked before every list.
+    /// Releases allocations of terminated pods; called before every list.
     async fn reconcile(&self);
-    /// What a container has.
+    /// Resources allocated to a container.
     fn held(&self, pod: &Pod, container: &str) -> Held;
-    /// The claims a container uses.
+    /// Resource claims used by a container.
     ///
     /// # Errors
-    /// Why they are not known; the answer then has none.
+    /// Why the claims are unknown; the response then lists none.
     fn claims(&self, pod: &Pod, container: &str) -> Result<Vec<Claim>, String>;
-    /// What could be given away.
+    /// Resources that can be allocated.
     fn allocatable(&self) -> Allocatable;
 }

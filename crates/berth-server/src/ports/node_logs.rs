@@ -1,33 +1,33 @@
-//! What `/logs/` asks about the machine's logs: files below one directory, and the journal.
+//! Port of the `/logs/` endpoint: files below the node's log directory, and the systemd journal.
 
 use std::{fs::File, io, time::SystemTime};
 
 use async_trait::async_trait;
 use tokio::io::AsyncRead;
 
-/// A file to read.
+/// Regular file opened for reading.
 #[derive(Debug)]
 pub struct NodeFile {
-    /// Open for reading, at its beginning.
+    /// File, open for reading at its beginning.
     pub file: File,
-    /// Its length when it was opened.
+    /// Length in bytes when it was opened.
     pub bytes: u64,
-    /// When it was last written.
+    /// Modification time.
     pub modified: Option<SystemTime>,
-    /// Its first bytes, at most 512: what its kind is told by.
+    /// First bytes, at most 512, for content type detection.
     pub head: Vec<u8>,
 }
 
-/// A directory to show.
+/// Directory listing.
 #[derive(Debug)]
 pub struct NodeDirectory {
-    /// Names and whether each is a directory, sorted.
+    /// Entry names, sorted, and whether each is a directory.
     pub entries: Vec<(String, bool)>,
-    /// When it was last changed.
+    /// Modification time.
     pub modified: Option<SystemTime>,
 }
 
-/// What a path names.
+/// File system object that a path names.
 #[derive(Debug)]
 pub enum NodeEntry {
     /// A regular file.
@@ -36,35 +36,35 @@ pub enum NodeEntry {
     Directory(NodeDirectory),
 }
 
-/// Why a path cannot be read.
+/// Reason why a path cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NodeLogError {
-    /// There is nothing to read: missing, or no file, or behind a link.
+    /// Nothing to read: the path is missing, not a regular file, or behind a symbolic link.
     #[error("{0}")]
     Missing(String),
-    /// We may not read it.
+    /// Permission denied.
     #[error("{0}")]
     Forbidden(String),
-    /// Something else.
+    /// Any other reason.
     #[error("{0}")]
     Other(String),
 }
 
-/// The logs of this machine.
+/// Access to the node's logs.
 #[async_trait]
 pub trait NodeLogs: Send + Sync + 'static {
-    /// Opens what a relative path without `..` names; an empty one names the directory of all logs.
+    /// Opens a relative path without `..`; the empty path names the log directory itself.
     ///
     /// # Errors
-    /// Why it cannot be read.
+    /// Why the path cannot be read.
     async fn open(&self, path: &str) -> Result<NodeEntry, NodeLogError>;
 
-    /// The units the journal knows, one a line; `None` where there is no journal.
+    /// Units known to the journal, one per line; `None` where there is no journal.
     async fn units(&self) -> Option<String>;
 
-    /// What `journalctl` with these arguments writes, to either stream; it ends when the reader is dropped.
+    /// Runs `journalctl` with these arguments and returns its output, both streams; dropping the reader ends it.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// If the process cannot be started.
     fn journal(&self, arguments: &[String]) -> io::Result<Box<dyn AsyncRead + Send + Unpin>>;
 }

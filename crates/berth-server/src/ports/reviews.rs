@@ -1,4 +1,4 @@
-//! What the API server is asked about those who ask us (spec 04 §6).
+//! Ports for TokenReview and SubjectAccessReview by the API server (spec 04 §6).
 
 use std::collections::BTreeMap;
 
@@ -6,69 +6,69 @@ use async_trait::async_trait;
 
 use crate::auth::Identity;
 
-/// Why there is no verdict.
+/// Error text of a review that has no verdict.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ReviewError(pub String);
 
-/// Whose token it is.
+/// Result of a token review.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenVerdict {
-    /// This user's.
+    /// The token authenticates this user.
     Accepted {
         /// User name.
         name: String,
-        /// Unique id; may be empty.
+        /// UID of the user; may be empty.
         uid: String,
         /// Groups.
         groups: Vec<String>,
-        /// What else is known.
+        /// Extra attributes of the user.
         extra: BTreeMap<String, Vec<String>>,
     },
-    /// Nobody's: the review says no and nothing else.
+    /// Not authenticated, without an error text.
     Rejected,
-    /// Nobody's: the review says what is wrong with it.
+    /// Not authenticated, with the review's error text.
     Invalid(String),
 }
 
-/// Tells whose a bearer token is. Every call ends by itself.
+/// Authenticates bearer tokens. Every call is bounded by a timeout of the implementation.
 #[async_trait]
 pub trait TokenReviewer: Send + Sync + 'static {
-    /// Reviews a token, without audiences.
+    /// Reviews a token without audiences.
     ///
     /// # Errors
-    /// The reviewer cannot be reached or makes no sense.
+    /// If the reviewer is unreachable or its response is invalid.
     async fn review(&self, token: &str) -> Result<TokenVerdict, ReviewError>;
 }
 
-/// Who wants to do what with this node.
+/// Access to this node's API that needs authorization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessRequest {
-    /// Who.
+    /// Authenticated user.
     pub identity: Identity,
-    /// What he wants to do; may be empty.
+    /// Requested verb; may be empty.
     pub verb: String,
-    /// With which subresource of `nodes`.
+    /// Subresource of `nodes`.
     pub subresource: String,
-    /// The node's name.
+    /// Node name.
     pub node: String,
 }
 
-/// What the reviewer says.
+/// Result of an access review.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccessVerdict {
-    /// Whether somebody allows it.
+    /// Whether an authorizer allows the access.
     pub allowed: bool,
-    /// Whether somebody forbids it.
+    /// Whether an authorizer denies the access explicitly.
     pub denied: bool,
 }
 
-/// Tells whether somebody may do something. Every call ends by itself.
+/// Authorizes requests. Every call is bounded by a timeout of the implementation.
 #[async_trait]
 pub trait AccessReviewer: Send + Sync + 'static {
-    /// Reviews an access.
+    /// Reviews an access request.
     ///
     /// # Errors
-    /// The reviewer cannot be reached or makes no sense.
+    /// If the reviewer is unreachable or its response is invalid.
     async fn review(&self, request: &AccessRequest) -> Result<AccessVerdict, ReviewError>;
 }

@@ -1,4 +1,4 @@
-//! What the stream endpoints ask of the rest of the agent.
+//! Port of the streaming endpoints (exec, attach, port-forward): pods and runtime stream URLs.
 
 use std::sync::Arc;
 
@@ -6,18 +6,18 @@ use async_trait::async_trait;
 
 use berth_types::{ContainerId, Pod, SandboxId};
 
-/// Why the runtime gives no stream; the texts are shown as they are.
+/// Reason why the runtime provides no stream; clients get the text unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamError {
     /// The runtime does not know the object.
     NotFound(String),
-    /// The runtime has no room for another stream.
+    /// The runtime has reached its limit of streams.
     Exhausted(String),
-    /// Anything else.
+    /// Any other reason.
     Other(String),
 }
 
-/// The streams a runtime is to prepare.
+/// Streams that the runtime prepares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamSet {
     /// Standard input.
@@ -26,37 +26,37 @@ pub struct StreamSet {
     pub stdout: bool,
     /// Standard error.
     pub stderr: bool,
-    /// A terminal.
+    /// Whether the process gets a terminal.
     pub tty: bool,
 }
 
-/// The place where a pod's ports are.
+/// Sandbox that a port forward targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sandbox {
-    /// The newest one.
+    /// The newest sandbox of the pod.
     Newest(SandboxId),
-    /// The pod runs, but has none.
+    /// The pod runs but has no sandbox.
     None,
-    /// Nothing of the pod runs.
+    /// The pod does not run.
     NotRunning,
 }
 
-/// Pods, and streams into them.
+/// Finds pods and prepares streams into them.
 #[async_trait]
 pub trait Streams: Send + Sync + 'static {
-    /// A pod the agent has been told to run.
+    /// Finds a pod assigned to this agent.
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>>;
-    /// The running instance of a container.
+    /// ID of the running instance of a container.
     async fn running(&self, pod: &Pod, container: &str) -> Option<ContainerId>;
-    /// The newest sandbox of a pod.
+    /// Newest sandbox of a pod.
     async fn sandbox(&self, pod: &Pod) -> Sandbox;
 
-    /// Prepares a command; returns the URL at which its streams are met.
+    /// Prepares a command; returns the URL of its streams.
     async fn exec(&self, id: &ContainerId, command: Vec<String>, set: StreamSet) -> Result<String, StreamError>;
-    /// Prepares streams to a container's process; returns the URL at which they are met.
+    /// Prepares streams to a container's process; returns their URL.
     async fn attach(&self, id: &ContainerId, set: StreamSet) -> Result<String, StreamError>;
-    /// Prepares connections into a pod's network; returns the URL at which they are met.
+    /// Prepares port forwarding into a pod; returns the URL of its streams.
     async fn port_forward(&self, sandbox: &SandboxId, ports: &[u16]) -> Result<String, StreamError>;
-    /// Runs a command to its end; returns what it printed, standard error behind standard output.
+    /// Runs a command to completion; returns its standard output followed by its standard error.
     async fn run(&self, id: &ContainerId, command: &[String]) -> Result<Vec<u8>, StreamError>;
 }

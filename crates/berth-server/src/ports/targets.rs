@@ -1,4 +1,4 @@
-//! What stands behind the streams that are served here, where the runtime is ours: processes and ports of pods.
+//! Port of the in-process streaming server (embedded runtime): prepared processes and pod ports.
 
 use async_trait::async_trait;
 use futures::future::BoxFuture;
@@ -9,95 +9,95 @@ use tokio::{
 
 use super::streams::StreamSet;
 
-/// What a process prints.
+/// Output of a process.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
-/// What a process reads; dropping it ends its input.
+/// Input of a process; dropping it closes the input.
 pub type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// Streams that were prepared, each under a path that is met once.
+/// Prepared streams, each under a path that can be used once.
 pub trait Targets: Send + Sync + 'static {
-    /// What waits under a path (`/exec/token`); `None` where nothing does, or not any more.
+    /// Takes the target of a path (`/exec/token`); `None` where it is unknown, expired, or already used.
     fn take(&self, path: &str) -> Option<Target>;
 }
 
-/// What was prepared.
+/// Prepared target of a stream request.
 pub enum Target {
-    /// A process, new or the container's own.
+    /// Process: a new one or the container's own.
     Command {
-        /// Whose process it is.
+        /// Exec or attach.
         verb: Verb,
-        /// The streams that were asked for.
+        /// Requested streams.
         set: StreamSet,
-        /// How it comes about.
+        /// Starts or joins the process.
         process: Box<dyn Process>,
     },
-    /// Connections into a pod.
+    /// Port forwarding into a pod.
     Forward {
-        /// The ports, where the client does not name one with each connection.
+        /// Prepared ports, where the client does not name one per connection.
         ports: Vec<u16>,
-        /// The pod.
+        /// Connects to the ports of the pod.
         pod: Box<dyn PodPorts>,
     },
 }
 
-/// Whose process a client talks to.
+/// Kind of process that a client connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// A new one.
+    /// A new process.
     Exec,
-    /// The container's own.
+    /// The container's main process.
     Attach,
 }
 
-/// The size of a terminal.
+/// Terminal size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Columns.
+    /// Width in columns.
     pub columns: u16,
-    /// Rows.
+    /// Height in rows.
     pub rows: u16,
 }
 
-/// A process that is about to be started or joined.
+/// Process that is about to be started or joined.
 #[async_trait]
 pub trait Process: Send + 'static {
-    /// Starts or joins it. A size that is known already is that of its new terminal.
+    /// Starts or joins the process. `size`, if already known, is the initial size of its new terminal.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// A message for the client.
     async fn start(self: Box<Self>, size: Option<Size>) -> Result<Running, String>;
 }
 
-/// A process whose streams are ours. Dropping it leaves the process alone, but for a terminal that was made for it.
+/// Streams of a running process. Dropping it leaves the process running, but closes a terminal created for it.
 pub struct Running {
-    /// What it reads; `None` where that was not asked for.
+    /// Standard input; `None` where it was not requested.
     pub stdin: Option<Writer>,
-    /// What it prints; to be read also where it was not asked for.
+    /// Standard output; must be read even where it was not requested.
     pub stdout: Option<Reader>,
-    /// What it complains.
+    /// Standard error.
     pub stderr: Option<Reader>,
-    /// Its terminal, where it has one.
+    /// Terminal of the process, if it has one.
     pub terminal: Option<Box<dyn Terminal>>,
-    /// Its exit code, once its output has ended; 0 where the process was joined. Else why nobody knows.
+    /// Exit code once the output has ended, 0 for a joined process; or the reason why the code is unknown.
     pub end: BoxFuture<'static, Result<i32, String>>,
 }
 
-/// A terminal.
+/// Terminal of a process.
 #[async_trait]
 pub trait Terminal: Send + Sync {
-    /// Tells it its size. Who sits at it may have gone.
+    /// Sets the terminal size. Does nothing where the process has exited.
     async fn resize(&self, size: Size);
 }
 
-/// The ports of a pod.
+/// Ports of a pod.
 #[async_trait]
 pub trait PodPorts: Send + Sync {
-    /// The sandbox.
+    /// Sandbox ID.
     fn sandbox(&self) -> &str;
 
-    /// Connects to a port.
+    /// Connects to a TCP port of the pod.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// A message for the client.
     async fn dial(&self, port: u16) -> Result<TcpStream, String>;
 }

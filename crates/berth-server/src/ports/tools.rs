@@ -1,4 +1,4 @@
-//! What the small endpoints for people with a problem ask: the log's level, profiles, checkpoints.
+//! Ports of the debug endpoints: log verbosity, pprof profiles, pod diagnostics, and checkpoints.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,78 +7,78 @@ use bytes::Bytes;
 
 use berth_types::Pod;
 
-/// How much the log says.
+/// Log verbosity of the process.
 pub trait Verbosity: Send + Sync + 'static {
-    /// From now on, records up to this level are written.
+    /// Sets the verbosity: records up to this level are written from now on.
     fn set(&self, level: u32);
 }
 
-/// Why there is no profile.
+/// Reason why a profile is unavailable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// One is being taken.
+    /// Another profile is being taken.
     #[error("cpu profiling already in use")]
     Busy,
-    /// It cannot be taken.
+    /// The profile cannot be taken.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Which of its values a profile of memory shows first.
+/// Default value type of a heap profile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryView {
-    /// Bytes that are held.
+    /// Bytes in use.
     Held,
-    /// Bytes that were asked for.
+    /// Bytes allocated.
     Asked,
 }
 
-/// Looks into this process.
+/// Profiles of this process.
 #[async_trait]
 pub trait Profiles: Send + Sync + 'static {
-    /// Where processor time goes within that time: a gzipped pprof profile. Dropping the future ends it.
+    /// CPU profile over `time`, as gzipped pprof. Dropping the future stops it.
     ///
     /// # Errors
-    /// There is none.
+    /// If the profile cannot be taken.
     async fn processor(&self, time: Duration) -> Result<Bytes, ProfileError>;
-    /// Who asked for memory and who holds it: a gzipped pprof profile, of what was asked for within that time, or
-    /// since sampling began. It begins with the first request, because it is not free.
+    /// Heap profile (allocations and live memory) as gzipped pprof: over `time`, or since sampling began. Sampling has
+    /// a cost and therefore begins with the first request.
     ///
     /// # Errors
-    /// There is none.
+    /// If the profile cannot be taken.
     async fn memory(&self, view: MemoryView, time: Option<Duration>) -> Result<Bytes, ProfileError>;
-    /// The threads of this process, for people.
+    /// The threads of this process, as text.
     fn threads(&self) -> String;
-    /// What the process was started with, joined by NUL.
+    /// Command line of the process, joined by NUL.
     fn command_line(&self) -> Bytes;
 }
 
-/// Tells why pods are as they are.
+/// Explains the state of pods for `berth why`.
 pub trait Explains: Send + Sync + 'static {
-    /// The document of `/debug/why/{namespace}/{pod}`, newline included; `None` where there is no such pod. Waits for
-    /// nobody.
+    /// The document of `/debug/why/{namespace}/{pod}`, newline included; `None` where there is no such pod. Never
+    /// blocks.
     fn why(&self, namespace: &str, pod: &str) -> Option<Bytes>;
 }
 
-/// Why a container was not checkpointed.
+/// Reason why a container was not checkpointed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// It, or as many as the node stands, are being checkpointed.
+    /// A checkpoint of the container is in progress, or the node has reached its limit of checkpoints.
     #[error("too many checkpoints are being written")]
     Busy,
-    /// Anything else, the runtime's words included.
+    /// Any other reason, including the runtime's error text.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Writes containers to files.
+/// Creates container checkpoints.
 #[async_trait]
 pub trait Checkpoints: Send + Sync + 'static {
-    /// Checkpoints a running container and returns the path of the archive. `timeout` is the caller's wish, in
-    /// seconds; a shorter one than the configured is not heeded.
+    /// Checkpoints a running container and returns the path of the archive. `timeout` is the client's request in
+    /// seconds; one shorter than the configured timeout is ignored.
     ///
     /// # Errors
-    /// There is no archive.
+    /// If no archive was created.
     async fn checkpoint(
         &self,
         pod: &Arc<Pod>,

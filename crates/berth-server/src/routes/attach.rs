@@ -1,4 +1,4 @@
-//! `/attach/{ns}/{pod}[/{uid}]/{container}`: streams of the container's own process (spec 04b §2).
+//! Handler of `/attach/{ns}/{pod}[/{uid}]/{container}`: streams of the main process (spec 04b §2).
 
 use axum::{
     body::Body,
@@ -14,7 +14,7 @@ use crate::{
 
 /// Prepares the streams and connects the client with them.
 ///
-/// Whether there is a terminal is a fact about the container, whatever the client says.
+/// The container's specification decides whether there is a terminal; the client's flag is ignored.
 pub async fn attach(streaming: &Streaming, path: &ContainerPath, request: Request<Body>) -> Response {
     let container = path.container.as_str();
     let (request, _, wanted) = match flags(request).await {

@@ -1,4 +1,4 @@
-//! `/checkpoint/{namespace}/{pod}/{container}` (spec 04 §5.5, §10).
+//! Handler of `/checkpoint/{namespace}/{pod}/{container}` (spec 04 §5.5, §10).
 
 use std::sync::Arc;
 
@@ -15,28 +15,28 @@ use crate::{
 };
 use berth_types::Pod;
 
-/// Seconds after which who was refused for now may ask again.
+/// `Retry-After` of a 429, in seconds.
 const RETRY_AFTER: &str = "10";
 
-/// Which container.
+/// Container identified by a request path.
 #[derive(Clone, Copy, Debug)]
 pub struct Which<'a> {
-    /// Namespace.
+    /// Namespace of the pod.
     pub namespace: &'a str,
-    /// Pod.
+    /// Pod name.
     pub pod: &'a str,
-    /// Container, of any kind.
+    /// Container name, of any kind of container.
     pub container: &'a str,
 }
 
 impl<'a> Which<'a> {
-    /// The one a path names.
+    /// Converts a container path.
     pub fn of(path: &'a ContainerPath) -> Self {
         Self { namespace: &path.pod.namespace, pod: &path.pod.pod, container: &path.container }
     }
 }
 
-/// Answers a POST; `query` is encoded.
+/// Handles a POST; `query` is percent-encoded.
 pub async fn create(pods: &dyn PodDirectory, checkpoints: &dyn Checkpoints, which: Which<'_>, query: &str) -> Response {
     let Which { namespace, pod: name, container } = which;
     let Some(pod) = pods.find(namespace, name) else {
@@ -69,7 +69,7 @@ fn has(pod: &Arc<Pod>, container: &str) -> bool {
     pod.container(container).is_some() || pod.ephemeral_containers().iter().any(|c| c.name == container)
 }
 
-/// The last value wins.
+/// Value of `timeout` in seconds; the last one wins.
 fn timeout(query: &str) -> Result<Option<i64>, std::num::ParseIntError> {
     let last = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key == "timeout").last();
     last.map(|(_, value)| value.parse()).transpose()

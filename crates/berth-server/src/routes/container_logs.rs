@@ -1,7 +1,7 @@
-//! `/containerLogs/{namespace}/{pod}/{container}` (spec 04 §5.3).
+//! Handler of `/containerLogs/{namespace}/{pod}/{container}` (spec 04 §5.3).
 //!
-//! The answer begins before the first line is there, and its body is what a reader writes, as
-//! fast as the client takes it. Who does not take anything for [`STALL`] is cut off.
+//! The response starts before the first line is available; its body streams what the log reader writes, as fast as the
+//! client reads. A client that reads nothing for [`STALL`] is disconnected.
 
 use std::{
     io,
@@ -29,28 +29,28 @@ use crate::{
     streaming::{Caps, Permit, bare, busy, line},
 };
 
-/// Pieces that are on their way to the client, wherever they wait: here, or in the connection, which
-/// would take a megabyte. Each is as large as what the reader hands out at once.
+/// Chunks in transit to the client, in this queue or in the connection, which would buffer a megabyte. A chunk is as
+/// large as the log reader's output buffer.
 const PIECES: u32 = 4;
-/// How long a client may take nothing. Unlike the reference, which cuts every answer after four
-/// hours, a follower that reads may stay (spec 04 §11).
+/// Stall timeout of a client. kubelet ends every response after four hours instead; here a follower that keeps reading
+/// may stay (spec 04 §11).
 const STALL: Duration = Duration::from_secs(300);
-/// Logs one caller may follow at once (spec 04 §11).
+/// Maximum number of logs that one caller may follow at a time (spec 04 §11).
 pub const FOLLOWS: usize = 256;
 
-/// Which log, and for whom.
+/// Log request and its caller.
 pub struct Asked<'a> {
-    /// Whose log.
+    /// The container.
     pub path: &'a ContainerPath,
-    /// How, encoded.
+    /// Query string, percent-encoded.
     pub query: Option<&'a str>,
-    /// The caller's name.
+    /// User name of the caller.
     pub caller: &'a str,
-    /// How many logs callers follow.
+    /// Limit of followed logs per caller.
     pub follows: &'a Arc<Caps>,
 }
 
-/// Answers with a container's log.
+/// Responds with a container's log.
 pub async fn read(logs: &Arc<dyn ContainerLogs>, split_streams: bool, asked: Asked<'_>) -> Response {
     let Asked { path, query, caller, follows } = asked;
     let query = match parse(query.unwrap_or_default()) {
@@ -96,23 +96,23 @@ fn stream(logs: Arc<dyn ContainerLogs>, instance: LogSource, query: LogQuery, pe
     let mut out = Out::new(sender.clone());
     let reading = async move {
         if let Err(why) = logs.read(&instance, &query, &mut out).await {
-            // The status is sent already: the text goes where people look for it, and the missing
-            // end of the body tells programs that this is not all.
+            // The status is already sent: the text is appended for people, and the missing end of the body signals
+            // programs that the log is incomplete.
             let _ = out.send(why.clone().into_bytes()).await;
             out.sent().await;
-            let _ = sender.send(Err(io::Error::other(why))); // or nobody listens any more
+            let _ = sender.send(Err(io::Error::other(why))); // the client may be gone
         }
     };
     Response::new(Body::new(Pieces { receiver, reading: Some(Box::pin(reading)), _permit: permit }))
 }
 
-/// What a reader writes, as a body. Who sends it also reads: a task of its own would be woken for
-/// each piece, on another processor, which costs more than the piece.
+/// Response body fed by the log reader. The task that sends the body also polls the reader: a separate task would be
+/// woken on another CPU for each chunk, which costs more than the chunk.
 struct Pieces {
     receiver: mpsc::UnboundedReceiver<io::Result<Bytes>>,
-    /// Until it has ended.
+    /// Log reader; `None` once it has ended.
     reading: Option<BoxFuture<'static, ()>>,
-    /// Of who follows.
+    /// Permit of a follower.
     _permit: Option<Permit>,
 }
 
@@ -134,11 +134,11 @@ impl HttpBody for Pieces {
     }
 }
 
-/// The writing end: takes a piece once there is room for it.
+/// Sink of the log reader: accepts a chunk once a permit is available.
 struct Out {
     sender: mpsc::UnboundedSender<io::Result<Bytes>>,
     room: PollSemaphore,
-    /// Room for the next piece.
+    /// Permit for the next chunk.
     next: Option<OwnedSemaphorePermit>,
     stall: Pin<Box<tokio::time::Sleep>>,
     waits: bool,
@@ -150,15 +150,15 @@ impl Out {
         Self { sender, room, next: None, stall: Box::pin(tokio::time::sleep(STALL)), waits: false }
     }
 
-    /// Waits until the client has been sent everything: an error behind it ends the connection,
-    /// and takes with it what still waits there.
+    /// Waits until all chunks are sent: an error queued after them closes the connection and would discard what is
+    /// still buffered there.
     async fn sent(&self) {
         let room = self.room.clone_inner();
-        let _ = tokio::time::timeout(STALL, room.acquire_many(PIECES)).await; // it is cut off anyway
+        let _ = tokio::time::timeout(STALL, room.acquire_many(PIECES)).await; // the connection is closed in either case
     }
 }
 
-/// What is sent; gives its room back when the connection has sent it.
+/// Chunk that releases its permit when the connection has sent it.
 struct Piece {
     bytes: Vec<u8>,
     _room: OwnedSemaphorePermit,
@@ -209,12 +209,12 @@ fn gone() -> io::Error {
     io::ErrorKind::BrokenPipe.into()
 }
 
-/// What is wrong with a query.
+/// Error of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
-    /// A value is not what it should be.
+    /// A value cannot be parsed.
     Decode,
-    /// Values out of range, or that exclude each other.
+    /// A value is out of range, or parameters exclude each other.
     Invalid,
 }
 
@@ -222,7 +222,7 @@ fn parse(query: &str) -> Result<LogQuery, Wrong> {
     let value = |name: &str| {
         form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
     };
-    // Only "0" and "false" are false; a name without a value is true.
+    // Only "0" and "false" are false; a parameter without a value is true.
     let flag = |name| value(name).is_some_and(|v| v != "0" && !v.eq_ignore_ascii_case("false"));
     let number = |text: Option<String>| text.map(|v| v.parse::<i64>().map_err(|_| Wrong::Decode)).transpose();
     let tail = match value("tail").filter(|tail| !tail.is_empty()) {

@@ -1,4 +1,4 @@
-//! `/exec/{ns}/{pod}[/{uid}]/{container}`: streams of a new process (spec 04b §2).
+//! Handler of `/exec/{ns}/{pod}[/{uid}]/{container}`: streams of a new process (spec 04b §2).
 
 use axum::{body::Body, http::Request, response::Response};
 

@@ -1,4 +1,4 @@
-//! `/debug/flags/v`: changes how much the log says (spec 04 §5.7).
+//! Handler of `/debug/flags/v`: changes the log verbosity (spec 04 §5.7).
 
 use axum::{
     body::Body,
@@ -9,10 +9,10 @@ use http_body_util::{BodyExt, Limited};
 
 use crate::ports::Verbosity;
 
-/// Largest body; a level has ten digits.
+/// Maximum length of the body, in bytes; a level has at most ten digits.
 const MOST: usize = 1 << 10;
 
-/// Answers `PUT` with the new level as body.
+/// Handles a `PUT` with the new level as body.
 pub async fn set(verbosity: &dyn Verbosity, request: Request<Body>) -> Response {
     if request.method() != Method::PUT {
         return plain(StatusCode::NOT_ACCEPTABLE, "unsupported http method");
@@ -31,7 +31,7 @@ pub async fn set(verbosity: &dyn Verbosity, request: Request<Body>) -> Response 
     }
 }
 
-/// A level as Go's `strconv.ParseUint` reads it: digits and nothing else.
+/// Parses a level as Go's `strconv.ParseUint` does: only digits.
 fn level(text: &str) -> Result<u32, &'static str> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err("invalid syntax");

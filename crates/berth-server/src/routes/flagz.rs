@@ -1,4 +1,4 @@
-//! `/flagz`: every flag and its value (spec 04 §5.7).
+//! Handler of `/flagz`: all flags and their values (spec 04 §5.7).
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::zpages::{self, DELIMITERS, Form};
 
-/// Answers any method. The flags come masked where they hold secrets.
+/// Handles any method. Secrets in `flags` are masked by the caller.
 pub fn show(flags: &BTreeMap<String, String>, headers: &HeaderMap) -> Response {
     match zpages::form(headers, "Flagz") {
         None => zpages::not_acceptable(),

@@ -1,4 +1,4 @@
-//! `/healthz` and its single checks (spec 04 §5.1, spec 01 §7.1).
+//! Handlers of `/healthz` and its individual checks (spec 04 §5.1, spec 01 §7.1).
 
 use axum::{
     http::{StatusCode, header},
@@ -8,7 +8,7 @@ use axum::{
 use super::text::{PLAIN, plain_error};
 use crate::ports::Health;
 
-/// No check but `ping`.
+/// Health without checks besides `ping`.
 pub struct PingOnly;
 
 impl Health for PingOnly {
@@ -21,7 +21,7 @@ impl Health for PingOnly {
     }
 }
 
-/// `/healthz`.
+/// Handles `/healthz`.
 pub fn all(health: &dyn Health, query: Option<&str>) -> Response {
     let (verbose, excluded) = options(query.unwrap_or_default());
     let mut lines = String::new();
@@ -53,7 +53,7 @@ pub fn all(health: &dyn Health, query: Option<&str>) -> Response {
     (headers, body).into_response()
 }
 
-/// `/healthz/{name}`.
+/// Handles `/healthz/{name}`.
 pub fn one(health: &dyn Health, name: &str) -> Response {
     if name != "ping" && !health.names().contains(&name) {
         return plain_error(StatusCode::NOT_FOUND, "404 page not found");
@@ -64,13 +64,13 @@ pub fn one(health: &dyn Health, name: &str) -> Response {
     }
 }
 
-/// Whether the healthz port is asked for everything.
+/// Whether a request to the healthz port asks for all checks.
 pub fn is_full(query: Option<&str>) -> bool {
     let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
     pairs.any(|(key, value)| key == "full" && value != "0" && !value.eq_ignore_ascii_case("false"))
 }
 
-/// Whether `verbose` is asked for, and which checks are excluded.
+/// Parses `verbose` and the excluded checks.
 fn options(query: &str) -> (bool, Vec<String>) {
     let mut verbose = false;
     let mut excluded = Vec::new();

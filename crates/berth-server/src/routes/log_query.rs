@@ -1,41 +1,41 @@
-//! The query of `/logs/`: which services or which file, and the limits. Pure. Behaviour: spec 04 §5.6.
+//! Query of `/logs/`: services or file, and limits; parsing, validation, `journalctl` arguments. Pure.
 //!
-//! Differences from the reference: `--until` gets the time that `untilTime` names, and both times
-//! are told to be UTC, so that they mean the same on a machine with another zone.
+//! Differences from kubelet: `--until` gets the time of `untilTime`, and both times are passed as UTC, so that they
+//! mean the same on a machine in another time zone. Implements spec 04 §5.6.
 
 use jiff::{Timestamp, tz::TimeZone};
 
-/// Most services of one query.
+/// Maximum number of services per query.
 const MOST_SERVICES: usize = 4;
-/// Longest name of a service, in bytes.
+/// Maximum length of a service name, in bytes.
 const LONGEST_SERVICE: usize = 256;
-/// Most lines from the end.
+/// Maximum value of `tailLines`.
 const MOST_LINES: i64 = 100_000;
 
-/// What was asked, as far as it could be read.
+/// Parsed query.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NodeLogQuery {
-    /// Names of services.
+    /// Service names (systemd units).
     pub services: Vec<String>,
-    /// Paths of files.
+    /// File paths.
     pub files: Vec<String>,
-    /// Not older than that.
+    /// Earliest time.
     pub since: Option<Timestamp>,
-    /// Not newer than that.
+    /// Latest time.
     pub until: Option<Timestamp>,
-    /// So many lines from the end.
+    /// Number of lines from the end.
     pub tail: Option<i64>,
-    /// Which boot, counted back from this one.
+    /// Boot, counted back from the current one (0 or negative).
     pub boot: Option<i64>,
-    /// Only lines that match; empty for all.
+    /// Regular expression that lines must match; empty for all.
     pub pattern: String,
 }
 
 impl NodeLogQuery {
-    /// Reads a query string; `None` where it asks for nothing that is known.
+    /// Parses a query string; `None` where it contains no known parameter.
     ///
     /// # Errors
-    /// The text of a 400, without its newline.
+    /// The body of a 400 response, without its newline.
     pub fn parse(query: &str) -> Result<Option<Self>, String> {
         let pairs: Vec<(String, String)> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
         let first = |name: &str| pairs.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_str());
@@ -61,15 +61,15 @@ impl NodeLogQuery {
         Ok((found != Self::default()).then_some(found))
     }
 
-    /// Whether anything but services and files is set.
+    /// Whether any parameter besides services and files is set.
     pub fn has_options(&self) -> bool {
         *self != Self { services: self.services.clone(), files: self.files.clone(), ..Self::default() }
     }
 
-    /// Whether the query can be answered; `stat` tells why a file cannot be read, `None` where it can.
+    /// Validates the query; `stat` is the reason why the file cannot be read, `None` where it can.
     ///
     /// # Errors
-    /// The text of a 406, without its newline.
+    /// The body of a 406 response, without its newline.
     pub fn validate(&self, stat: Option<&str>) -> Result<(), String> {
         let mut errors = Errors::default();
         self.validate_names(&mut errors, stat);
@@ -92,7 +92,7 @@ impl NodeLogQuery {
 
     fn validate_names(&self, errors: &mut Errors, stat: Option<&str>) {
         for service in &self.services {
-            // The reference's text says 100 and means 256.
+            // kubelet's text names 100, its check uses 256.
             if service.len() > LONGEST_SERVICE {
                 errors.invalid("query", &quoted(service), "length must be less than 100");
             } else if !service.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.:@-".contains(&b)) {
@@ -117,7 +117,7 @@ impl NodeLogQuery {
         }
     }
 
-    /// What `journalctl` is told for these services.
+    /// Arguments of `journalctl` for these services.
     pub fn journal_arguments(&self, services: &[&str]) -> Vec<String> {
         let mut arguments: Vec<String> =
             ["--utc", "--no-pager", "--output=short-precise"].into_iter().map(str::to_owned).collect();
@@ -128,7 +128,7 @@ impl NodeLogQuery {
         }
         arguments.extend(services.iter().map(|service| format!("--unit={service}")));
         if !self.pattern.is_empty() {
-            // As journalctl decides where it is told nothing: capitals mean that they matter.
+            // journalctl's default: a pattern with capital letters is case-sensitive.
             let is_sensitive = self.pattern.chars().any(char::is_uppercase);
             arguments.extend([format!("--grep={}", self.pattern), format!("--case-sensitive={is_sensitive}")]);
         }
@@ -139,7 +139,7 @@ impl NodeLogQuery {
     }
 }
 
-/// Where the log of a service may be that the journal does not know, in the order they are tried.
+/// Log files of a service that the journal does not know, in the order they are tried.
 pub fn candidates(service: &str) -> [String; 3] {
     [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")]
 }
@@ -160,7 +160,7 @@ fn time(errors: &mut Errors, name: &str, text: &str) -> Option<Timestamp> {
     parsed
 }
 
-/// A time as RFC 3339 spells it: `T`, seconds and a zone have to be there.
+/// Parses RFC 3339 strictly: `T`, seconds, and a zone are required.
 fn rfc3339(text: &str) -> Option<Timestamp> {
     let bytes = text.as_bytes();
     let at = |i: usize, wanted: u8| bytes.get(i) == Some(&wanted);
@@ -185,7 +185,7 @@ fn number(errors: &mut Errors, name: &str, text: &str) -> Option<i64> {
     parsed
 }
 
-/// A text as JSON and Go both quote it.
+/// Quotes a text as both JSON and Go do.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -195,7 +195,7 @@ fn list<T: AsRef<str>>(texts: &[T]) -> String {
     format!("[{}]", texts.join(","))
 }
 
-/// Complaints about fields, written as the API writes them.
+/// Field errors in the format of the Kubernetes API.
 #[derive(Default)]
 struct Errors(Vec<String>);
 

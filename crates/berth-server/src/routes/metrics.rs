@@ -1,4 +1,4 @@
-//! `/metrics`: the process-wide registry (spec 08 §1, §2).
+//! Handler of `/metrics`: the process-wide metrics registry (spec 08 §1, §2).
 
 use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
@@ -9,7 +9,7 @@ use super::text::plain_error;
 use crate::ports::Pages;
 use berth_metrics::exposition::{Format, error_body};
 
-/// `/metrics`.
+/// Handles `/metrics`.
 pub fn scrape(pages: &dyn Pages, headers: &HeaderMap) -> Response {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let format = Format::negotiate(text(header::ACCEPT));
@@ -28,7 +28,7 @@ pub fn scrape(pages: &dyn Pages, headers: &HeaderMap) -> Response {
     response
 }
 
-/// Whether an `Accept-Encoding` takes gzip.
+/// Whether an `Accept-Encoding` header allows gzip.
 pub fn accepts_gzip(header: &str) -> bool {
     header.split(',').any(|entry| {
         let mut parts = entry.split(';').map(str::trim);

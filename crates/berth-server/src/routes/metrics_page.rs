@@ -1,4 +1,4 @@
-//! The pages of metrics beside `/metrics` (spec 04b §8-11).
+//! Handlers of `/metrics/resource`, `/metrics/cadvisor`, and `/metrics/probes` (spec 04b §8-11).
 
 use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
@@ -9,17 +9,17 @@ use super::{metrics::accepts_gzip, text::plain_error};
 use crate::ports::{MetricsPage, Statistics};
 use berth_metrics::exposition::{Format, PROCESS_START_HEADER, error_body};
 
-/// `/metrics/resource`.
+/// Handles `/metrics/resource`.
 pub async fn resource(statistics: &dyn Statistics, headers: &HeaderMap) -> Response {
     serve(statistics, MetricsPage::Resource, headers).await
 }
 
-/// `/metrics/cadvisor`.
+/// Handles `/metrics/cadvisor`.
 pub async fn cadvisor(statistics: &dyn Statistics, headers: &HeaderMap) -> Response {
     serve(statistics, MetricsPage::Cadvisor, headers).await
 }
 
-/// `/metrics/probes`.
+/// Handles `/metrics/probes`.
 pub async fn probes(statistics: &dyn Statistics, headers: &HeaderMap) -> Response {
     serve(statistics, MetricsPage::Probes, headers).await
 }

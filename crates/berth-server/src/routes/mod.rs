@@ -1,4 +1,4 @@
-//! The endpoints, a file for each.
+//! Endpoint handlers of the kubelet API, one file per endpoint.
 
 mod attach;
 pub mod checkpoint;
@@ -41,8 +41,8 @@ use axum::{
 
 use super::ports::Health;
 
-/// What the healthz port serves: only whether the process answers, as the reference does, and the
-/// checks of the main port where somebody asks for them with `full` (spec 04 §11).
+/// Router of the healthz port: like kubelet it serves only `ping`; with `full` it also runs the checks of the main port
+/// (spec 04 §11).
 pub fn healthz_router(health: Arc<dyn Health>) -> Router {
     let all = move |RawQuery(query): RawQuery| {
         let health = health.clone();

@@ -1,7 +1,8 @@
-//! `/logs/`: files below the machine's log directory, and the journal (spec 04 §5.6).
+//! Handler of `/logs/`: files of the node's log directory, and journal queries (spec 04 §5.6).
 //!
-//! What may be opened is decided behind the port, by the kernel; here a path only loses its `.` and
-//! `..`. A query is answered from one task that ends with its deadline or with its reader.
+//! The implementation of the port, with the help of the kernel, decides which files may be opened; this module only
+//! removes `.` and `..` from a path. One task produces the response of a query; it ends with its deadline or with the
+//! client.
 
 use std::{io, io::Write, sync::Arc, time::Duration};
 
@@ -22,17 +23,16 @@ use super::{
 };
 use crate::ports::{NodeDirectory, NodeEntry, NodeLogError, NodeLogs};
 
-/// How long a query may take.
+/// Timeout of a query.
 const QUERY_LIMIT: Duration = Duration::from_secs(30);
-/// How long a reader may keep the end of an answer waiting.
+/// Timeout for the client to accept the end of a response.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// Bytes read at once.
+/// Read buffer size, in bytes.
 const CHUNK: usize = 32 << 10;
-/// Chunks that may wait for the reader.
+/// Capacity of the response queue, in chunks.
 const WAITING: usize = 4;
 
-/// Answers a GET of `/logs/` and below. `path` is what follows `/logs/`, decoded; `queries` whether
-/// `enableSystemLogQuery` is set.
+/// Handles a GET of `/logs/` and below. `path` is the decoded part after `/logs/`; `queries` is `enableSystemLogQuery`.
 pub async fn read<B>(logs: &Arc<dyn NodeLogs>, queries: bool, request: &Request<B>, path: &str) -> Response {
     let query = request.uri().query().unwrap_or_default();
     if queries {
@@ -60,12 +60,12 @@ async fn answer<B>(logs: &Arc<dyn NodeLogs>, query: NodeLogQuery, request: &Requ
     }
 }
 
-/// Why a file cannot be had, in the words of Go's `os.Stat`.
+/// Reason why a file cannot be read, in the words of Go's `os.Stat`.
 async fn stat(logs: &dyn NodeLogs, path: &str) -> Option<String> {
     logs.open(&clean(path)).await.err().map(|error| error.to_string())
 }
 
-/// A file, a directory, or where it is.
+/// Responds with a file, a directory listing, or a redirect to the canonical path.
 async fn browse(logs: &dyn NodeLogs, path: &str, query: &str, asked: &HeaderMap) -> Response {
     if path == "index.html" || path.ends_with("/index.html") {
         return moved("./", query);
@@ -88,7 +88,7 @@ async fn browse(logs: &dyn NodeLogs, path: &str, query: &str, asked: &HeaderMap)
     }
 }
 
-/// A path without `.`, `..`, empty parts and slashes at its ends.
+/// Removes `.`, `..`, empty segments, and leading and trailing slashes.
 fn clean(path: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -107,7 +107,7 @@ fn base(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
-/// 301 to a place beside this one.
+/// 301 to a relative location.
 fn moved(place: &str, query: &str) -> Response {
     let place = if query.is_empty() { place.to_owned() } else { format!("{place}?{query}") };
     match HeaderValue::try_from(place) {
@@ -128,7 +128,7 @@ fn listing(directory: &NodeDirectory) -> Response {
     response
 }
 
-/// A name as a relative URL: nothing in it ends an attribute, and a colon makes no scheme of it.
+/// Encodes a name as a relative URL: it cannot end an attribute, and a colon does not start a scheme.
 fn encoded(name: &str) -> String {
     let mut url = String::with_capacity(name.len());
     if name.contains(':') {
@@ -144,13 +144,13 @@ fn encoded(name: &str) -> String {
     url
 }
 
-/// What services wrote, as it is found.
+/// Streams the logs of the services as they are read.
 fn services(logs: Arc<dyn NodeLogs>, query: NodeLogQuery, asked: &HeaderMap) -> Response {
     let is_zipped = asked.get(header::ACCEPT_ENCODING).is_some_and(|value| value == "gzip");
     let (to, chunks) = mpsc::channel(WAITING);
     let mut out = Out { to, zip: is_zipped.then(|| GzEncoder::new(Vec::new(), Compression::fast())) };
     tokio::spawn(async move {
-        // Whatever was found in time is the answer; a reader who is gone needs none.
+        // The response contains what was read before the timeout; a disconnected client needs none.
         let _ = timeout(QUERY_LIMIT, copy(&*logs, &query, &mut out)).await;
         let _ = timeout(END_LIMIT, out.end()).await;
     });
@@ -162,7 +162,7 @@ fn services(logs: Arc<dyn NodeLogs>, query: NodeLogQuery, asked: &HeaderMap) -> 
     response
 }
 
-/// The reader is gone.
+/// The client disconnected.
 struct Gone;
 
 async fn copy(logs: &dyn NodeLogs, query: &NodeLogQuery, out: &mut Out) -> Result<(), Gone> {
@@ -212,7 +212,7 @@ async fn copy_file(logs: &dyn NodeLogs, service: &str, out: &mut Out) -> Result<
     out.write(format!("\nlog not found for {service}\n").as_bytes()).await
 }
 
-/// Where an answer is written to.
+/// Response writer, with optional gzip compression.
 struct Out {
     to: mpsc::Sender<io::Result<Bytes>>,
     zip: Option<GzEncoder<Vec<u8>>>,

@@ -1,4 +1,4 @@
-//! `/portForward/{ns}/{pod}[/{uid}]`: connections into a pod's network (spec 04b §2).
+//! Handler of `/portForward/{ns}/{pod}[/{uid}]`: connections into a pod's network (spec 04b §2).
 
 use axum::{
     body::Body,
@@ -13,10 +13,10 @@ use crate::{
     streaming::{Streaming, bare, decide, failed, query, serve::hand_over, splice, websocket},
 };
 
-/// Prepares the connections and lets the client make them.
+/// Prepares port forwarding and connects the client with it.
 pub async fn port_forward(streaming: &Streaming, path: &PodPath, request: Request<Body>) -> Response {
     let upgrade = decide::forward(request.headers(), streaming.config().terminate_web_sockets);
-    // Whoever speaks SPDY names the port with each connection.
+    // SPDY clients name the port of each connection.
     let mut ports = Vec::new();
     if upgrade == decide::ForwardUpgrade::WebSocket {
         let form = query::Form::parse(request.uri().query().unwrap_or_default());

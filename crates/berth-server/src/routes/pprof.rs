@@ -1,7 +1,7 @@
-//! `/debug/pprof/`: profiles that `go tool pprof` and others open (spec 04 §5.7).
+//! Handler of `/debug/pprof/`: profiles for `go tool pprof` and compatible tools (spec 04 §5.7).
 //!
-//! Served: `profile` (processor time), `heap` and `allocs` (memory), `cmdline`, and `goroutine` where text is asked
-//! for: threads. What only Go's scheduler knows is unknown here.
+//! Supported: `profile` (CPU time), `heap` and `allocs` (memory), `cmdline`, and `goroutine` in text form, which lists
+//! threads. Profiles of Go's scheduler are not available.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use bytes::Bytes;
 use super::text::{PLAIN, plain_error};
 use crate::ports::{MemoryView, Profiles};
 
-/// Seconds of a profile that names none.
+/// Default duration of a profile, in seconds.
 const DEFAULT: u64 = 30;
-/// Most seconds of a profile.
+/// Maximum duration of a profile, in seconds.
 const MOST: u64 = 300;
 const TOO_LONG: &str = "profile duration exceeds server's WriteTimeout";
 
@@ -35,7 +35,7 @@ const INDEX: &str = "<html>
 </html>
 ";
 
-/// Answers a GET of `/debug/pprof/` and below; `name` is what follows.
+/// Handles a GET of `/debug/pprof/` and below; `name` is the rest of the path.
 pub async fn serve<B>(profiles: &dyn Profiles, request: &Request<B>, name: &str) -> Response {
     let query = request.uri().query().unwrap_or_default();
     match name {
@@ -69,7 +69,7 @@ async fn processor(profiles: &dyn Profiles, query: &str) -> Response {
     }
 }
 
-/// A profile of memory, or of its changes within a time (`?seconds=N`).
+/// Responds with a heap profile, or with its changes over a time (`?seconds=N`).
 async fn memory(profiles: &dyn Profiles, view: MemoryView, (name, query): (&str, &str)) -> Response {
     let bad = |text: &str| plain_error(StatusCode::BAD_REQUEST, text);
     if parameter(query, "debug").is_some_and(|debug| debug != "0") {
@@ -88,7 +88,7 @@ async fn memory(profiles: &dyn Profiles, view: MemoryView, (name, query): (&str,
     }
 }
 
-/// What is asked for; the default where that is nothing sensible.
+/// Requested duration; the default where it is missing or invalid.
 fn seconds(query: &str) -> u64 {
     let value = parameter(query, "seconds");
     value.and_then(|value| value.parse().ok()).filter(|seconds| *seconds > 0).unwrap_or(DEFAULT)
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::ports::ProfileError;
 
-    /// Tells how long it was asked for; one of a second is always being taken already.
+    /// Records the requested duration; a profile of one second is always busy.
     struct Clock;
 
     #[async_trait]

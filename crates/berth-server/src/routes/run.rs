@@ -1,4 +1,4 @@
-//! `/run/{ns}/{pod}[/{uid}]/{container}`: a command and what it printed (spec 04 §5.4).
+//! Handler of `/run/{ns}/{pod}[/{uid}]/{container}`: runs a command, returns its output (spec 04 §5.4).
 
 use axum::{
     body::Body,
@@ -12,7 +12,7 @@ use crate::{
     streaming::{Streaming, failed, query::Form},
 };
 
-/// Runs the command to its end; it is given up when the client goes.
+/// Runs the command to completion; canceled when the client disconnects.
 pub async fn run(streaming: &Streaming, path: &ContainerPath, request: Request<Body>) -> Response {
     let container = path.container.as_str();
     let found = match streams::pod(streaming, &path.pod) {
@@ -22,7 +22,7 @@ pub async fn run(streaming: &Streaming, path: &ContainerPath, request: Request<B
     let Some(id) = streaming.pods().running(&found, container).await else {
         return streams::no_container(container);
     };
-    // Held until the command has ended: it is as good as a stream.
+    // Kept until the command has ended: it counts as a stream.
     let _permit = match streaming.admit(&request) {
         Ok(permit) => permit,
         Err(response) => return response,
@@ -30,7 +30,7 @@ pub async fn run(streaming: &Streaming, path: &ContainerPath, request: Request<B
     let form = Form::parse(request.uri().query().unwrap_or_default());
     let command: Vec<String> = form.first("cmd").unwrap_or_default().split(' ').map(str::to_owned).collect();
     match streaming.pods().run(&id, &command).await {
-        // Whatever it printed, that is what the reference calls it.
+        // kubelet always uses this content type, whatever the output is.
         Ok(output) => ([(header::CONTENT_TYPE, "application/json")], output).into_response(),
         Err(error) => failed(&error),
     }

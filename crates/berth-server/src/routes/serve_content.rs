@@ -1,6 +1,6 @@
-//! A file as the answer to a GET: its kind, ranges, and "has it changed since". Behaviour: spec 04 §5.6.
+//! Serves a file over HTTP: content type, byte ranges, and conditional requests.
 //!
-//! Several ranges at once are answered with the whole file, as HTTP allows.
+//! Implements spec 04 §5.6. A request for several ranges gets the whole file, as HTTP permits.
 
 use std::{io::SeekFrom, time::SystemTime};
 
@@ -15,10 +15,10 @@ use tokio_util::io::ReaderStream;
 use super::text::plain_error;
 use crate::ports::NodeFile;
 
-/// Bytes handed on at once.
+/// Read buffer size, in bytes.
 const CHUNK: usize = 64 << 10;
 
-/// The file, or the part of it that is asked for.
+/// Responds with the file or the requested range.
 pub async fn file(name: &str, file: NodeFile, asked: &HeaderMap) -> Response<Body> {
     if let Some(answer) = precondition(asked, file.modified) {
         return answer;
@@ -41,7 +41,7 @@ pub async fn file(name: &str, file: NodeFile, asked: &HeaderMap) -> Response<Bod
     if start > 0 && content.seek(SeekFrom::Start(start)).await.is_err() {
         return plain_error(StatusCode::INTERNAL_SERVER_ERROR, "seeker can't seek");
     }
-    // A file that grows meanwhile is not longer than it was told to be.
+    // Limited to the announced length, because the file may grow meanwhile.
     let body = Body::from_stream(ReaderStream::with_capacity(content.take(length), CHUNK));
     let mut response = (status, body).into_response();
     set(&mut response, header::CONTENT_TYPE, &content_type(name, &file.head));
@@ -55,14 +55,14 @@ pub async fn file(name: &str, file: NodeFile, asked: &HeaderMap) -> Response<Bod
     response
 }
 
-/// 304 or 412 where the caller's conditions say so.
+/// 304 or 412, where a condition of the request requires it.
 pub fn precondition(asked: &HeaderMap, modified: Option<SystemTime>) -> Option<Response<Body>> {
     let since = |name| asked.get(name).and_then(|value| httpdate::parse_http_date(value.to_str().ok()?).ok());
     let modified = modified.map(whole_seconds)?;
     if since(header::IF_UNMODIFIED_SINCE).is_some_and(|limit| modified > limit) {
         return Some(StatusCode::PRECONDITION_FAILED.into_response());
     }
-    // There are no tags, so any tag is another one; only `*` is met.
+    // There are no entity tags, so only `*` matches.
     let none_match = asked.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
     let is_unchanged = match none_match {
         Some(tags) => tags.trim() == "*",
@@ -75,7 +75,7 @@ pub fn precondition(asked: &HeaderMap, modified: Option<SystemTime>) -> Option<R
     })
 }
 
-/// Sets `Last-Modified`.
+/// Sets the header `Last-Modified`.
 pub fn set_modified(response: &mut Response<Body>, modified: Option<SystemTime>) {
     if let Some(modified) = modified {
         set(response, header::LAST_MODIFIED, &httpdate::fmt_http_date(modified));
@@ -88,7 +88,7 @@ fn set(response: &mut Response<Body>, name: header::HeaderName, value: &str) {
     }
 }
 
-/// What a header can tell of a time.
+/// Truncates a time to the precision of HTTP headers.
 fn whole_seconds(time: SystemTime) -> SystemTime {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(since.as_secs())
@@ -97,7 +97,7 @@ fn whole_seconds(time: SystemTime) -> SystemTime {
 const INVALID: &str = "invalid range";
 const NO_OVERLAP: &str = "invalid range: failed to overlap";
 
-/// Start and length of the one range that is asked for, if it is.
+/// Start and length of the requested range, if there is exactly one.
 fn range(asked: &HeaderMap, bytes: u64, modified: Option<SystemTime>) -> Result<Option<(u64, u64)>, &'static str> {
     let Some(text) = asked.get(header::RANGE) else { return Ok(None) };
     if let Some(condition) = asked.get(header::IF_RANGE) {
@@ -143,7 +143,7 @@ fn parse_range(text: &str, bytes: u64) -> Result<Option<(u64, u64)>, &'static st
     }
 }
 
-/// By the name's ending, else by how the content begins. Nothing is taken for HTML that does not say so in its name.
+/// Content type by file extension, otherwise by the first bytes. Only the extension selects HTML, never the content.
 fn content_type(name: &str, head: &[u8]) -> String {
     let known = name.rsplit_once('.').and_then(|(_, ending)| mime_guess::from_ext(ending).first_raw());
     if let Some(known) = known {

@@ -1,4 +1,4 @@
-//! `/metrics/slis`: how often which health check passed (spec 04 §5.7, 08 §7).
+//! Handler of `/metrics/slis`: health check SLI metrics (spec 04 §5.7, 08 §7).
 
 use axum::{
     body::Body,
@@ -11,7 +11,7 @@ use berth_metrics::{
     exposition::{Format, PROCESS_START_HEADER},
 };
 
-/// Answers any method; `DELETE` empties the page. `started` is the process start in whole seconds since the epoch.
+/// Handles any method; `DELETE` resets the metrics. `started` is the process start in Unix seconds.
 pub fn serve(slis: &SliMetrics, started: u64, request: &Request<Body>) -> Response {
     if request.method() == Method::DELETE {
         slis.reset();

@@ -1,4 +1,4 @@
-//! `/stats/summary`: what the node and its pods use (spec 04b §7).
+//! Handler of `/stats/summary`: resource usage of the node and its pods (spec 04b §7).
 
 use axum::{
     body::{Body, to_bytes},
@@ -10,13 +10,13 @@ use http_body_util::LengthLimitError;
 use super::text::PLAIN;
 use crate::ports::{Statistics, SummaryForm};
 
-/// The longest form that is read. The reference reads 10 MiB; on the read-only port that would be
-/// anybody's share of our memory, for one parameter.
+/// Maximum length of a form body, in bytes. kubelet reads 10 MiB; on the read-only port, any client could occupy that
+/// memory for a single parameter.
 const MAX_FORM: usize = 64 << 10;
-/// The parameter that asks for the short form.
+/// Parameter that requests the short form.
 const SHORT: &str = "only_cpu_and_memory";
 
-/// The summary, or why there is none.
+/// Responds with the summary, or with an error.
 pub async fn serve(statistics: &dyn Statistics, request: Request<Body>) -> Response {
     let form = match form(request).await {
         Ok(form) => form,
@@ -33,7 +33,7 @@ fn failed(error: &str) -> Response {
         .into_response()
 }
 
-/// The short form is asked for by exactly one value `true`, in query and body together.
+/// The short form needs exactly one value `true`, in query and body together.
 async fn form(request: Request<Body>) -> Result<SummaryForm, String> {
     let (parts, body) = request.into_parts();
     let mut values = Vec::new();
@@ -50,14 +50,14 @@ fn unread(error: axum::Error) -> String {
     if cause.is::<LengthLimitError>() { "http: POST too large".to_owned() } else { cause.to_string() }
 }
 
-/// Whether the body is a form; without a content type it is none.
+/// Whether the body is a form; without a content type it is not.
 fn is_form(headers: &HeaderMap) -> Result<bool, String> {
     let Some(kind) = headers.get(header::CONTENT_TYPE) else { return Ok(false) };
     let kind = String::from_utf8_lossy(kind.as_bytes()).into_owned();
     Ok(media_type(&kind)? == "application/x-www-form-urlencoded")
 }
 
-/// The media type of a content type; errors are worded as the reference's library does.
+/// Media type of a content type; errors have the wording of Go's `mime` package.
 fn media_type(text: &str) -> Result<String, &'static str> {
     let (kind, parameters) = text.split_once(';').unwrap_or((text, ""));
     let kind = kind.trim().to_ascii_lowercase();
@@ -99,7 +99,7 @@ fn is_token_char(c: char) -> bool {
     c.is_ascii_graphic() && !r#"()<>@,;:\"/[]?="#.contains(c)
 }
 
-/// The values of the parameter in a form or query.
+/// Values of the parameter in a form or query.
 fn values_of(text: &str) -> Result<Vec<String>, String> {
     let mut values = Vec::new();
     let mut first_error = None;

@@ -1,4 +1,4 @@
-//! `/statusz`: what runs here, since when (spec 04 §5.7).
+//! Handler of `/statusz`: build, versions, and uptime of the agent (spec 04 §5.7).
 
 use axum::{http::HeaderMap, response::Response};
 use jiff::{Timestamp, tz::TimeZone};
@@ -6,23 +6,23 @@ use serde_json::{Map, Value, json};
 
 use super::zpages::{self, DELIMITERS, Form};
 
-/// The roots of plain handlers: what the reference lists.
+/// Listed paths: the roots of plain handlers, as in kubelet.
 const PATHS: [&str; 5] = ["/configz", "/debug", "/flagz", "/healthz", "/metrics"];
 
-/// What is told.
+/// Content of the page.
 #[derive(Clone, Debug)]
 pub struct Statusz {
-    /// When the process started.
+    /// Start time of the process.
     pub started: Timestamp,
-    /// What it was built with; the field is called `goVersion`.
+    /// Compiler version; the field is called `goVersion`.
     pub compiler: String,
-    /// The version we report, without a leading `v`.
+    /// Reported version, without a leading `v`.
     pub version: String,
-    /// The version of the API that is spoken, as `major.minor`.
+    /// Emulated API version, as `major.minor`.
     pub emulated: String,
 }
 
-/// Answers any method.
+/// Handles a request of any method.
 pub fn show(status: &Statusz, now: Timestamp, headers: &HeaderMap) -> Response {
     let up = now.as_second().saturating_sub(status.started.as_second()).max(0);
     match zpages::form(headers, "Statusz") {

@@ -1,4 +1,4 @@
-//! What the stream endpoints have in common: which pod, which streams, and the last step.
+//! Shared steps of exec, attach, and port-forward handlers: pod lookup, flags, limits, connection.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use crate::{
 use berth_config::text::quote;
 use berth_types::Pod;
 
-/// Longest form-encoded body, in bytes.
+/// Maximum length of a form-encoded body, in bytes.
 const FORM: usize = 64 << 10;
 
-/// The pod of a path, or the answer where there is none, or another one of its name.
+/// Finds the pod of a path; otherwise returns the response, also where the UID differs.
 #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
 pub fn pod(streaming: &Streaming, path: &PodPath) -> Result<Arc<Pod>, Response> {
     let found = streaming.pods().pod(&path.namespace, &path.pod);
@@ -36,13 +36,13 @@ pub fn pod(streaming: &Streaming, path: &PodPath) -> Result<Arc<Pod>, Response> 
     Ok(found)
 }
 
-/// The answer for a container that does not run.
+/// Response for a container that does not run.
 pub fn no_container(name: &str) -> Response {
     let text = format!("container not found ({})", quote(name));
     bare(StatusCode::INTERNAL_SERVER_ERROR, "container-not-found", &text)
 }
 
-/// The flags of exec and attach, from body and query; or the answer where no stream is asked for.
+/// Parses the stream flags of exec and attach from body and query; otherwise returns the response.
 #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
 pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, Form, Wanted), Response> {
     let form = Form::parse(request.uri().query().unwrap_or_default());
@@ -62,9 +62,10 @@ pub async fn flags(mut request: Request<Body>) -> Result<(Request<Body>, Form, W
     }
 }
 
-/// The request, if it can become a stream and its caller may have one more; else the answer.
+/// Checks that the request asks for an upgrade and that its caller may open another stream; otherwise returns the
+/// response.
 ///
-/// Comes before the runtime is asked, so that none of its one-time URLs is wasted.
+/// Called before the runtime, so that no one-time URL is wasted.
 #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
 pub fn admitted(streaming: &Streaming, request: Request<Body>) -> Result<(Request<Body>, Permit), Response> {
     if !decide::is_upgrade(request.headers()) {
@@ -74,23 +75,23 @@ pub fn admitted(streaming: &Streaming, request: Request<Body>) -> Result<(Reques
     Ok((request, permit))
 }
 
-/// The streams, as the runtime is asked for them.
+/// Converts the requested streams for the runtime.
 pub fn set(wanted: Wanted) -> StreamSet {
     let Wanted { stdin, stdout, stderr, tty } = wanted;
     StreamSet { stdin, stdout, stderr, tty }
 }
 
-/// What the runtime has prepared.
+/// Stream that the runtime prepared.
 pub struct Prepared {
-    /// Where it is met.
+    /// Its URL, or the runtime's error.
     pub url: Result<String, StreamError>,
-    /// What was asked for.
+    /// Requested streams.
     pub set: Wanted,
-    /// For metrics.
+    /// Metric label.
     pub subresource: &'static str,
 }
 
-/// Connects the client with what the runtime has prepared.
+/// Connects the client with the prepared stream.
 pub async fn connect(streaming: &Streaming, prepared: Prepared, request: Request<Body>, permit: Permit) -> Response {
     let Prepared { url, set, subresource } = prepared;
     let url = match url {

@@ -1,39 +1,39 @@
-//! Small texts all routes share.
+//! Plain text error responses, HTML escaping, and path cleaning, shared by all handlers.
 
 use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 
-/// `Content-Type` of plain text, as the reference spells it.
+/// `Content-Type` of plain text, as kubelet spells it.
 pub const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// The cause of an error for programs, beside the reference's text (spec 04 §11).
+/// Header with a machine-readable error code, in addition to kubelet's text (spec 04 §11).
 const CODE: HeaderName = HeaderName::from_static("x-node-agent-error");
 
-/// Names the cause of an error for programs.
+/// Adds the machine-readable error code.
 pub fn coded(mut response: Response, code: &'static str) -> Response {
     response.headers_mut().insert(CODE, HeaderValue::from_static(code));
     response
 }
 
-/// An error of a plain handler: one line, never sniffed.
+/// Error of a plain handler: one line, with `nosniff`.
 pub fn plain_error(status: StatusCode, line: &str) -> Response {
     let headers = [(header::CONTENT_TYPE, PLAIN), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
     (status, headers, format!("{line}\n")).into_response()
 }
 
-/// An error of the router, or of a handler behind it: a bare string, no newline.
+/// Error of the service router or its handlers: the text without a newline.
 pub fn router_error(status: StatusCode, body: &str) -> Response {
     (status, [(header::CONTENT_TYPE, PLAIN)], body.to_owned()).into_response()
 }
 
-/// A text inside a page, as Go's `http` writes it.
+/// Escapes a text for HTML, as Go's `http` package does.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;").replace('\'', "&#39;")
 }
 
-/// The clean form of a path with `//`, `/./` or `/../`; `None` where it is clean already.
+/// Cleans a path of `//`, `/./`, and `/../`; `None` where it is clean already.
 pub fn cleaned(path: &str) -> Option<String> {
     let mut kept: Vec<&str> = Vec::new();
     for part in path.split('/') {

@@ -1,4 +1,4 @@
-//! `/debug/why/{namespace}/{pod}`: what a pod waits for, and why it is as it is. No endpoint of the reference.
+//! Handler of `/debug/why/{namespace}/{pod}`: diagnostics of a pod's state. Absent in kubelet.
 
 use axum::{
     http::{StatusCode, header},
@@ -8,7 +8,7 @@ use axum::{
 use super::text::{coded, router_error};
 use crate::{ports::Explains, routing::PodPath};
 
-/// Answers with the document.
+/// Responds with the document.
 pub fn tell(pods: &dyn Explains, path: &PodPath) -> Response {
     match pods.why(&path.namespace, &path.pod) {
         Some(body) => {

@@ -1,7 +1,7 @@
-//! What `/flagz` and `/statusz` share: which form is asked for, and how it is written. Pure.
+//! Content negotiation and encodings of `/flagz` and `/statusz`. Pure.
 //!
-//! Text is for people. Machines name kind, group and version as parameters of the media type, and
-//! get JSON, YAML or CBOR. Behaviour: spec 04 §5.7.
+//! The text form is for people. Programs name kind, group, and version as parameters of the media type and get JSON,
+//! YAML, or CBOR. Implements spec 04 §5.7.
 
 use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 
 use super::text::PLAIN;
 
-/// Between name and value; one is chosen at random so that nobody parses the text.
+/// Separators of name and value; one is chosen at random so that nobody parses the text.
 pub const DELIMITERS: [&str; 4] = [":", ": ", "=", " "];
 
-/// How machines get it.
+/// Encodings of the object form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Encoding {
     /// `application/json`
@@ -37,21 +37,21 @@ impl Encoding {
     }
 }
 
-/// What is asked for.
+/// Requested form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// For people.
+    /// Text, for people.
     Text,
-    /// For machines.
+    /// Versioned object, for programs.
     Object {
-        /// How it is written.
+        /// Encoding.
         encoding: Encoding,
-        /// `v1beta1` or `v1alpha1`
+        /// API version, `v1beta1` or `v1alpha1`.
         version: &'static str,
     },
 }
 
-/// The first lines of the text form.
+/// First lines of the text form.
 pub fn heading(page: &str) -> String {
     format!(
         "\nkubelet {page}\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
@@ -59,7 +59,7 @@ pub fn heading(page: &str) -> String {
     )
 }
 
-/// Which form of `kind` an `Accept` header asks for; `None` where it asks for nothing we have.
+/// Negotiates the form of `kind` by the `Accept` header; `None` where no requested form is supported.
 pub fn form(headers: &HeaderMap, kind: &str) -> Option<Form> {
     let accept: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     let accept = accept.join(",");
@@ -92,7 +92,7 @@ fn entry_form(entry: &str, kind: &str) -> Option<Form> {
     is_ours.then_some(Form::Object { encoding, version })
 }
 
-/// Nothing that is accepted can be had.
+/// 406 response in the format of the Kubernetes API.
 pub fn not_acceptable() -> Response {
     let message = "only the following media types are accepted: application/json, application/yaml, text/plain";
     let status = json!({
@@ -102,12 +102,12 @@ pub fn not_acceptable() -> Response {
     (StatusCode::NOT_ACCEPTABLE, [(header::CONTENT_TYPE, "application/json")], format!("{status}\n")).into_response()
 }
 
-/// The text form as an answer.
+/// Response in text form.
 pub fn text(body: String) -> Response {
     ([(header::CONTENT_TYPE, PLAIN)], body).into_response()
 }
 
-/// An object of `kind` with these fields as an answer.
+/// Response with an object of `kind` with these fields.
 pub fn object(kind: &str, version: &str, encoding: Encoding, fields: Map<String, Value>) -> Response {
     let mut object = Map::new();
     object.insert("kind".to_owned(), kind.into());
@@ -117,7 +117,7 @@ pub fn object(kind: &str, version: &str, encoding: Encoding, fields: Map<String,
     let object = Value::Object(object);
     let body = match encoding {
         Encoding::Json => format!("{object}\n").into_bytes(),
-        // JSON is YAML too; only where the pretty form cannot be had.
+        // Falls back to JSON, which is valid YAML.
         Encoding::Yaml => serde_saphyr::to_string(&object).unwrap_or_else(|_| object.to_string()).into_bytes(),
         Encoding::Cbor => cbor(&object),
     };
@@ -134,7 +134,7 @@ pub fn object(kind: &str, version: &str, encoding: Encoding, fields: Map<String,
     response
 }
 
-/// CBOR as the API writes it: self-described, texts as byte strings, keys in order.
+/// CBOR as the Kubernetes API writes it: self-described, strings as byte strings, keys sorted.
 fn cbor(value: &Value) -> Vec<u8> {
     let mut out = vec![0xd9, 0xd9, 0xf7];
     write_cbor(value, &mut out);
@@ -175,7 +175,7 @@ fn write_cbor(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
-/// A major type and its argument, as short as it can be.
+/// Writes a major type and its argument in the shortest form.
 fn cbor_head(major: u8, argument: u64, out: &mut Vec<u8>) {
     let major = major << 5;
     let bytes = argument.to_be_bytes();

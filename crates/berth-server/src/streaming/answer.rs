@@ -1,4 +1,4 @@
-//! Answers that are no stream.
+//! Error responses of the streaming endpoints.
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
@@ -10,20 +10,20 @@ use crate::{
     routes::text::{coded, plain_error, router_error},
 };
 
-/// How long a runtime's one-time URLs live, and so when there may be room for another, in seconds.
+/// `Retry-After` in seconds: lifetime of a runtime's one-time URLs, after which its limit frees up.
 const RETRY: HeaderValue = HeaderValue::from_static("60");
 
-/// A text as the router prints errors: no newline.
+/// Error in the format of the service router: no newline.
 pub fn bare(status: StatusCode, code: &'static str, text: &str) -> Response {
     coded(router_error(status, text), code)
 }
 
-/// A text as plain handlers print errors: a line.
+/// Error in the format of plain handlers: one line.
 pub fn line(status: StatusCode, code: &'static str, text: &str) -> Response {
     coded(plain_error(status, text), code)
 }
 
-/// What the runtime answered instead of a URL.
+/// Response for an error that the runtime returned instead of a URL.
 pub fn failed(error: &StreamError) -> Response {
     match error {
         StreamError::NotFound(text) => bare(StatusCode::NOT_FOUND, "runtime-not-found", text),
@@ -32,7 +32,7 @@ pub fn failed(error: &StreamError) -> Response {
     }
 }
 
-/// Lets the caller know when to come again.
+/// Adds `Retry-After`.
 pub fn busy(mut response: Response) -> Response {
     response.headers_mut().insert(header::RETRY_AFTER, RETRY);
     response

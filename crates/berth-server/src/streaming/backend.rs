@@ -1,4 +1,4 @@
-//! The runtime's streaming server: dialling it, and asking it to change protocols.
+//! Client of the runtime's streaming server: dialing, and HTTP upgrade requests.
 
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
@@ -17,45 +17,45 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::url::{self, Place, StreamUrl, UrlError};
 
-/// How long a connection may take to come about.
+/// Timeout for establishing a connection.
 const DIALLING: Duration = Duration::from_secs(30);
 
-/// How a runtime that serves its streams over TLS is known; asked when it is needed.
+/// Returns the TLS configuration for runtimes that serve streams over TLS; called on demand.
 pub type Tls = Arc<dyn Fn() -> Arc<rustls::ClientConfig> + Send + Sync>;
 
-/// Dials the runtime.
+/// Dials the runtime's streaming server.
 #[derive(Clone)]
 pub struct Dialer {
-    /// Hosts that may be dialled beside this machine.
+    /// Hosts that may be dialed besides this machine.
     pub allowed: Arc<[String]>,
-    /// For `https` URLs.
+    /// TLS configuration for `https` URLs.
     pub tls: Tls,
-    /// How long the head of an answer may take.
+    /// Timeout for the response head.
     pub answer: Duration,
 }
 
-/// Why there is no answer of the runtime.
+/// Reason why there is no response from the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// Its URL is not one we dial.
+    /// The URL is invalid or not allowed.
     #[error("error dialing backend: {0}")]
     Url(#[from] UrlError),
-    /// It is not there.
+    /// The connection could not be established.
     #[error("error dialing backend: {0}")]
     Dial(String),
-    /// It is there and does not answer.
+    /// The HTTP exchange failed.
     #[error("error sending request: {0}")]
     Send(#[from] hyper::Error),
-    /// It is there, and says nothing.
+    /// No response within the timeout.
     #[error("error sending request: no answer within {0:?}")]
     Silent(Duration),
-    /// The head cannot be sent.
+    /// The request head is invalid.
     #[error("error sending request: {0}")]
     Head(#[from] http::Error),
 }
 
 impl BackendError {
-    /// What happened, without where in our doing.
+    /// The cause, without the prefix that names the failed step.
     pub fn cause(&self) -> String {
         match self {
             Self::Url(error) => error.to_string(),
@@ -67,23 +67,23 @@ impl BackendError {
     }
 }
 
-/// An answer, and the task that keeps its connection going.
+/// Response, and the task that drives its connection.
 pub struct Answered {
-    /// Head, and body or upgrade.
+    /// Response head, and body or upgrade.
     pub response: Response<Incoming>,
-    /// To be kept as long as the response is read.
+    /// Must stay alive while the response is read; dropping it aborts the connection.
     pub connection: AbortOnDropHandle<()>,
 }
 
-/// Any connection.
+/// Any bidirectional transport.
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 impl Dialer {
-    /// Sends a request to the runtime's URL and waits for the head of its answer.
+    /// Sends a request to the runtime's URL and waits for the response head.
     ///
     /// # Errors
-    /// If the URL is not to be dialled, nobody is there, or there is no answer.
+    /// If the URL is rejected, the connection fails, or no response arrives in time.
     pub async fn ask(&self, url: &str, method: Method, mut headers: HeaderMap) -> Result<Answered, BackendError> {
         let url = url::read(url, &self.allowed)?;
         let io = match timeout(DIALLING, self.dial(&url)).await {
@@ -95,7 +95,7 @@ impl Dialer {
         *request.headers_mut() = headers;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await?;
         let connection = AbortOnDropHandle::new(tokio::spawn(async move {
-            let _ = connection.with_upgrades().await; // whoever reads the answer is told
+            let _ = connection.with_upgrades().await; // the reader of the response gets the error
         }));
         let answer = timeout(self.answer, sender.send_request(request)).await;
         let response = answer.map_err(|_| BackendError::Silent(self.answer))??;
@@ -116,7 +116,7 @@ impl Dialer {
             }
         };
         let tcp = TcpStream::connect((host, port)).await.map_err(|error| failed(&error))?;
-        let _ = tcp.set_nodelay(true); // slower, but it works
+        let _ = tcp.set_nodelay(true); // best effort: only latency depends on it
         if !url.tls {
             return Ok(Box::new(tcp));
         }
@@ -127,7 +127,7 @@ impl Dialer {
     }
 }
 
-/// Whether an address is one of this machine: only then the kernel lets us use it.
+/// Whether the address is local: the kernel allows bind only to local addresses.
 async fn is_ours(host: &str) -> bool {
     let Ok(address) = host.parse::<IpAddr>() else { return false };
     UdpSocket::bind((address, 0)).await.is_ok()
@@ -141,7 +141,7 @@ fn dialling(place: &Place, why: &str) -> String {
     }
 }
 
-/// As Go prints the errors that operators meet.
+/// Error texts as Go prints them, for the errors that operators encounter.
 fn words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "connect: no such file or directory".to_owned(),

@@ -1,4 +1,4 @@
-//! How many streams one caller may hold at once (spec 04 §11).
+//! Limit of concurrent streams per caller (spec 04 §11).
 
 use std::{
     collections::HashMap,
@@ -7,27 +7,27 @@ use std::{
 
 use crate::Metered;
 
-/// Open streams by caller.
+/// Counts open streams by caller.
 pub struct Caps {
     most: usize,
     open: Mutex<HashMap<String, usize>>,
 }
 
-/// A caller's right to one stream; given back when dropped.
+/// Permit for one stream; released when dropped.
 pub struct Permit {
     caps: Arc<Caps>,
     caller: String,
-    /// Lasts as long as the stream, and so does its request's account.
+    /// Keeps the request in flight in the metrics as long as the stream lasts.
     _metered: Option<Metered>,
 }
 
 impl Caps {
-    /// `most` streams per caller.
+    /// Allows `most` streams per caller.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, open: Mutex::default() })
     }
 
-    /// One more stream of a caller; `None` where it has too many.
+    /// Takes a permit for one more stream of a caller; `None` at the limit.
     pub fn take(self: &Arc<Self>, caller: &str) -> Option<Permit> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.get(caller).copied().unwrap_or(0);
@@ -40,7 +40,7 @@ impl Caps {
 }
 
 impl Permit {
-    /// Keeps the account of a request open while the stream lasts.
+    /// Attaches the metrics guard of the request, so that it lasts as long as the stream.
     pub fn counting(self, metered: Option<Metered>) -> Self {
         let mut counting = self;
         counting._metered = metered;

@@ -1,4 +1,4 @@
-//! Bytes both ways until either way ends (spec 04b §2.1).
+//! Bidirectional byte copy until either side ends (spec 04b §2.1).
 
 use std::{pin::pin, time::Duration};
 
@@ -7,17 +7,16 @@ use tokio::{
     time::timeout,
 };
 
-/// A pipe's buffer at first, and when it is busy, in bytes.
+/// Buffer size of a direction in bytes, while idle and while busy.
 const IDLE: usize = 4 << 10;
 const BUSY: usize = 128 << 10;
-/// A busy pipe is idle again after so long without a byte.
+/// Time without data after which a busy direction is idle again.
 const CALM: Duration = Duration::from_secs(1);
-/// How long saying goodbye may take.
+/// Timeout for the rest of the data and for the shutdown.
 const GOODBYE: Duration = Duration::from_secs(10);
 
-/// Copies until one side ends, then closes both. What was read is written before, and what a side
-/// said before it went is heard: a runtime may tell a command's end and close while the client
-/// still writes.
+/// Copies until one side ends, then shuts both down. Data that was read is written first, and data that a side sent
+/// before it closed is delivered: a runtime may send a command's exit status and close while the client still writes.
 pub async fn both_ways<A, B>(a: A, b: B)
 where
     A: AsyncRead + AsyncWrite + Send,
@@ -40,7 +39,7 @@ where
     let _ = timeout(GOODBYE, goodbye).await; // the other side may be gone
 }
 
-/// Which end of a pipe ended it. How is no news: whoever ends a stream just closes it.
+/// Which end of a direction ended it. The error is irrelevant: the stream is closed in each case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     Source,
@@ -60,7 +59,7 @@ async fn pump<R: AsyncRead, W: AsyncWrite>(from: &mut ReadHalf<R>, to: &mut Writ
         };
         let read = read.unwrap_or_default();
         let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else { return Ended::Source };
-        // A TLS session keeps what it could not send at once until it is asked to.
+        // A TLS session buffers what it could not send until it is flushed.
         if to.write_all(bytes).await.is_err() || to.flush().await.is_err() {
             return Ended::Target;
         }
@@ -97,7 +96,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_words_of_who_takes_nothing_more_are_heard() {
-        // Which way is looked at first is left to chance.
+        // The direction that `select!` polls first is random.
         for _ in 0..50 {
             let (mut client, ours) = duplex(64);
             let (theirs, mut runtime) = duplex(64);

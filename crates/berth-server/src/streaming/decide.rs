@@ -1,36 +1,36 @@
-//! How a stream request is to be handled, told from its head (spec 04b §2, 04 §10). Pure.
+//! Upgrade protocol of a stream request, decided from its headers (spec 04b §2, 04 §10). Pure.
 
 use http::{HeaderMap, header};
 
-/// What a request to exec or attach wants to become.
+/// Upgrade of an exec or attach request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandUpgrade {
-    /// It stays HTTP, which no stream can use.
+    /// No upgrade requested, so streams are impossible.
     None,
-    /// SPDY, or a WebSocket of a protocol that runtimes speak: its bytes go to the runtime as they are.
+    /// SPDY, or a WebSocket protocol that runtimes support: the bytes are proxied unchanged.
     Splice,
-    /// A WebSocket of version 5, which runtimes do not speak: it ends here.
+    /// WebSocket version 5, which runtimes do not support: terminated here and translated to SPDY.
     Translate,
 }
 
-/// What a request to forward ports wants to become.
+/// Upgrade of a port-forward request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardUpgrade {
-    /// It stays HTTP, which no stream can use.
+    /// No upgrade requested, so streams are impossible.
     None,
     /// SPDY.
     Spdy,
-    /// A WebSocket with a channel per port, which must be named.
+    /// WebSocket with two channels per port; the query must name the ports.
     WebSocket,
-    /// A WebSocket that carries SPDY: it ends here.
+    /// WebSocket that tunnels SPDY: terminated here.
     Tunnel,
 }
 
-/// The subprotocol that knows half-closed streams.
+/// WebSocket subprotocol that supports half-closed streams.
 pub const V5: &str = "v5.channel.k8s.io";
 const TUNNEL: &str = "SPDY/3.1+";
 
-/// Whether the client asks for another protocol.
+/// Whether the client requests a protocol upgrade.
 pub fn is_upgrade(headers: &HeaderMap) -> bool {
     let mut values = headers.get_all(header::CONNECTION).iter();
     values.any(|value| contains_ignore_case(value.as_bytes(), b"upgrade"))
@@ -40,19 +40,19 @@ fn contains_ignore_case(text: &[u8], word: &[u8]) -> bool {
     text.windows(word.len()).any(|window| window.eq_ignore_ascii_case(word))
 }
 
-/// Whether the client asks for a WebSocket.
+/// Whether the client requests a WebSocket.
 pub fn is_web_socket(headers: &HeaderMap) -> bool {
     let first = headers.get(header::UPGRADE);
     is_upgrade(headers) && first.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
-/// The subprotocols offered in the first header line; those that are no text are left out.
+/// Subprotocols in the first header line; none where the line is not visible ASCII.
 pub fn subprotocols(headers: &HeaderMap) -> Vec<&str> {
     let line = headers.get(header::SEC_WEBSOCKET_PROTOCOL).and_then(|value| value.to_str().ok());
     line.map(|line| line.split(',').map(str::trim).collect()).unwrap_or_default()
 }
 
-/// How exec and attach are handled; `terminate` is the gate `ExtendWebSocketsToKubelet`.
+/// Upgrade of exec and attach; `terminate` is the feature gate `ExtendWebSocketsToKubelet`.
 pub fn command(headers: &HeaderMap, terminate: bool) -> CommandUpgrade {
     if !is_upgrade(headers) {
         return CommandUpgrade::None;
@@ -61,7 +61,7 @@ pub fn command(headers: &HeaderMap, terminate: bool) -> CommandUpgrade {
     if translate { CommandUpgrade::Translate } else { CommandUpgrade::Splice }
 }
 
-/// How port-forward is handled; `terminate` is the gate `ExtendWebSocketsToKubelet`.
+/// Upgrade of port-forward; `terminate` is the feature gate `ExtendWebSocketsToKubelet`.
 pub fn forward(headers: &HeaderMap, terminate: bool) -> ForwardUpgrade {
     if !is_upgrade(headers) {
         return ForwardUpgrade::None;
@@ -73,27 +73,27 @@ pub fn forward(headers: &HeaderMap, terminate: bool) -> ForwardUpgrade {
     if tunnel { ForwardUpgrade::Tunnel } else { ForwardUpgrade::WebSocket }
 }
 
-/// The SPDY protocol inside a tunnel's subprotocol: `SPDY/3.1+portforward.k8s.io`.
+/// SPDY subprotocol inside a tunnel's subprotocol: `SPDY/3.1+portforward.k8s.io`.
 pub fn tunnelled(subprotocol: &str) -> Option<&str> {
     subprotocol.strip_prefix(TUNNEL).filter(|inner| inner.ends_with(".k8s.io"))
 }
 
-/// The subprotocol of a tunnel that carries `inner`.
+/// Subprotocol of a tunnel that carries `inner`.
 pub fn tunnel_of(inner: &str) -> String {
     format!("{TUNNEL}{inner}")
 }
 
-/// How a caller was told to be who it is, as far as web pages can abuse it.
+/// Kind of credential, as far as web pages can abuse it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// A certificate of the connection, which a browser shows to any page's request.
+    /// Client certificate of the connection, which a browser presents for requests of any page.
     Certificate,
-    /// Something a page cannot make a browser send.
+    /// Credential that a page cannot make a browser send.
     Other,
 }
 
-/// Whether a web page may have sent this: with a browser's certificate, a WebSocket from a page
-/// of another host is refused (spec 04 §10).
+/// Whether a web page of another origin may have sent the request: such requests are refused where the credential is a
+/// browser's certificate (spec 04 §10).
 pub fn is_cross_site(headers: &HeaderMap, proof: Proof) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return false };
     if proof == Proof::Other {

@@ -1,14 +1,13 @@
-//! `/exec`, `/attach`, `/portForward`, `/run`: byte pipes into containers and pods (spec 04b part I).
+//! Streaming endpoints `/exec`, `/attach`, `/portForward`, `/run` (spec 04b part I).
 //!
-//!   request ─► endpoint: who, which pod, which container ─► the runtime's one-time URL ─► `splice`
-//!                                                                  │ WebSocket v5 ─► translated to SPDY
-//!                                                                  └ WebSocket tunnel ─► its SPDY, unwrapped
+//!   request ─► endpoint: caller, pod, container ─► the runtime's one-time URL ─► `splice`
+//!                                                         │ WebSocket v5 ─► translated to SPDY
+//!                                                         └ WebSocket tunnel ─► its SPDY, unwrapped
 //!
-//! Before a runtime of its own the server is a proxy. What the runtime's streaming server speaks is passed on as bytes
-//! and never looked at; only what it does not speak ends here (`websocket/`). Where the runtime is ours there is nobody to
-//! pass it on to: the streams end here (`serve/`). A stream is one task that
-//! owns both connections: when either ends, or the agent stops, both are closed. The endpoints'
-//! answers before that are decided by pure files: `query`, `decide`, `url`.
+//! With an external runtime the server is a proxy: it copies protocols that the runtime's streaming server supports as
+//! bytes, and terminates only the others (`websocket/`). With the embedded runtime the streams are served in-process
+//! (`serve/`). A stream is one task that owns both connections: when either ends, or the agent stops, both are closed.
+//! Pure modules decide the responses before that: `query`, `decide`, `url`.
 
 mod answer;
 mod backend;

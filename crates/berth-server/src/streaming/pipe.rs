@@ -1,4 +1,4 @@
-//! What all stream endpoints share, and the task a stream runs in.
+//! Shared state of the streaming endpoints: settings, per-caller limits, and stream tasks.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -28,25 +28,25 @@ use crate::{
 };
 use berth_metrics::StreamingMetrics;
 
-/// Settings of the stream endpoints.
+/// Settings of the streaming endpoints.
 #[derive(Clone, Debug)]
 pub struct StreamingConfig {
-    /// Gate `ExtendWebSocketsToKubelet`.
+    /// Feature gate `ExtendWebSocketsToKubelet`.
     pub terminate_web_sockets: bool,
-    /// `streamingConnectionIdleTimeout`; `None` for none.
+    /// `streamingConnectionIdleTimeout`; `None` disables it.
     pub idle: Option<Duration>,
-    /// Streams one caller may hold at once.
+    /// Maximum number of open streams per caller.
     pub most_per_caller: usize,
-    /// How long the runtime may take to answer when a stream is met.
+    /// Timeout for the runtime's response to a stream request.
     pub answer: Duration,
-    /// How long open streams may go on once the agent ends.
+    /// Grace period of open streams when the agent stops.
     pub grace: Duration,
-    /// How often a client whose WebSocket ends here is asked whether it is there.
+    /// Ping interval of WebSockets that are terminated here.
     pub heartbeat: Duration,
-    /// Hosts beyond this machine to which the runtime may send us.
+    /// Hosts beyond this machine that the runtime's streaming URLs may name.
     pub allowed_hosts: Vec<String>,
-    /// Callers that pass on other people's requests, by name: the API server. Web pages cannot
-    /// speak through them.
+    /// User names of callers that proxy requests of others, i.e. API servers. Web pages cannot send requests through
+    /// them.
     pub proxies: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl Default for StreamingConfig {
     }
 }
 
-/// What the stream endpoints need; cheap to share.
+/// Shared state of the streaming endpoints; cheap to clone.
 #[derive(Clone)]
 pub struct Streaming(Arc<Inner>);
 
@@ -79,12 +79,13 @@ struct Inner {
     metrics: StreamingMetrics,
     tasks: TaskTracker,
     stop: CancellationToken,
-    /// What the URLs begin with that are met here, and what stands behind them.
+    /// URL prefix of the in-process runtime, and its targets.
     here: OnceLock<(&'static str, Arc<dyn Targets>)>,
 }
 
 impl Streaming {
-    /// Streams have [`StreamingConfig::grace`] to end once `stop` is cancelled; [`Self::closed`] waits until they have.
+    /// Creates the shared state. When `stop` is canceled, open streams get [`StreamingConfig::grace`] to end;
+    /// [`Self::closed`] waits for them.
     pub fn new(
         config: StreamingConfig,
         pods: Arc<dyn Streams>,
@@ -106,25 +107,25 @@ impl Streaming {
         }))
     }
 
-    /// Tells where the streams of a runtime in this process are: behind URLs that begin so. Once.
+    /// Registers the targets of an in-process runtime, whose URLs begin with `prefix`. Call it only once.
     pub fn serve_here(&self, prefix: &'static str, targets: Arc<dyn Targets>) {
         let told = self.0.here.set((prefix, targets));
         debug_assert!(told.is_ok(), "there is one runtime");
     }
 
-    /// What is behind a URL that is met here; or the answer where that is gone. `None` for other URLs.
+    /// Takes the target of an in-process URL, or the response where it is gone. `None` for other URLs.
     pub(crate) fn here(&self, url: &str) -> Option<Result<Target, Box<Response>>> {
         let (prefix, targets) = self.0.here.get()?;
         let path = url.strip_prefix(prefix)?;
         Some(targets.take(path).ok_or_else(|| Box::new(super::serve::listener::unknown())))
     }
 
-    /// Open streams.
+    /// Number of open streams.
     pub fn open(&self) -> usize {
         self.0.tasks.len()
     }
 
-    /// Waits until all streams have ended; no new ones are counted afterwards.
+    /// Waits until all streams have ended; closes the tracker for new ones.
     pub async fn closed(&self) {
         self.0.tasks.close();
         self.0.tasks.wait().await;
@@ -146,7 +147,7 @@ impl Streaming {
         &self.0.metrics
     }
 
-    /// Lets a stream run beside the request it came with.
+    /// Runs a stream in a task of its own, beyond the request that opened it.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let (stop, grace) = (self.0.stop.clone(), self.0.config.grace);
         let over = async move {
@@ -162,10 +163,10 @@ impl Streaming {
         });
     }
 
-    /// The caller's right to one more stream.
+    /// Takes a permit for one more stream of the caller.
     ///
     /// # Errors
-    /// The answer for a caller that has too many, and for a web page that uses a browser's certificate.
+    /// The response where the caller has too many streams, or a web page uses a browser's certificate.
     #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
     pub(crate) fn admit(&self, request: &Request<Body>) -> Result<Permit, Response> {
         let identity = request.extensions().get::<Identity>();

@@ -1,7 +1,7 @@
-//! What a stream request asks for, read as the reference reads it (spec 04b §2). Pure.
+//! Query parameters of exec, attach, and port-forward, parsed as kubelet does (spec 04b §2). Pure.
 //!
-//! Flags count only as exactly `1`; of a repeated key the first value counts, and a form-encoded
-//! body comes before the query. A pair that cannot be decoded is as if it were not there.
+//! A flag is set only by exactly `1`. Of a repeated key the first value counts, and a form-encoded body precedes the
+//! query. A pair that cannot be decoded is ignored.
 
 use berth_config::text::quote;
 
@@ -10,7 +10,7 @@ use berth_config::text::quote;
 pub struct Form(Vec<(String, String)>);
 
 impl Form {
-    /// Reads `a=1&b=2`; `+` is a blank.
+    /// Parses `a=1&b=2`; `+` is a space.
     pub fn parse(text: &str) -> Self {
         let pairs = text.split('&').filter(|pair| !pair.is_empty() && !pair.contains(';'));
         let decoded = pairs.filter_map(|pair| {
@@ -20,18 +20,18 @@ impl Form {
         Self(decoded.collect())
     }
 
-    /// Adds what another form says, behind what this one says.
+    /// Appends the pairs of another form.
     pub fn followed_by(mut self, other: &Self) -> Self {
         self.0.extend(other.0.iter().cloned());
         self
     }
 
-    /// The first value of a key.
+    /// First value of a key.
     pub fn first(&self, key: &str) -> Option<&str> {
         self.all(key).next()
     }
 
-    /// All values of a key.
+    /// All values of a key, in order.
     pub fn all<'a>(&'a self, key: &str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |(known, _)| known == key).map(|(_, value)| value.as_str())
     }
@@ -41,7 +41,7 @@ impl Form {
     }
 }
 
-/// Undoes `%XX` and `+`; `None` for a broken escape.
+/// Decodes `%XX` and `+`; `None` for an invalid escape.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = text.bytes();
     let mut out = Vec::with_capacity(text.len());
@@ -59,62 +59,62 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// Which streams a client wants.
+/// Streams that a client requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Standard input.
     pub stdin: bool,
     /// Standard output.
     pub stdout: bool,
-    /// Standard error; never together with a terminal.
+    /// Standard error; never set together with a terminal.
     pub stderr: bool,
-    /// A terminal.
+    /// Whether the process gets a terminal.
     pub tty: bool,
 }
 
-/// Nothing is to be streamed.
+/// The request selects no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("you must specify at least 1 of stdin, stdout, stderr")]
 pub struct NoStream;
 
-/// The flags of exec and attach.
+/// Parses the stream flags of exec and attach.
 ///
 /// # Errors
-/// If none of the streams is asked for.
+/// If no stream is requested.
 pub fn wanted(form: &Form) -> Result<Wanted, NoStream> {
     let tty = form.set("tty");
     let flags = Wanted { stdin: form.set("input"), stdout: form.set("output"), stderr: form.set("error") && !tty, tty };
     if flags.stdin || flags.stdout || flags.stderr { Ok(flags) } else { Err(NoStream) }
 }
 
-/// Why the ports of a WebSocket port-forward cannot be used; the texts are a contract.
+/// Reason why the ports of a WebSocket port-forward are invalid; clients depend on these texts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortsError {
-    /// No `port`.
+    /// No `port` parameter.
     #[error("query parameter \"port\" is required")]
     Missing,
-    /// `port=`.
+    /// Empty value, `port=`.
     #[error("query parameter \"port\" cannot be empty")]
     Empty,
-    /// Not a number of 16 bits.
+    /// Not a 16-bit number.
     #[error("unable to parse {} as a port: strconv.ParseUint: parsing {}: {why}", quote(.whole), quote(.part))]
     NotANumber {
-        /// The value.
+        /// Value of the parameter.
         whole: String,
-        /// The list element that is wrong.
+        /// Invalid element of the list.
         part: String,
-        /// What is wrong with it.
+        /// Cause, in Go's `strconv` wording.
         why: &'static str,
     },
-    /// 0.
+    /// Port 0.
     #[error("port {} must be > 0", quote(.0))]
     Zero(String),
 }
 
-/// The ports of a WebSocket port-forward: repeatable, and lists (`80,90`).
+/// Parses the ports of a WebSocket port-forward: a repeatable parameter with comma-separated lists (`80,90`).
 ///
 /// # Errors
-/// If there is none, or one is no port.
+/// If there is no port, or one is invalid.
 pub fn ports(form: &Form) -> Result<Vec<u16>, PortsError> {
     let mut ports = Vec::new();
     let mut any = false;

@@ -1,7 +1,7 @@
-//! The pass-through: a client's upgraded connection becomes the runtime's (spec 04b §2.1).
+//! Proxies an upgraded client connection to the runtime's streaming server (spec 04b §2.1).
 //!
-//! Nothing is followed: an answer of the runtime that is no upgrade ends the matter, with its own
-//! words where it is an error. Nothing of the client's but method and headers goes there.
+//! Redirects are not followed: a response without an upgrade ends the request, and an error response is passed on. The
+//! runtime gets only the method and headers of the client's request.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -26,7 +26,7 @@ use super::{
 use crate::Peer;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// How long copying an error may take, and how long it may be.
+/// Timeout for reading the body of an error response, and its maximum length in bytes.
 const ERROR_LIMIT: Duration = Duration::from_secs(10);
 const ERROR_BYTES: usize = 1 << 20;
 
@@ -60,17 +60,17 @@ pub async fn splice(streaming: &Streaming, url: &str, mut request: Request<Body>
     response
 }
 
-/// The address of a request's client.
+/// Client address of a request.
 pub fn client_address(request: &Request<Body>) -> Option<IpAddr> {
     request.extensions().get::<Peer>().map(|peer| peer.address.ip())
 }
 
-/// The answer where the runtime cannot be asked.
+/// Response where the runtime cannot be reached.
 pub fn unreachable(error: &BackendError) -> Response {
     line(StatusCode::INTERNAL_SERVER_ERROR, "runtime-unreachable", &error.to_string())
 }
 
-/// The answer where the runtime does not want to stream: its own, if that is an error.
+/// Response where the runtime refuses the upgrade: its own, if that is an error.
 pub async fn refused(answered: Answered) -> Response {
     let Answered { response, connection } = answered;
     let status = response.status();
@@ -85,12 +85,12 @@ pub async fn refused(answered: Answered) -> Response {
     for hop in [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::UPGRADE] {
         head.headers.remove(hop);
     }
-    // What was nearly a tunnel is no connection for another request (CVE-2018-1002105).
+    // A connection that was nearly a tunnel must not be reused for another request (CVE-2018-1002105).
     head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     Response::from_parts(head, Body::from(body))
 }
 
-/// The body of an error, for those who tell it otherwise.
+/// Body of an error response, for callers that report it in another form.
 pub async fn error_text(answered: Answered) -> Bytes {
     let body = Limited::new(answered.response.into_body(), ERROR_BYTES).collect();
     let body = timeout(ERROR_LIMIT, body).await;
@@ -98,7 +98,7 @@ pub async fn error_text(answered: Answered) -> Bytes {
     body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default()
 }
 
-/// The client's headers, as far as they are the runtime's business.
+/// Filters the client's headers for the runtime, and extends `X-Forwarded-For`.
 pub fn forwarded(mut headers: HeaderMap, from: Option<IpAddr>) -> HeaderMap {
     let ours = [header::AUTHORIZATION, header::HOST, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::EXPECT];
     for name in ours {

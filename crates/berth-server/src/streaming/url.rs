@@ -1,62 +1,62 @@
-//! Where a runtime may send us to meet its streams (spec 04 §10, 04b §2.1). Pure.
+//! Validation of the streaming URL that a container runtime returns (spec 04 §10, 04b §2.1). Pure.
 //!
-//! The URL comes from the runtime and is dialled with our rights; so only this machine and hosts
-//! an operator named are dialled, and a client's query never becomes part of it.
+//! The runtime chooses the URL and kubelet dials it with its own privileges; therefore only this machine and hosts
+//! named by the operator are allowed, and a client's query never becomes part of the URL.
 
 use std::net::IpAddr;
 
 use http::Uri;
 
-/// Where a stream is met.
+/// Validated streaming URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamUrl {
-    /// What is dialled.
+    /// Address to dial.
     pub place: Place,
-    /// Whether TLS is spoken.
+    /// Whether to use TLS.
     pub tls: bool,
-    /// For the `Host` header.
+    /// Value of the `Host` header.
     pub authority: String,
     /// Path and query of the request.
     pub path: String,
 }
 
-/// What is dialled.
+/// Address to dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// TCP.
+    /// TCP address.
     Host {
-        /// Name or address.
+        /// Host name or IP address.
         host: String,
         /// Port.
         port: u16,
-        /// Whether it has to be an address of this machine; to be looked up before dialling.
+        /// Whether the host must be an address of this machine; the dialer checks it.
         must_be_ours: bool,
     },
-    /// A unix socket, `http+unix://%2Frun%2Fstream.sock/exec/token`.
+    /// Unix socket path, from `http+unix://%2Frun%2Fstream.sock/exec/token`.
     Unix(String),
 }
 
-/// Why a URL is not dialled.
+/// Reason why a URL is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// Not a URL at all.
+    /// Not a valid URL.
     #[error("the runtime's streaming URL {0:?} cannot be understood")]
     Malformed(String),
-    /// A scheme we do not speak.
+    /// Unsupported scheme.
     #[error("the runtime's streaming URL has the unsupported scheme {0:?}")]
     Scheme(String),
-    /// Somebody else's machine.
+    /// Host of another machine that is not allowed.
     #[error(
         "the runtime's streaming URL leads to {0:?}, which is neither this machine nor one of --streaming-allowed-hosts"
     )]
     Foreign(String),
 }
 
-/// Reads a runtime's URL. `allowed` names hosts beyond this machine.
+/// Parses a runtime's URL. `allowed` lists hosts beyond this machine.
 ///
 /// # Errors
-/// For what cannot be read, and for names of other machines. Addresses that may be ours are let
-/// through with a mark.
+/// For an invalid URL, and for a name of another machine. An IP address that may be local is accepted with
+/// `must_be_ours`.
 pub fn read(url: &str, allowed: &[String]) -> Result<StreamUrl, UrlError> {
     let malformed = || UrlError::Malformed(url.to_owned());
     if let Some(rest) = url.strip_prefix("http+unix://") {
@@ -85,7 +85,7 @@ pub fn read(url: &str, allowed: &[String]) -> Result<StreamUrl, UrlError> {
     Ok(StreamUrl { place, tls, authority: authority.as_str().to_owned(), path })
 }
 
-/// Whether a host may be dialled only if it turns out to be ours.
+/// Whether the host must prove to be a local address before it is dialed.
 fn reach(host: &str, allowed: &[String]) -> Result<bool, UrlError> {
     if allowed.iter().any(|name| name.eq_ignore_ascii_case(host)) || host.eq_ignore_ascii_case("localhost") {
         return Ok(false);
@@ -96,7 +96,7 @@ fn reach(host: &str, allowed: &[String]) -> Result<bool, UrlError> {
     }
 }
 
-/// The path of a socket written as a host, `%2Frun%2Fx.sock`.
+/// Decodes a socket path in the place of a host, `%2Frun%2Fx.sock`.
 fn socket(authority: &str) -> Option<String> {
     let mut path = String::new();
     let mut rest = authority;

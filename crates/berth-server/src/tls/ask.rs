@@ -1,4 +1,4 @@
-//! Asks clients for a certificate and takes any, if the client holds its key. Spec 04 §7.
+//! Client certificate verifier that accepts any certificate whose key the client has. Spec 04 §7.
 
 use rustls::{
     DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
@@ -8,8 +8,8 @@ use rustls::{
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
 
-/// Believes that the client holds the key of its certificate, which the handshake proves, and
-/// nothing else: a request with a bad certificate and a good token must come through.
+/// Verifies only that the client has the key of its certificate, which the handshake proves: a request with an
+/// untrusted certificate and a valid token must succeed.
 #[derive(Debug)]
 pub struct AskOnly {
     subjects: Vec<DistinguishedName>,
@@ -17,7 +17,7 @@ pub struct AskOnly {
 }
 
 impl AskOnly {
-    /// `subjects` are the authorities a client is told about.
+    /// `subjects` are the CA names sent to clients.
     pub fn new(subjects: &[DistinguishedName], provider: &CryptoProvider) -> Self {
         Self { subjects: subjects.to_vec(), algorithms: provider.signature_verification_algorithms }
     }

@@ -1,4 +1,4 @@
-//! The files: a certificate with its key, and the bundle of client authorities.
+//! Reads the TLS files: serving certificate and key, and client CA bundle.
 
 use std::{fs::File, io::Read, path::Path, sync::Arc, time::Duration};
 
@@ -11,38 +11,38 @@ use tokio::sync::Semaphore;
 
 use super::TlsSettings;
 
-/// The largest file that is read, in bytes.
+/// Maximum file size, in bytes.
 const LIMIT: u64 = 4 << 20;
-/// Longest read; a file system that hangs must not stop the reloads.
+/// Timeout of a read; a hung file system must not stop reloads.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A certificate (with its chain) and its key, as PEM.
+/// Certificate chain and private key, PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pair {
-    /// The certificate, leaf first.
+    /// Certificate chain, leaf first.
     pub certificate: Vec<u8>,
-    /// The key.
+    /// Private key.
     pub key: Vec<u8>,
 }
 
-/// What the files said.
+/// Contents of the files in use.
 pub struct Texts {
-    /// The serving pair; none where it has not come yet.
+    /// Serving pair; `None` until it exists.
     pub serving: Option<Pair>,
-    /// The client authorities, if any are configured.
+    /// Client CA bundle, if configured.
     pub client_ca: Option<Vec<u8>>,
 }
 
-/// What reading came to.
+/// Result of a read.
 pub struct Outcome {
-    /// The serving pair; none where it may come later and is not there.
+    /// Serving pair; `None` where it may appear later and does not exist yet.
     pub serving: Result<Option<Pair>, String>,
-    /// The client authorities, if any are configured.
+    /// Client CA bundle, if configured.
     pub client_ca: Result<Option<Vec<u8>>, String>,
 }
 
-/// Reads all files, off the async threads and within a limit. `one` has a single permit: a read
-/// that hangs is not joined by others, each of which would hold a thread.
+/// Reads all files on a blocking thread with a timeout. `one` has a single permit, so that at most one hung read
+/// occupies a thread.
 pub async fn read(settings: &TlsSettings, one: &Arc<Semaphore>) -> Outcome {
     let failed = |cause: String| Outcome { serving: Err(cause.clone()), client_ca: Err(cause) };
     let Ok(permit) = one.clone().try_acquire_owned() else {
@@ -78,10 +78,10 @@ fn file(path: &Path) -> Result<Vec<u8>, String> {
     Ok(content)
 }
 
-/// The key to serve with.
+/// Parses the pair for serving.
 ///
 /// # Errors
-/// What is wrong with the pair, in the reference's words where it has some.
+/// What is wrong with the pair, with kubelet's text where it has one.
 pub fn certified_key(pair: &Pair) -> Result<CertifiedKey, String> {
     let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(&pair.certificate).collect();
     let chain = chain.map_err(|e| format!("tls: failed to parse the certificate: {e}"))?;

@@ -1,16 +1,14 @@
-//! TLS of the main listener: what is offered, with which certificate, and how both change while
-//! the agent runs (spec 04 §7).
+//! TLS of the main listener: protocol settings, serving certificate, client CA bundle, and reload.
 //!
 //! ```text
-//!  tlsCertFile, tlsPrivateKeyFile ─┐             ┌─► acceptor, taken anew for each connection
+//!  tlsCertFile, tlsPrivateKeyFile ─┐             ┌─► acceptor, loaded for each connection
 //!  clientCAFile ───────────────────┼─► reload ───┤
 //!  one inotify watch, one minute ──┘             └─► client roots, read by the authenticator
 //! ```
 //!
-//! One task owns what was read; everybody else gets snapshots. What cannot be used keeps what is in
-//! use, and is told once. Certificates of clients are asked for and never judged here: the
-//! handshake proves that the client holds the key, `auth` decides what it is worth. There is one
-//! certificate for all names.
+//! One task owns the loaded files; all others read snapshots. Files that cannot be used leave the previous ones in use
+//! and are logged once. The handshake requests client certificates without verifying them: it only proves that the
+//! client has the key, `auth` verifies the chain. One certificate serves all names (spec 04 §7).
 
 mod ask;
 mod files;
@@ -47,29 +45,29 @@ use super::auth::{ClientCas, ClientRoots};
 use berth_metrics::WorkQueue;
 use berth_sys::file_watch::FileWatch;
 
-/// How often files are read although nothing was noticed.
+/// Interval of the periodic reload.
 const PERIOD: Duration = Duration::from_secs(60);
-/// How long after a change the others are waited for that belong to it.
+/// Debounce after a file change: waits for the related changes.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// Where the certificates are and what is to be offered, as the configuration spells it.
+/// Certificate paths and protocol settings, as spelled in the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct TlsSettings {
-    /// The serving certificate and its chain, PEM.
+    /// Path of the serving certificate and its chain, PEM.
     pub cert_file: PathBuf,
-    /// Its key, PEM.
+    /// Path of the private key of the serving certificate, PEM.
     pub key_file: PathBuf,
-    /// Whether the pair that was read first is served for ever (gate `ReloadKubeletServerCertificateFile` off).
+    /// Whether the first loaded pair is never replaced (feature gate `ReloadKubeletServerCertificateFile` off).
     pub keeps_pair: bool,
-    /// Whether the first pair may come later, signed by the cluster; until then no handshake succeeds.
+    /// Whether the first pair may appear later, signed by the cluster; until then every handshake fails.
     pub awaits_pair: bool,
-    /// The authorities whose clients are believed, PEM; `None`: no certificate is asked for.
+    /// Path of the client CA bundle, PEM; `None`: no client certificate is requested.
     pub client_ca_file: Option<PathBuf>,
-    /// `VersionTLS10` to `VersionTLS13`; empty is 1.2.
+    /// Minimum version, `VersionTLS10` to `VersionTLS13`; empty means TLS 1.2.
     pub min_version: String,
-    /// Cipher suites by Go's names; none: all we have.
+    /// Cipher suites by Go's names; empty means all supported ones.
     pub cipher_suites: Vec<String>,
-    /// Curves by number; none: all we have.
+    /// Curves by number; empty means all supported ones.
     pub curves: Vec<i32>,
 }
 
@@ -83,26 +81,26 @@ impl TlsSettings {
     }
 }
 
-/// TLS cannot be had.
+/// Error of the TLS setup.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// Nothing could be offered.
+    /// No usable protocol settings remain.
     #[error(transparent)]
     Offer(#[from] OfferError),
     /// The serving certificate or its key cannot be used.
     #[error("failed to initialize file based certificate manager: {0}")]
     Serving(String),
-    /// The client authorities cannot be used.
+    /// The client CA bundle cannot be used.
     #[error("unable to load client CA file {path}: {cause}")]
     ClientCa {
-        /// The file.
+        /// Path of the bundle.
         path: String,
-        /// Why.
+        /// Cause.
         cause: String,
     },
 }
 
-/// TLS of a listener. Cheap to clone; all clones are the same.
+/// TLS configuration of a listener. Cheap to clone; all clones share their state.
 #[derive(Clone)]
 pub struct Tls(Arc<Inner>);
 
@@ -112,11 +110,11 @@ struct Inner {
     current: ArcSwap<ServerConfig>,
     client_roots: ClientRoots,
     state: Mutex<State>,
-    /// One read of the files at a time.
+    /// Serializes reads of the files.
     reading: Arc<Semaphore>,
 }
 
-/// What is in use, and what was last complained about.
+/// Files in use, and the last logged error.
 struct State {
     used: Texts,
     key: Option<Arc<CertifiedKey>>,
@@ -124,10 +122,10 @@ struct State {
 }
 
 impl Tls {
-    /// Reads the files and logs what will be offered.
+    /// Reads the files and logs the offered protocol settings.
     ///
     /// # Errors
-    /// What cannot be used; nothing is served then.
+    /// The setting or file that cannot be used; the server does not start then.
     pub async fn new(settings: TlsSettings) -> Result<Self, TlsError> {
         let offer = Offer::choose(&settings.min_version, &settings.cipher_suites, &settings.curves)?;
         for name in &offer.refused {
@@ -163,22 +161,23 @@ impl Tls {
         })))
     }
 
-    /// For a connection that is made now.
+    /// Acceptor with the current certificate, for one new connection.
     pub fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.0.current.load_full())
     }
 
-    /// The authorities whose clients are believed; changes with the file.
+    /// The current client CAs; the snapshot changes with the file.
     pub fn client_roots(&self) -> ClientRoots {
         self.0.client_roots.clone()
     }
 
-    /// The cipher suites that are offered, by Go's names.
+    /// The offered cipher suites, by Go's names.
     pub fn cipher_suites(&self) -> Vec<&'static str> {
         self.0.offer.names()
     }
 
-    /// Follows the files until stopped; `queue` counts as kubelet's work queue of the client CA bundle does.
+    /// Reloads the files on changes and periodically until stopped; `queue` feeds the metrics of kubelet's work queue
+    /// for the client CA bundle.
     pub async fn run(self, queue: Option<WorkQueue>, stop: CancellationToken) {
         let mut watch = FileWatch::new(self.0.settings.files());
         let mut ticks = interval(PERIOD);
@@ -204,7 +203,7 @@ impl Tls {
         }
     }
 
-    /// Reads the files again and uses what is new and good; returns whether the client CA bundle is bad.
+    /// Reads the files and applies new valid ones; returns whether the client CA bundle is invalid.
     async fn reload(&self) -> bool {
         let read = read(&self.0.settings, &self.0.reading).await;
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,7 +238,7 @@ impl Tls {
                 Err(cause) => complaints.push(cause.to_string()),
             }
         }
-        // Last: who sees that others are believed is offered what goes with it.
+        // Stored last: a caller that reads the new roots also gets the matching TLS configuration.
         self.0.client_roots.store(cas);
         let complaint = (!complaints.is_empty()).then(|| complaints.join("; "));
         if complaint != state.complaint
@@ -272,7 +271,7 @@ fn new_key(
     }
 }
 
-/// The key to serve with, or what is wrong with which files.
+/// Parses the pair; the error names the cause and both files.
 fn usable(settings: &TlsSettings, pair: &files::Pair) -> Read<Arc<CertifiedKey>> {
     let (certificate, key) = (settings.cert_file.display(), settings.key_file.display());
     files::certified_key(pair).map(Arc::new).map_err(|cause| format!("{cause} (certificate {certificate}, key {key})"))
@@ -288,8 +287,8 @@ fn new_roots(read: Read<Option<Vec<u8>>>, state: &State) -> Read<Option<(Vec<u8>
     }
 }
 
-/// Sessions are resumed by tickets, so that a scraper that comes every few seconds costs little;
-/// their key is made anew with every configuration.
+/// Sessions are resumed by tickets, so that a scraper that connects every few seconds costs little; every configuration
+/// generates a new ticket key.
 fn configure(
     offer: &Offer,
     key: Option<&Arc<CertifiedKey>>,
@@ -313,7 +312,7 @@ fn configure(
     Ok(config)
 }
 
-/// Nothing to serve with.
+/// Certificate resolver without a certificate: every handshake fails.
 #[derive(Debug)]
 struct NoPair;
 

@@ -1,8 +1,7 @@
-//! From the names in the configuration to what is offered. Pure. Spec 04 §7.
+//! TLS versions, cipher suites, and curves: configured names to rustls settings. Pure. Spec 04 §7.
 //!
-//! Only suites with authenticated encryption and ephemeral keys are offered. Every name the
-//! reference knows is accepted; those we do not offer are told, and are fatal only where an
-//! explicit list for TLS 1.2 would leave nothing at all.
+//! Only suites with authenticated encryption and ephemeral keys are offered. Every name that kubelet knows is accepted;
+//! unsupported ones are logged, and are an error only where an explicit list for TLS 1.2 would leave no suite.
 
 use rustls::{
     NamedGroup, SupportedCipherSuite, SupportedProtocolVersion,
@@ -15,14 +14,14 @@ use rustls::{
 
 use berth_sys::tls;
 
-/// Suites of TLS 1.3; they cannot be chosen.
+/// Cipher suites of TLS 1.3; always offered.
 static SUITES_13: [(&str, &SupportedCipherSuite); 3] = [
     ("TLS_AES_128_GCM_SHA256", &ring::TLS13_AES_128_GCM_SHA256),
     ("TLS_AES_256_GCM_SHA384", &ring::TLS13_AES_256_GCM_SHA384),
     ("TLS_CHACHA20_POLY1305_SHA256", &ring::TLS13_CHACHA20_POLY1305_SHA256),
 ];
 
-/// Suites of TLS 1.2 we have, the preferred ones first; then their old names.
+/// Supported cipher suites of TLS 1.2 in order of preference, followed by deprecated aliases.
 static SUITES_12: [(&str, &SupportedCipherSuite); 8] = [
     ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", &ring::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256),
     ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", &ring::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256),
@@ -33,42 +32,42 @@ static SUITES_12: [(&str, &SupportedCipherSuite); 8] = [
     ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", &ring::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256),
     ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", &ring::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256),
 ];
-/// How many of them are names of their own.
+/// Number of entries before the aliases.
 const OWN_NAMES_12: usize = 6;
 
-/// What the configuration leaves is nothing.
+/// Error: no usable setting remains.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OfferError {
-    /// No cipher suite of TLS 1.2.
+    /// No supported cipher suite for TLS 1.2.
     #[error("tlsCipherSuites: none of {names} can be offered with TLS 1.2; offered can be {known}")]
     Suites {
-        /// Those that were asked for.
+        /// Configured names.
         names: String,
-        /// Those there are.
+        /// Supported names.
         known: String,
     },
-    /// No curve.
+    /// No supported curve; lists the configured ones.
     #[error("tlsCurvePreferences: none of {0} can be offered; offered can be 23, 24, 29")]
     Curves(String),
-    /// Unknown.
+    /// Unknown version name.
     #[error("unknown tls version \"{0}\"")]
     Version(String),
 }
 
-/// What is offered.
+/// TLS settings offered by the server.
 pub struct Offer {
     suites: Vec<(&'static str, SupportedCipherSuite)>,
     groups: Vec<&'static dyn SupportedKxGroup>,
     only_13: bool,
-    /// Settings that are accepted and not offered.
+    /// Configured settings that are accepted but not offered.
     pub refused: Vec<String>,
 }
 
 impl Offer {
-    /// Chooses by Go's names and numbers; see [`super::TlsSettings`].
+    /// Selects settings by Go's names and numbers; see [`super::TlsSettings`].
     ///
     /// # Errors
-    /// Nothing is left.
+    /// If no usable setting remains.
     pub fn choose(min_version: &str, suites: &[String], curves: &[i32]) -> Result<Self, OfferError> {
         let mut refused = Vec::new();
         let only_13 = match min_version {
@@ -88,27 +87,27 @@ impl Offer {
         Ok(Self { suites: chosen, groups, only_13, refused })
     }
 
-    /// Names of the suites.
+    /// Names of the cipher suites, as Go spells them.
     pub fn names(&self) -> Vec<&'static str> {
         self.suites.iter().map(|(name, _)| *name).collect()
     }
 
-    /// Names of the curves.
+    /// Offered key exchange groups (curves).
     pub fn group_names(&self) -> Vec<NamedGroup> {
         self.groups.iter().map(|group| group.name()).collect()
     }
 
-    /// The lowest version, by Go's name.
+    /// Minimum version, by Go's name.
     pub fn min_version(&self) -> &'static str {
         if self.only_13 { "VersionTLS13" } else { "VersionTLS12" }
     }
 
-    /// The versions.
+    /// Offered protocol versions.
     pub fn versions(&self) -> Vec<&'static SupportedProtocolVersion> {
         if self.only_13 { vec![&TLS13] } else { vec![&TLS13, &TLS12] }
     }
 
-    /// The cryptography behind it.
+    /// The rustls provider with these suites and groups.
     pub fn provider(&self) -> CryptoProvider {
         CryptoProvider {
             cipher_suites: self.suites.iter().map(|(_, suite)| *suite).collect(),
@@ -175,7 +174,7 @@ mod tests {
 
     #[test]
     fn only_strong_suites_are_offered() {
-        // What of TLS 1.2 is left, and what is told.
+        // TLS 1.2 suites that remain, and settings that are reported as refused.
         for (version, suites, left, refused) in [
             ("", &[][..], 6, 0),
             ("VersionTLS12", &[], 6, 0),

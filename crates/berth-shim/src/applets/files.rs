@@ -1,4 +1,4 @@
-//! `echo`, `cat`, `env`, `ls`, `id`.
+//! Applets `echo`, `cat`, `env`, `ls`, and `id`.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 
 use super::{UNKNOWN, is_known};
 
-/// Writes its arguments; `-n`: without a line feed.
+/// Prints its arguments; `-n` omits the newline.
 pub fn echo(args: &[String]) -> io::Result<i32> {
     let (end, words) = match args.split_first() {
         Some((first, rest)) if first == "-n" => ("", rest),
@@ -22,7 +22,7 @@ pub fn echo(args: &[String]) -> io::Result<i32> {
     Ok(0)
 }
 
-/// Writes files, or what comes in.
+/// Prints files, or standard input.
 pub fn cat(args: &[String]) -> io::Result<i32> {
     let mut out = io::stdout().lock();
     let mut code = 0;
@@ -41,7 +41,7 @@ pub fn cat(args: &[String]) -> io::Result<i32> {
     Ok(code)
 }
 
-/// Shows the environment, or runs a program in a changed one: `env [NAME=value]… [program…]`.
+/// Prints the environment, or runs a program in a modified one: `env [NAME=value]… [program…]`.
 pub fn env(args: &[String]) -> io::Result<i32> {
     let set = args.iter().take_while(|arg| arg.contains('=')).count();
     let (set, program) = args.split_at(set);
@@ -57,10 +57,10 @@ pub fn env(args: &[String]) -> io::Result<i32> {
     spawn(program, args, &all)
 }
 
-/// Runs another program, or this one as an applet, and waits for it.
+/// Runs another program, or this one as an applet, and waits for it. Returns its exit code; 127 for a missing program.
 ///
 /// # Errors
-/// Where it cannot be started for another reason than that there is none.
+/// If it cannot be started for another reason than a missing program.
 pub fn spawn(program: &str, args: &[String], env: &BTreeMap<String, String>) -> io::Result<i32> {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
     let mut command = Command::new(program);
@@ -77,7 +77,7 @@ pub fn spawn(program: &str, args: &[String], env: &BTreeMap<String, String>) -> 
     }
 }
 
-/// Lists directories; `-l` with mode, owner and size, `-a` with what is hidden.
+/// Lists directories; `-l` with mode, owner, and size, `-a` with hidden entries.
 pub fn ls(args: &[String]) -> io::Result<i32> {
     let flags: String = args.iter().filter_map(|arg| arg.strip_prefix('-')).collect();
     let mut names: Vec<&str> = args.iter().filter(|arg| !arg.starts_with('-')).map(String::as_str).collect();
@@ -147,7 +147,7 @@ fn kind(metadata: &fs::Metadata) -> char {
     }
 }
 
-/// Tells who it runs as: `-u`, `-g`, `-G`, or all of it.
+/// Prints user and group ids: `-u`, `-g`, `-G`, or all.
 pub fn id(args: &[String]) -> io::Result<i32> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let mut groups: Vec<u32> = rustix::process::getgroups()?.into_iter().map(|group| group.as_raw()).collect();

@@ -1,7 +1,7 @@
-//! `httpd`: a web server that tells where it runs, and fails when asked to; `wget`: asks one.
+//! Applets `httpd` (web server for demos and failure tests) and `wget` (HTTP client).
 //!
-//! `/` tells the pod and the request (`/json` or `Accept: application/json`: as JSON), `/healthz` is 200 until `/fail`,
-//! `/status/N` answers N, `/load/MS` computes, `/crash` ends the process with 1, `/exit/N` with N.
+//! `/` returns the pod and the request (`/json` or `Accept: application/json`: as JSON), `/healthz` is 200 until
+//! `/fail`, `/status/N` returns status N, `/load/MS` uses CPU time, `/crash` exits with code 1, `/exit/N` with N.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -17,13 +17,13 @@ use std::{
 
 use super::{USAGE, option};
 
-/// Connections at a time; more wait.
+/// Maximum number of concurrent connections; more wait.
 const MOST: usize = 64;
-/// Longest head of a request or an answer, bytes.
+/// Maximum size of a request or response header, bytes.
 const LONGEST_HEAD: u64 = 16 << 10;
-/// How long a peer may be silent.
+/// Read and write timeout.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest computation somebody may ask for, milliseconds.
+/// Maximum CPU load per request, milliseconds.
 const LONGEST_LOAD: u64 = 60_000;
 
 struct Request {
@@ -32,14 +32,14 @@ struct Request {
     headers: Vec<(String, String)>,
 }
 
-/// Serves on `:PORT` or `address:PORT` until the process ends.
+/// Serves on `:PORT` or `address:PORT` until the process exits.
 pub fn serve(args: &[String]) -> io::Result<i32> {
     let port = option(args, "-p").or(args.first().map(String::as_str)).unwrap_or(":8080");
     let address = match port.strip_prefix(':').unwrap_or(port) {
         number if number.parse::<u16>().is_ok() => format!("[::]:{number}"),
         _ => port.to_owned(),
     };
-    // Where IPv6 is off.
+    // Fallback if IPv6 is disabled.
     let plain = address.replace("[::]", "0.0.0.0");
     let listener = TcpListener::bind(&address).or_else(|_| TcpListener::bind(&plain))?;
     let mut out = io::stdout();
@@ -47,7 +47,7 @@ pub fn serve(args: &[String]) -> io::Result<i32> {
     let (busy, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // Out of descriptors, most likely: some will be free again.
+            // Most likely out of descriptors: some will be free again.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -57,7 +57,7 @@ pub fn serve(args: &[String]) -> io::Result<i32> {
         busy.fetch_add(1, Ordering::AcqRel);
         let (busy, fails) = (Arc::clone(&busy), Arc::clone(&fails));
         thread::spawn(move || {
-            // A client that went away is not ours to report.
+            // A client that disconnected is not reported.
             let _ = answer(&stream, &fails);
             busy.fetch_sub(1, Ordering::AcqRel);
         });
@@ -156,7 +156,7 @@ fn compute(milliseconds: u64) -> String {
     format!("{rounds} rounds\n")
 }
 
-/// Writes what a URL gives; 1 where it is an error. `-q` and `-O -` are understood and change nothing.
+/// Prints the content of a URL; exit code 1 on an error status. Accepts and ignores `-q` and `-O -`.
 pub fn wget(args: &[String]) -> io::Result<i32> {
     let is_url = |arg: &&String| arg.starts_with("http://") || (!arg.starts_with('-') && arg.contains(['.', ':']));
     let Some(url) = args.iter().find(is_url) else {

@@ -1,4 +1,4 @@
-//! `logger`, `memhog`, `cpuhog`: something for logs, limits and graphs to show.
+//! Applets `logger`, `memhog`, and `cpuhog`: load for logs, limits, and metrics.
 
 use std::{
     io::{self, Write},
@@ -8,13 +8,13 @@ use std::{
 
 use super::{USAGE, option};
 
-/// Longest line, bytes.
+/// Maximum line length, bytes.
 const LONGEST: usize = 1 << 20;
-/// Piece of memory that is taken at a time, bytes.
+/// Size of one allocation, bytes.
 const PIECE: usize = 1 << 20;
 
-/// Writes numbered lines: `--rate` a second (1; 0: as fast as it goes), `--size` bytes each, `--count` in all, `--partial`:
-/// each in two pieces.
+/// Writes numbered lines: `--rate` per second (default 1; 0: unlimited), `--size` bytes each, `--count` in total;
+/// `--partial` writes each in two parts.
 pub fn logger(args: &[String]) -> io::Result<i32> {
     let number = |name: &str, default: u64| option(args, name).map_or(Some(default), |text| text.parse().ok());
     let (Some(rate), Some(size), Some(count)) =
@@ -45,7 +45,7 @@ pub fn logger(args: &[String]) -> io::Result<i32> {
     Ok(0)
 }
 
-/// Takes that many MiB of memory, uses them, and keeps them.
+/// Allocates that many MiB of memory, touches it, and keeps it.
 pub fn memhog(args: &[String]) -> io::Result<i32> {
     let Some(wanted) = args.first().and_then(|text| text.parse::<usize>().ok()) else {
         writeln!(io::stderr(), "usage: memhog MIB")?;
@@ -53,7 +53,7 @@ pub fn memhog(args: &[String]) -> io::Result<i32> {
     };
     let mut held: Vec<Vec<u8>> = Vec::new();
     for taken in 0..wanted {
-        // Not zeros: those the kernel would not have to give.
+        // Not zeros: the kernel would not have to allocate those pages.
         held.push(vec![(taken % 255 + 1) as u8; PIECE]);
         if (taken + 1) % 16 == 0 || taken + 1 == wanted {
             println_now(&format!("memhog: {} MiB", taken + 1))?;
@@ -61,13 +61,13 @@ pub fn memhog(args: &[String]) -> io::Result<i32> {
     }
     loop {
         thread::sleep(Duration::from_secs(60));
-        // What is never used again may as well not be there.
+        // Memory that is never used again could be optimized away.
         let used: usize = held.iter().filter_map(|piece| piece.first()).map(|byte| usize::from(*byte)).sum();
         std::hint::black_box(used);
     }
 }
 
-/// Computes for that many seconds (for ever without), in that many threads (one).
+/// Uses CPU for that many seconds (default: forever), in that many threads (default: one).
 pub fn cpuhog(args: &[String]) -> io::Result<i32> {
     let seconds = option(args, "--seconds").and_then(|text| text.parse::<u64>().ok());
     let threads = option(args, "--threads").and_then(|text| text.parse::<u64>().ok()).unwrap_or(1).clamp(1, 256);
@@ -83,7 +83,7 @@ pub fn cpuhog(args: &[String]) -> io::Result<i32> {
     let workers: Vec<_> = (1..threads).map(|_| thread::spawn(spin)).collect();
     spin();
     for worker in workers {
-        // A worker has nothing that could panic.
+        // A worker has no code that could panic.
         let _ = worker.join();
     }
     Ok(0)

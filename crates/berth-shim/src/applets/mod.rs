@@ -1,9 +1,10 @@
-//! Small programs inside the shim's: what the built-in images run.
+//! Applets (busybox-like): the small programs that the built-in images run.
 //!
-//! Started by the name they are called by (`/bin/sleep` is a link to that program), before anything else of it: no async
-//! runtime, no configuration, little memory. They show probes, logs, restarts, limits and services without a network.
-//! A first process of a container is deaf to signals it does not ask for; these ask for SIGTERM and SIGINT and end.
-//! Behaviour: spec 09b §8.
+//! Selected by the name of invocation (`/bin/sleep` is a link to this program), before anything else: no async runtime,
+//! no configuration, little memory. They demonstrate probes, logs, restarts, limits, and services without a network.
+//! The kernel ignores unhandled signals to a container's first process; the applets handle SIGTERM and SIGINT by
+//! exiting.
+//! Implements spec 09b §8.
 
 mod files;
 mod http;
@@ -22,24 +23,24 @@ use std::{
 
 use nix::sys::signal::{SigSet, Signal};
 
-/// Names the program answers to.
+/// Names of the applets.
 pub const NAMES: &[&str] = &[
     "pause", "sleep", "echo", "cat", "env", "exit", "true", "false", "httpd", "wget", "logger", "memhog", "cpuhog",
     "ls", "id", "sh", "sh-lite",
 ];
-/// Exit code for wrong arguments.
+/// Exit code for invalid arguments.
 const USAGE: i32 = 2;
-/// Exit code for a program nobody knows.
+/// Exit code for an unknown applet.
 const UNKNOWN: i32 = 127;
 
-/// The applet that a program called like this is; `None`: the program is itself.
+/// Selects the applet by the name of invocation; `None` for the program itself.
 pub fn called(program: Option<&OsString>) -> Option<&'static str> {
     let name = Path::new(program?).file_name()?.to_str()?;
     let name = name.strip_prefix('-').unwrap_or(name);
     NAMES.iter().copied().find(|applet| *applet == name)
 }
 
-/// Runs an applet with the arguments after its name, and ends the process with its exit code, or when it is told to.
+/// Runs an applet with the arguments after its name, and exits with its exit code, or on a signal.
 pub fn main(applet: &'static str, args: Vec<OsString>) -> ! {
     let args: Vec<String> = args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     if applet == "pause" {
@@ -47,23 +48,23 @@ pub fn main(applet: &'static str, args: Vec<OsString>) -> ! {
     }
     let mut ends = SigSet::empty();
     [Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| ends.add(signal));
-    // Blocked in every thread and taken by this one; without that they end the process as ever.
+    // Blocked in every thread and taken by this one; if that fails, they terminate the process by default.
     let is_blocked = ends.thread_block().is_ok();
     let worker = thread::spawn(move || {
         let code = run(applet, &args);
-        // Nobody reads any more: what was to be told is lost either way.
+        // The reader is gone: the output is lost either way.
         let _ = io::stdout().flush();
         process::exit(code);
     });
     if let (true, Ok(signal)) = (is_blocked, ends.wait()) {
         process::exit(128 + signal as i32);
     }
-    // Ends the process itself.
+    // The worker exits the process itself.
     let _ = worker.join();
     process::exit(1);
 }
 
-/// Runs an applet to its end; its exit code.
+/// Runs an applet; returns its exit code.
 fn run(applet: &str, args: &[String]) -> i32 {
     let result = match applet {
         "sleep" => sleep(args),
@@ -84,13 +85,13 @@ fn run(applet: &str, args: &[String]) -> i32 {
         _ => Ok(UNKNOWN),
     };
     result.unwrap_or_else(|error| {
-        // Where even stderr is closed the code has to do.
+        // If even stderr is closed, the exit code has to suffice.
         let _ = writeln!(io::stderr(), "{applet}: {error}");
         1
     })
 }
 
-/// Whether some text names an applet that a script may run.
+/// Whether a name is an applet that a script may run.
 fn is_known(name: &str) -> bool {
     NAMES.contains(&name) && name != "pause"
 }
@@ -113,7 +114,7 @@ fn sleep(args: &[String]) -> io::Result<i32> {
     Ok(0)
 }
 
-/// `1`, `0.5`, `2s`, `3m`, `4h`, `5d`.
+/// Parses `1`, `0.5`, `2s`, `3m`, `4h`, `5d`.
 fn duration(text: &str) -> Option<Duration> {
     let unit = |c: char| match c {
         's' => Some(1.0),
@@ -130,7 +131,7 @@ fn duration(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds * factor).ok()
 }
 
-/// The value of `--name value` or `--name=value`.
+/// Value of `--name value` or `--name=value`.
 fn option<'a>(args: &'a [String], name: &str) -> Option<&'a str> {
     let mut args = args.iter();
     while let Some(arg) = args.next() {

@@ -1,4 +1,4 @@
-//! `pause`: holds a pod's processes together, reaps what is orphaned, ends when told to.
+//! Applet `pause`: keeps a pod's namespaces alive, reaps orphans, and exits on a signal.
 
 use std::process;
 
@@ -10,7 +10,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// Never returns.
+/// Waits for signals; exits on SIGTERM and SIGINT.
 pub fn run() -> ! {
     let mut signals = SigSet::empty();
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD].into_iter().for_each(|signal| signals.add(signal));

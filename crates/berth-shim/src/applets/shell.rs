@@ -1,4 +1,6 @@
-//! `sh-lite`: runs scripts of the other applets, with `;`, `&&`, `||` and variables. No pipes, no loops, no jobs.
+//! Applet `sh-lite`: runs scripts of other applets with `;`, `&&`, `||`, and variables.
+//!
+//! No pipes, no loops, no jobs.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +13,7 @@ use super::{
     words::{When, assignment, expand, parse},
 };
 
-/// Longest script, bytes.
+/// Maximum size of a script, bytes.
 const LONGEST: u64 = 1 << 20;
 
 struct Shell {
@@ -21,7 +23,7 @@ struct Shell {
     has_ended: bool,
 }
 
-/// `sh -c SCRIPT`, `sh FILE`, or lines as they come in.
+/// Runs `sh -c SCRIPT`, `sh FILE`, or lines of standard input.
 pub fn run(args: &[String]) -> io::Result<i32> {
     let variables = env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()));
     let mut shell = Shell { variables: variables.collect(), code: 0, has_ended: false };
@@ -99,7 +101,7 @@ impl Shell {
                     Ok(1)
                 }
             },
-            // These need nothing of the environment: no process for them.
+            // These do not use the environment: they need no process.
             "echo" | "true" | "false" | "sleep" | "cat" | "ls" | "id" => Ok(super::run(program, args)),
             _ => files::spawn(program, args, &variables),
         }

@@ -1,40 +1,40 @@
-//! The language of `sh-lite`: words, quotes, variables, `;`, `&&`, `||`. Pure.
+//! Parser of the `sh-lite` applet: words, quotes, variables, `;`, `&&`, `||`. Pure.
 
 use std::collections::BTreeMap;
 
-/// When a command is run.
+/// Condition for running a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
-    /// Always.
+    /// Always (`;`).
     Always,
-    /// If the one before it went well.
+    /// If the previous command succeeded (`&&`).
     Success,
-    /// If the one before it did not.
+    /// If the previous command failed (`||`).
     Failure,
 }
 
-/// One command: pieces of words, to be put together when it is its turn.
+/// One command; its words are expanded when it runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// When it is run.
+    /// Condition for running it.
     pub when: When,
-    /// Its words.
+    /// Words of the command.
     pub words: Vec<Vec<Piece>>,
 }
 
-/// A piece of a word.
+/// A part of a word.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
-    /// As it is.
+    /// Literal text.
     Text(String),
-    /// The value of a variable.
+    /// Name of a variable to expand.
     Variable(String),
 }
 
-/// Takes a script apart.
+/// Parses a script.
 ///
 /// # Errors
-/// Says what it does not understand.
+/// A description of the unsupported or malformed syntax.
 pub fn parse(script: &str) -> Result<Vec<Step>, String> {
     let mut steps = Vec::new();
     let (mut when, mut words): (When, Vec<Vec<Piece>>) = (When::Always, Vec::new());
@@ -110,7 +110,7 @@ fn text(out: &mut Vec<Piece>, c: char) {
     }
 }
 
-/// Within double quotes a backslash means itself, but before what it can protect.
+/// Within double quotes a backslash is literal, except before a character it escapes.
 fn escaped(out: &mut Vec<Piece>, rest: &mut Rest<'_>) {
     match rest.next_if(|c| matches!(c, '"' | '\\' | '$' | '`')) {
         Some(c) => text(out, c),
@@ -142,7 +142,7 @@ fn variable(out: &mut Vec<Piece>, rest: &mut Rest<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A word with its variables' values; what is not set is empty.
+/// Expands a word; unset variables are empty.
 pub fn expand(word: &[Piece], variables: &BTreeMap<String, String>) -> String {
     let value = |piece: &Piece| match piece {
         Piece::Text(text) => text.clone(),
@@ -151,7 +151,7 @@ pub fn expand(word: &[Piece], variables: &BTreeMap<String, String>) -> String {
     word.iter().map(value).collect()
 }
 
-/// The name and value of an assignment.
+/// Name and value of an assignment; `None` for any other word.
 pub fn assignment(word: &str) -> Option<(&str, &str)> {
     let (name, value) = word.split_once('=')?;
     let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

@@ -1,4 +1,4 @@
-//! The shim as `make release` builds it: small, and without the agent.
+//! The standalone `berth-shim` binary that `make release` builds: small, without the agent.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
-//! What the container's process does with its mounts before they are all it sees (spec 09a §8, §10 step 8).
+//! Mount setup in the container's process: attach, mask, protect, and pivot into the root.
 //!
-//! Every target is walked inside the root by descriptors, so that links of the image or of a volume lead nowhere else.
+//! Every target is resolved inside the root by descriptors, so that links of the image or of a volume cannot lead
+//! outside. Implements spec 09a §8, §10 step 8.
 
 use std::{
     io,
@@ -24,13 +25,13 @@ use berth_sys::{
     mount_api::{self, Change, Reach},
 };
 
-/// Attaches the root on the working directory, the stage.
+/// Attaches the root on the working directory, which is the stage directory.
 pub(super) fn root(root: BorrowedFd<'_>) -> Step<()> {
     let stage = rustix::fs::openat(CWD, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     mount_api::attach(root, stage.told(|| "open the stage")?.as_fd()).told(|| "attach the root")
 }
 
-/// Attaches one mount.
+/// Attaches one prepared mount, or creates it if it is a new file system.
 pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &Ready) -> Step<()> {
     let target = Path::new(&mount.target);
     match (ready, &mount.source) {
@@ -40,7 +41,7 @@ pub(super) fn mount(root: BorrowedFd<'_>, mount: &Mount, ready: &Ready) -> Step<
         }
         (Ready::Groups(groups), _) => old_groups(root, mount, groups),
         (Ready::New, Source::New { kind, data }) => {
-            // As runc: behind a link of the image nothing of it could be masked (CVE-2023-28642).
+            // Like runc: behind a link of the image it could not be masked (CVE-2023-28642).
             if matches!(kind.as_str(), "proc" | "sysfs") {
                 let found = in_root::is_ordinary_directory(root, target);
                 if !found.told(|| format!("look at {}", mount.target))? {
@@ -66,19 +67,19 @@ fn new(kind: &str, data: &str, mount: &Mount) -> Step<OwnedFd> {
     let flags = mount.flags | read_only;
     let kernel_name = if kind == "cgroup" { "cgroup2" } else { kind };
     let made = match mount_api::new_mount(kernel_name, data, flags) {
-        // Few groups may be mapped: terminals then belong to group 0.
+        // The user namespace may not map the group: terminals then belong to group 0.
         Err(error) if kind == "devpts" && error.raw_os_error() == Some(libc::EINVAL) => {
             let rest: Vec<&str> = data.split(',').filter(|option| !option.starts_with("gid=")).collect();
             mount_api::new_mount(kernel_name, &rest.join(","), flags)
         }
-        // Options the kernel has not, or that are not ours to give: the hierarchy is the same without.
+        // Options that the kernel lacks, or that are not permitted: the hierarchy is the same without them.
         Err(_) if kind == "cgroup" => mount_api::new_mount(kernel_name, "", flags).or_else(|_| host_groups(flags)),
         other => other,
     };
     made.told(|| format!("mount {kind} ({data}) on {}", mount.target))
 }
 
-/// Where no new one may be mounted: what the host has.
+/// Fallback if no new cgroup v2 mount is permitted: a clone of the host's.
 fn host_groups(flags: u64) -> io::Result<OwnedFd> {
     let taken = mount_api::clone_path(Path::new("/sys/fs/cgroup"), Reach::Tree)?;
     let change = Change { set: mount_api::attributes(flags), propagation: libc::MS_PRIVATE, ids: None };
@@ -86,7 +87,7 @@ fn host_groups(flags: u64) -> io::Result<OwnedFd> {
     Ok(taken)
 }
 
-/// A directory for each old hierarchy, as the host has them, with the container's own group in it.
+/// Mounts a directory for each cgroup v1 hierarchy, as on the host, with the container's own cgroup in it.
 fn old_groups(root: BorrowedFd<'_>, mount: &Mount, groups: &[(String, OwnedFd)]) -> Step<()> {
     let target = Path::new(&mount.target);
     let what = || format!("mount {}", mount.target);
@@ -98,14 +99,14 @@ fn old_groups(root: BorrowedFd<'_>, mount: &Mount, groups: &[(String, OwnedFd)])
         mount_api::change(group.as_fd(), Reach::Top, Change { set, ..Change::default() }).told(what)?;
         put(root, &target.join(name), Missing::Directory, group.as_fd())?;
         for part in name.split(',').filter(|part| part != name) {
-            // `cpu` and `cpuacct` lead to `cpu,cpuacct`.
+            // `cpu` and `cpuacct` are links to `cpu,cpuacct`.
             symlinkat(name.as_str(), &folder, part).told(what)?;
         }
     }
     mount_api::change(folder.as_fd(), Reach::Top, Change { set: read_only, ..Change::default() }).told(what)
 }
 
-/// Hides paths: a file behind `/dev/null`, a directory behind an empty one. What is not there needs no hiding.
+/// Masks paths: a file by `/dev/null`, a directory by an empty tmpfs. Missing paths are skipped.
 pub(super) fn mask(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
     let mut empty: Option<OwnedFd> = None;
     for path in paths {
@@ -119,7 +120,7 @@ pub(super) fn mask(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
         };
         mount_api::attach(cover.as_fd(), target.as_fd()).told(what)?;
         if is_directory && empty.is_none() {
-            empty = Some(cover); // one tmpfs hides them all
+            empty = Some(cover); // one tmpfs masks all directories
         }
     }
     Ok(())
@@ -133,7 +134,7 @@ fn null() -> io::Result<OwnedFd> {
     if is_null { Ok(null) } else { Err(io::Error::other("/dev/null of the host is something else")) }
 }
 
-/// Makes paths read-only, with everything mounted below.
+/// Makes paths read-only, with all submounts.
 pub(super) fn protect(root: BorrowedFd<'_>, paths: &[String]) -> Step<()> {
     for path in paths {
         let what = || format!("make {path} read-only");
@@ -154,11 +155,11 @@ fn present(root: BorrowedFd<'_>, path: &str) -> Step<Option<OwnedFd>> {
     }
 }
 
-/// Makes the root all there is: what was seen before is gone.
+/// Pivots into the root and detaches the old root.
 pub(super) fn pivot(root: BorrowedFd<'_>, is_shared: bool) -> Step<()> {
     rustix::process::fchdir(root).told(|| "go to the root")?;
     rustix::process::pivot_root(".", ".").told(|| "change the root")?;
-    // The old root lies on the new one now, and nothing that happens to it may travel to the host.
+    // The old root is stacked on the new one now, and no change of it may propagate to the host.
     umount2(".", MntFlags::MNT_DETACH).told(|| "leave the old root")?;
     rustix::process::chdir("/").told(|| "go to the root")?;
     let propagation = if is_shared { libc::MS_SHARED } else { libc::MS_SLAVE };

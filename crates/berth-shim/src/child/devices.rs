@@ -1,7 +1,7 @@
-//! Device nodes and links in a container's `/dev` (spec 09a §8.4).
+//! Device nodes and symbolic links in a container's `/dev` (spec 09a §8.4).
 //!
-//! In a user namespace nobody may make nodes that work: the helper makes them on the host, on the tmpfs where the root
-//! is put together, and they are bound one by one.
+//! In a user namespace nobody may create working nodes: the helper creates them on the host, on the tmpfs where the
+//! root is assembled, and they are bind-mounted one by one.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ use berth_sys::{
     mount_api::{self, Reach},
 };
 
-/// Links that every `/dev` of ours has.
+/// Links that every `/dev` created here has.
 const LINKS: [(&str, &str); 6] = [
     ("ptmx", "pts/ptmx"),
     ("fd", "/proc/self/fd"),
@@ -36,7 +36,7 @@ const LINKS: [(&str, &str); 6] = [
     ("core", "/proc/kcore"),
 ];
 
-/// Makes nodes on the host, owned as the container sees it; relative to the working directory, the stage.
+/// Creates nodes on the host, owned as mapped for the container; relative to the working directory, the stage.
 pub(super) fn stage(devices: &[Device], users: (IdMap, IdMap)) -> Step<Vec<OwnedFd>> {
     let mut staged = Vec::new();
     for (index, device) in devices.iter().enumerate() {
@@ -49,7 +49,7 @@ pub(super) fn stage(devices: &[Device], users: (IdMap, IdMap)) -> Step<Vec<Owned
     Ok(staged)
 }
 
-/// Puts devices into the root: those staged, or new ones.
+/// Installs devices in the root: the staged ones, or new nodes.
 pub(super) fn install(root: BorrowedFd<'_>, devices: &[Device], staged: Option<&[OwnedFd]>) -> Step<()> {
     for (index, device) in devices.iter().enumerate() {
         let path = Path::new(&device.path);
@@ -72,7 +72,7 @@ pub(super) fn install(root: BorrowedFd<'_>, devices: &[Device], staged: Option<&
     Ok(())
 }
 
-/// A node that is there already, of the image or of a mount, is not to be trusted.
+/// Creates a node and replaces an existing one: a node of the image or of a mount is not trusted.
 fn replace(folder: BorrowedFd<'_>, name: &Path, device: &Device) -> io::Result<()> {
     let owner = (device.uid, device.gid);
     match node(folder, name, device, owner) {
@@ -94,9 +94,9 @@ fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, 
     let mode = Mode::from_raw_mode(device.mode & 0o7777);
     let (major, minor) = device.numbers;
     let numbers = makedev(major, minor);
-    // The umask is empty: the mode is the wanted one from the start.
+    // The umask is empty: the mode is correct from the start.
     mknodat(folder, name, kind, mode, numbers)?;
-    // Another container may share the directory and have put something else there: only the node itself is changed.
+    // Another container may share the directory and replace the node: only the node itself is changed.
     let made = openat(folder, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&made)?;
     if FileType::from_raw_mode(stat.st_mode) != kind || (kind != FileType::Fifo && stat.st_rdev != numbers) {
@@ -106,7 +106,7 @@ fn node(folder: BorrowedFd<'_>, name: &Path, device: &Device, (uid, gid): (u32, 
     Ok(())
 }
 
-/// Makes the links of `/dev`, where nothing stands in their place.
+/// Creates the links of `/dev`; existing entries are kept.
 pub(super) fn link(root: BorrowedFd<'_>) -> Step<()> {
     let folder = in_root::open_or_make(root, Path::new("/dev"), Missing::Directory).told(|| "make /dev")?;
     for (name, target) in LINKS {
@@ -118,7 +118,7 @@ pub(super) fn link(root: BorrowedFd<'_>) -> Step<()> {
     Ok(())
 }
 
-/// Shows the terminal as `/dev/console`.
+/// Bind-mounts the pty slave on `/dev/console`.
 pub(super) fn console(root: BorrowedFd<'_>, slave: &OwnedFd) -> Step<()> {
     let target = in_root::open_or_make(root, Path::new("/dev/console"), Missing::File).told(|| "make /dev/console")?;
     let mount = mount_api::clone_at(slave.as_fd(), Reach::Top).told(|| "take the terminal as /dev/console")?;
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Who shares the directory swaps the node for a link to a file of the host while it is made.
+    /// Another user of the directory replaces the node by a link to a file of the host while it is created.
     #[test]
     fn a_node_that_is_swapped_for_a_link_changes_no_file_of_the_host() {
         if !nix::unistd::geteuid().is_root() {
@@ -148,7 +148,7 @@ mod tests {
         let victim = host.path().join("victim");
         fs::write(&victim, "secret").expect("written");
         fs::set_permissions(&victim, fs::Permissions::from_mode(0o600)).expect("set");
-        // In memory, as an emptyDir of medium Memory: there the race is won soon.
+        // On tmpfs, as an emptyDir of medium Memory: there the race is won soon.
         let shared = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let folder = rustix::fs::openat(CWD, shared.path(), OFlags::DIRECTORY, Mode::empty()).expect("open");
         let device =
@@ -158,9 +158,9 @@ mod tests {
             scope.spawn(|| {
                 let (link, node) = (shared.path().join("l"), shared.path().join("dev0"));
                 while !over.load(Ordering::Relaxed) {
-                    let _ = symlink(&victim, &link); // it may be there still
+                    let _ = symlink(&victim, &link); // it may exist still
                     if fs::symlink_metadata(&node).is_ok_and(|found| !found.is_symlink()) {
-                        let _ = renameat_with(CWD, &link, CWD, &node, RenameFlags::EXCHANGE); // lost
+                        let _ = renameat_with(CWD, &link, CWD, &node, RenameFlags::EXCHANGE); // race lost
                         let _ = fs::remove_file(&node);
                         let _ = fs::remove_file(&link);
                     }

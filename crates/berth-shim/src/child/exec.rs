@@ -1,8 +1,9 @@
-//! Another process in a running container (spec 09a §11, steps 1 to 4).
+//! Exec: starts another process in a running container.
 //!
-//! A joiner enters the container's control group and, by the descriptor of its first process, all its namespaces at
-//! once; its child, in the process namespace too, becomes the program, under the same filter and with the same rights
-//! as the plan says for the container.
+//! A joiner enters the container's cgroup and, by the pidfd of its first process, all its namespaces at once; its
+//! child, in the PID namespace too, executes the program, with the seccomp filter and privileges that the plan
+//! specifies.
+//! Implements spec 09a §11, steps 1 to 4.
 
 use std::{
     fs::File,
@@ -33,7 +34,7 @@ use berth_sys::spawn::{self, Alone, Kin};
 /// Starts a process in the container whose first process is `init`, a child of the shim that is not reaped yet.
 ///
 /// # Errors
-/// If the shim has more than one thread, the container has ended, or no process can be made.
+/// If the shim has more than one thread, the container has exited, or no process can be created.
 pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) -> Step<Launching> {
     let alone = Alone::check().told(|| "start a process")?;
     let target = Target { process: join::process(init)?, proc_directory: join::proc_directory(init)? };
@@ -47,10 +48,10 @@ pub fn begin_exec(plan: &ExecPlan, init: u32, groups: &[PathBuf], stdio: Stdio) 
     Launching::new(reports, helper, None)
 }
 
-/// The container's first process by descriptors: its number may be another's by the time it is joined.
+/// The container's first process by descriptors: its PID may be reused by the time it is joined.
 struct Target {
     process: OwnedFd,
-    /// Its directory in `/proc`.
+    /// Its `/proc` directory.
     proc_directory: OwnedFd,
 }
 
@@ -91,7 +92,7 @@ impl Joiner<'_> {
         self.start(host_proc, stdio)
     }
 
-    /// The container's own groups, or, where those have groups below them by now, that of its first process.
+    /// Enters the container's cgroups, or, if those have child cgroups by now, that of its first process.
     fn enter(&self, born: Born) -> Step<()> {
         join::enter(self.groups, born).or_else(|failure| {
             let text = self.read_proc_file("cgroup")?;
@@ -100,7 +101,7 @@ impl Joiner<'_> {
         })
     }
 
-    /// Namespaces of the container that are not the shim's.
+    /// Namespaces of the container that differ from the shim's.
     fn differing(&self) -> Step<ThreadNameSpaceType> {
         let mut differing = ThreadNameSpaceType::empty();
         for (name, ours, kind) in [
@@ -122,7 +123,7 @@ impl Joiner<'_> {
         Ok(differing)
     }
 
-    /// A file of the first process in `/proc`.
+    /// Reads a `/proc` file of the container's first process.
     fn read_proc_file(&self, name: &str) -> Step<String> {
         let opened = openat(&self.target.proc_directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let mut text = String::new();
@@ -130,7 +131,7 @@ impl Joiner<'_> {
         read.map(|_| text).told(|| format!("read {name} of the container's first process"))
     }
 
-    /// How users of the container are mapped.
+    /// Mapping of the container's user ids.
     fn users(&self) -> Step<IdMap> {
         let text = self.read_proc_file("uid_map")?;
         let mut numbers = text.split_ascii_whitespace().map_while(|number| number.parse().ok());
@@ -158,7 +159,7 @@ impl Joiner<'_> {
         Go::release(release)
     }
 
-    /// Returns only if something went wrong.
+    /// Sets up the process and executes the program. Returns only on failure.
     fn become_program(&self, stdio: Stdio, host_proc: &OwnedFd) -> Step<i32> {
         let process = &self.plan.process;
         setsid().told(|| "make a session")?;

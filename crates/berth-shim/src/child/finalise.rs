@@ -1,7 +1,7 @@
-//! The last steps before a program runs, for a container's first process and for those that follow (spec 09a §7.5).
+//! Final setup before `execve`, for a container's first process and for execs.
 //!
-//! The filter is set last of all, so that what it forbids cannot hinder us: after it only `execve` follows. What can be
-//! known of the program is looked up before, as the user who executes it.
+//! The seccomp filter is loaded last, so that it cannot block the setup: only `execve` follows. Whatever can be checked
+//! about the program is checked before, as the user who executes it (spec 09a §7.5).
 
 use std::{
     ffi::{CString, OsStr},
@@ -29,21 +29,21 @@ use super::{
 use crate::plan::{Failure, FailureKind, Hooks, Moment, Process};
 use berth_sys::spawn::{self, Alone};
 
-/// What the last steps need.
+/// Input of the final setup.
 pub(super) struct Last<'a> {
-    /// The process.
+    /// Process to execute.
     pub(super) process: &'a Process,
-    /// Where to tell.
+    /// Receives the reports.
     pub(super) reporter: &'a Reporter,
-    /// This process's AppArmor file of the host's `/proc`, where a profile is wanted.
+    /// This process's AppArmor attribute in the host's `/proc`, if a profile is set.
     pub(super) profile: Option<OwnedFd>,
-    /// Programs of others, those of a container's first process.
+    /// Hooks of a container's first process.
     pub(super) hooks: Option<&'a Hooks>,
-    /// Who executes those of the host.
+    /// Socket to the runner of hooks on the host.
     pub(super) line: Option<&'a hooks::Line>,
 }
 
-/// Opens where this process's AppArmor profile is told, before anything of the container can stand in for it.
+/// Opens this process's AppArmor attribute, before any file of the container can take its place.
 pub(super) fn open_profile(process: &Process, host_proc: BorrowedFd<'_>) -> Step<Option<OwnedFd>> {
     if process.apparmor.is_none() {
         return Ok(None);
@@ -53,7 +53,7 @@ pub(super) fn open_profile(process: &Process, host_proc: BorrowedFd<'_>) -> Step
     file.map(Some).told(|| "open the AppArmor attribute")
 }
 
-/// Takes over standard input, output and error; a terminal's become the session's.
+/// Installs standard input, output, and error; a pty becomes the controlling terminal of the session.
 pub(super) fn take_stdio(stdio: Stdio, slave: Option<OwnedFd>) -> Step<()> {
     let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
     let files = match (stdio, slave) {
@@ -66,17 +66,17 @@ pub(super) fn take_stdio(stdio: Stdio, slave: Option<OwnedFd>) -> Step<()> {
         (Stdio::Terminal, None) => return Err(failure("there is no terminal")),
     };
     let [input, output, error] = files;
-    // Numbers below three could be overwritten before they are copied.
+    // Descriptors below three could be overwritten before they are copied.
     let (input, output, error) = (copy(&input), copy(&output), copy(&error));
     rustix::stdio::dup2_stdin(input.told(|| "copy stdin")?).told(|| "set stdin")?;
     rustix::stdio::dup2_stdout(output.told(|| "copy stdout")?).told(|| "set stdout")?;
     rustix::stdio::dup2_stderr(error.told(|| "copy stderr")?).told(|| "set stderr")
 }
 
-/// Becomes the program. Returns only if that failed, and has told why: the exit code.
+/// Executes the program. Returns an exit code only on failure, after reporting it.
 ///
-/// First everything that is open is closed, not only at `execve`: a working directory or program of
-/// `/proc/self/fd/7/../..` would lead to the host (CVE-2024-21626).
+/// Closes all descriptors first, not only at `execve`: a working directory or program of `/proc/self/fd/7/../..` would
+/// lead to the host (CVE-2024-21626).
 pub(super) fn execute(alone: Alone, last: Last<'_>) -> i32 {
     let profile = last.profile.as_ref().map_or(-1, AsRawFd::as_raw_fd);
     let keep = [last.reporter.number(), profile, last.line.map_or(-1, hooks::Line::number)];
@@ -94,7 +94,7 @@ pub(super) fn execute(alone: Alone, last: Last<'_>) -> i32 {
     code
 }
 
-/// Tells why it failed; the exit code of a program that could not be executed.
+/// Reports a failure; returns the exit code of a program that could not be executed.
 pub(super) fn tell(reporter: &Reporter, failure: &Failure) -> i32 {
     reporter.failed(failure);
     127
@@ -111,7 +111,7 @@ fn prepare(alone: Alone, last: &Last<'_>) -> Step<PathBuf> {
     let needs_admin = process.seccomp.is_some() && !process.no_new_privileges;
     identity::become_user(process, needs_admin)?;
     if early.is_err() {
-        // A file system that gives root nothing may let its user in.
+        // A file system that denies root access may admit the process's user.
         rustix::process::chdir(process.cwd.as_str()).told(|| format!("change to directory {:?}", process.cwd))?;
     }
     check_directory()?;
@@ -133,7 +133,7 @@ fn prepare(alone: Alone, last: &Last<'_>) -> Step<PathBuf> {
     Ok(program)
 }
 
-/// CVE-2024-21626: a directory outside the root shows as `(unreachable)/…` or not at all.
+/// Rejects a working directory outside the root (CVE-2024-21626), which shows as `(unreachable)/…` or not at all.
 fn check_directory() -> Step<()> {
     let path = rustix::process::getcwd(Vec::new()).told(|| "the working directory is outside of the container")?;
     if path.as_bytes().starts_with(b"/") {
@@ -143,7 +143,7 @@ fn check_directory() -> Step<()> {
     }
 }
 
-/// The program's path: the first argument, or where PATH leads.
+/// Path of the program: the first argument, resolved by PATH unless it contains a slash.
 fn find(process: &Process) -> Step<PathBuf> {
     let name = process.args.first().map_or("", String::as_str);
     if name.contains('/') {
@@ -169,7 +169,7 @@ fn find(process: &Process) -> Step<PathBuf> {
     }
 }
 
-/// Whether this process could execute a file.
+/// Checks whether this process may execute a file.
 fn check(path: &Path) -> io::Result<()> {
     if fs::metadata(path)?.is_dir() {
         return Err(io::Error::from_raw_os_error(libc::EISDIR));
@@ -177,14 +177,14 @@ fn check(path: &Path) -> io::Result<()> {
     Ok(accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
-/// Texts as other runtimes tell them; people and programs search for these.
+/// Uses the error texts of other runtimes; people and programs search for them.
 fn program_failure(name: &str, path: &Path, error: &io::Error) -> Failure {
     let text = match error.kind() {
         io::ErrorKind::NotFound if name.contains('/') => {
             format!("exec: {name:?}: stat {}: no such file or directory", path.display())
         }
         io::ErrorKind::NotFound => format!("exec: {name:?}: executable file not found in $PATH"),
-        // What `execve` itself and runc answer for a directory.
+        // The error of `execve` itself and of runc for a directory.
         io::ErrorKind::IsADirectory => format!("exec: {name:?}: permission denied"),
         _ => format!("exec: {name:?}: {}", reason(error)),
     };

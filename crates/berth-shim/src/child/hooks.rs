@@ -1,16 +1,17 @@
-//! Programs of others on a container's way (OCI hooks): who executes them, and what is said meanwhile.
+//! OCI hooks: the process that runs them, and its protocol with the container's start.
 //!
 //! ```text
-//!  shim ─clone3─► runner: stays where the shim is
-//!                    ◄── P number ── helper
-//!                    ◄── R ───────── the container's process has put its root together, and waits
+//!  shim ─clone3─► runner: stays in the shim's namespaces
+//!                    ◄── P pid ───── helper
+//!                    ◄── R ───────── the container's process has assembled its root, and waits
 //!                  prestart, createRuntime
-//!                    ─── G ────────► it goes on: createContainer, startContainer by itself
-//!                    ◄── X ───────── it executes its program next; the end of the line: it does
+//!                    ─── G ────────► it continues: runs createContainer and startContainer itself
+//!                    ◄── X ───────── it executes its program next; end of stream: it has done so
 //!                  poststart
 //! ```
-//! The runner tells failures as a helper does, and the start is not over before it has ended. What a hook writes is in the
-//! text of its failure. Behaviour: spec 09a §8.4; OCI runtime specification 1.2 (Lifecycle, POSIX-platform Hooks).
+//! The runner reports failures like a helper, and the start is not finished before the runner has exited. The text of a
+//! failure contains the output of the hook. Implements spec 09a §8.4; OCI runtime specification 1.2 (Lifecycle,
+//! POSIX-platform Hooks).
 
 use std::{
     ffi::CString,
@@ -40,25 +41,25 @@ use super::{
 use crate::plan::{Hook, Hooks, Moment};
 use berth_sys::spawn::{self, Alone, Kin};
 
-/// How long a hook may take that says nothing about it. The whole start has a limit of its own.
+/// Default timeout of a hook. The whole start has its own deadline.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of what a hook wrote that are told; the rest is read and dropped.
+/// Bytes of a hook's output that are reported; the rest is read and dropped.
 const TOLD: usize = 1024;
-/// Moments that are the runner's.
+/// Hooks that the runner executes.
 const BESIDE: [Moment; 3] = [Moment::Prestart, Moment::CreateRuntime, Moment::Poststart];
 
-/// The line to the runner, in the hands of the helper and the container's process.
+/// Socket to the runner, shared by the helper and the container's process.
 pub(super) struct Line(OwnedFd);
 
-/// A runner, and the line to it.
+/// A runner and the socket to it.
 pub(super) struct Begun {
-    /// A child of the shim.
+    /// PID of the runner, a child of the shim.
     pub(super) runner: u32,
-    /// Closed by the shim once the helper has it.
+    /// Closed by the shim once the helper has inherited it.
     pub(super) line: Line,
 }
 
-/// Makes a runner where one has something to do.
+/// Creates a runner if there are hooks for it.
 pub(super) fn begin(alone: Alone, hooks: Option<&Hooks>, reporter: &Reporter) -> Step<Option<Begun>> {
     let Some(hooks) = hooks.filter(|hooks| BESIDE.iter().any(|moment| hooks.of(*moment).next().is_some())) else {
         return Ok(None);
@@ -79,14 +80,14 @@ pub(super) fn begin(alone: Alone, hooks: Option<&Hooks>, reporter: &Reporter) ->
     Ok(Some(Begun { runner, line: Line(line) }))
 }
 
-/// The runner.
+/// Body of the runner process.
 fn beside(alone: Alone, hooks: &Hooks, line: BorrowedFd<'_>) -> Step<()> {
     let (mut process, mut executes) = (None, false);
     loop {
         let mut said = [0_u8; 8];
         let count = match recv(line, &mut said, RecvFlags::empty()) {
             Err(Errno::INTR) => continue,
-            // The other end went while something of ours was on its way to it.
+            // The peer exited with unread data from us in its queue.
             Err(Errno::CONNRESET) => 0,
             other => other.told(|| "hear what hooks wait for")?.1,
         };
@@ -119,41 +120,41 @@ impl Line {
         self.0.as_raw_fd()
     }
 
-    /// Tells of the process.
+    /// Sends the PID of the container's process.
     pub(super) fn process(&self, pid: u32) -> Step<()> {
         let [a, b, c, d] = pid.to_le_bytes();
         say(self.0.as_fd(), &[b'P', a, b, c, d])
     }
 
-    /// Has the hooks executed that come before the container's own.
+    /// Runs the hooks on the host and waits for them, before the container's own hooks.
     pub(super) fn rooted(&self) -> Step<()> {
         say(self.0.as_fd(), b"R")?;
         let mut byte = [0_u8; 1];
         loop {
             match recv(&self.0, &mut byte, RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
-                // It has told why.
+                // The runner has reported the cause.
                 Ok((_, 0)) | Err(Errno::CONNRESET) => return Err(failure("a hook on the host failed")),
                 other => return other.map(drop).told(|| "wait for hooks"),
             }
         }
     }
 
-    /// The program is executed next. Who has no hooks after that does not listen.
+    /// Reports that the program is executed next. Without poststart hooks the runner has exited.
     pub(super) fn executes(&self) {
         let _nobody_listens = say(self.0.as_fd(), b"X");
     }
 
-    /// It is not.
+    /// Reports that the execution failed.
     pub(super) fn failed(&self) {
         let _nobody_listens = say(self.0.as_fd(), b"F");
     }
 }
 
-/// Begins to execute what comes after a container. Failures are said in the shim's log: nobody waits for them.
+/// Begins the poststop hooks of a container. Failures are logged by the shim: nobody waits for them.
 ///
 /// # Errors
-/// If the shim has more than one thread, or no process can be made.
+/// If the shim has more than one thread, or no process can be created.
 pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
     if hooks.of(Moment::Poststop).next().is_none() {
         return Ok(());
@@ -162,7 +163,7 @@ pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
     let spawned = spawn::spawn(alone, Kin::Child, None, || {
         let run = || {
             spawn::close_all_but(alone, &[]).told(|| "close descriptors")?;
-            // The shim may end before they do.
+            // The shim may exit before the hooks do.
             setsid().told(|| "make a session")?;
             join::set_oom_score(None);
             execute(alone, hooks, Moment::Poststop, None)
@@ -178,7 +179,7 @@ pub fn begin_poststop(container: &str, hooks: &Hooks) -> Step<()> {
     spawned.map(drop).told(|| "make a process for hooks")
 }
 
-/// Executes a moment's hooks, one after the other, until one fails; after a container all of them.
+/// Runs the hooks of one lifecycle point in order, until one fails; poststop runs all of them.
 pub(super) fn execute(alone: Alone, hooks: &Hooks, moment: Moment, process: Option<u32>) -> Step<()> {
     let process = process.map(|pid| format!("\"pid\":{pid},")).unwrap_or_default();
     let state = format!("{{\"status\":\"{}\",{process}{}", moment.status(), hooks.state);
@@ -195,7 +196,7 @@ pub(super) fn execute(alone: Alone, hooks: &Hooks, moment: Moment, process: Opti
     first
 }
 
-/// Executes one and waits for its end.
+/// Runs one hook and waits for its exit.
 fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String> {
     let told = |what: &str, error: io::Error| format!("{what}: {}", reason(&error));
     let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(|error| told("make a pipe", error.into()));
@@ -216,7 +217,7 @@ fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String>
     let mut talk = Talk { to: Some(to), from: Some(from), state: state.as_bytes(), heard: Vec::new() };
     let ended = talk.until(&handle, limit).map_err(|error| told("wait for it", error));
     if !matches!(ended, Ok(true)) {
-        // It leads a group of its own from its first step on; that of before is ours.
+        // It leads a process group of its own from its first step on; the group before that is ours.
         let _has_ended = kill_process_group(process, Signal::KILL);
         let _has_ended = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
     }
@@ -235,19 +236,19 @@ fn one(alone: Alone, hook: &Hook, state: &str, cwd: &Path) -> Result<(), String>
     Err(format!("{what}{}", talk.words()))
 }
 
-/// Returns only if that failed.
+/// Returns only if the execution failed.
 fn become_hook(alone: Alone, hook: &Hook, cwd: &Path, [input, output]: [&OwnedFd; 2]) -> io::Error {
     let zero_ended = |text: &[u8]| CString::new(text).map_err(io::Error::from);
     let all = |texts: &[String]| texts.iter().map(|text| zero_ended(text.as_bytes())).collect::<io::Result<Vec<_>>>();
     let attempt = || -> io::Result<()> {
         setsid()?;
-        // Who waits for it may be killed.
+        // The waiting process may be killed.
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         rustix::stdio::dup2_stdin(input)?;
         rustix::stdio::dup2_stdout(output)?;
         rustix::stdio::dup2_stderr(output)?;
         spawn::close_all_but(alone, &[])?;
-        // A bundle that its user may not enter is only a wrong place to begin at.
+        // A bundle directory that the hook's user may not enter is only a wrong working directory.
         let _elsewhere = rustix::process::chdir(cwd);
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         spawn::reset_signals()?;
@@ -261,7 +262,7 @@ fn become_hook(alone: Alone, hook: &Hook, cwd: &Path, [input, output]: [&OwnedFd
     attempt().err().unwrap_or_else(|| io::Error::other("it was not executed"))
 }
 
-/// What is said to a hook, and what it says.
+/// Standard input and output of a hook.
 struct Talk<'a> {
     to: Option<OwnedFd>,
     from: Option<OwnedFd>,
@@ -270,7 +271,7 @@ struct Talk<'a> {
 }
 
 impl Talk<'_> {
-    /// Whether it ended within that time; what it left behind may still write.
+    /// Returns whether the hook exited within the limit; processes it left behind may still write.
     fn until(&mut self, process: &OwnedFd, limit: Duration) -> io::Result<bool> {
         let until = Instant::now() + limit;
         loop {
@@ -294,7 +295,7 @@ impl Talk<'_> {
         }
     }
 
-    /// A hook need not read its state.
+    /// Writes the container state to the hook's stdin, which the hook need not read.
     fn tell(&mut self) {
         let Some(to) = &self.to else { return };
         match rustix::io::write(to, self.state) {

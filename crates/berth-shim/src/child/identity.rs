@@ -1,4 +1,4 @@
-//! Who a process is: limits, groups, user, capabilities (spec 09a §6.4, §6.5, §7.1).
+//! Credentials of a process: resource limits, groups, user, capabilities (spec 09a §6.4, §6.5, §7.1).
 
 use rustix::thread::{
     CapabilitySet, CapabilitySets, Gid, Uid, capabilities, clear_ambient_capability_set,
@@ -10,19 +10,20 @@ use super::told::{Step, Told};
 use crate::plan::{Capabilities, Process};
 use berth_sys::{privileges, spawn};
 
-/// Number of capabilities there can be.
+/// Upper bound of capability numbers.
 const CAPABILITIES: u32 = 64;
 
-/// Raises hard limits while this process may; soft ones follow last, as small ones would hinder what comes between.
+/// Raises hard limits while this process is permitted to; soft limits follow last, because small ones would block the
+/// setup in between.
 ///
-/// Without CAP_SYS_RESOURCE a hard limit stays where it is.
+/// Without CAP_SYS_RESOURCE a hard limit stays unchanged.
 pub(super) fn raise_limits(process: &Process) {
     for (resource, _, hard) in &process.limits {
         let _refused = spawn::set_limit(*resource, *hard, *hard);
     }
 }
 
-/// Sets soft limits, as far as hard ones allow.
+/// Sets soft limits, as far as the hard limits permit.
 pub(super) fn set_limits(process: &Process) {
     for (resource, soft, hard) in &process.limits {
         let hard = spawn::hard_limit(*resource).map_or(*hard, |now| now.min(*hard));
@@ -30,11 +31,11 @@ pub(super) fn set_limits(process: &Process) {
     }
 }
 
-/// Becomes the process's user and groups with its capabilities.
+/// Switches to the process's user, groups, and capabilities.
 ///
-/// `keeps_admin`: CAP_SYS_ADMIN stays in force until the program is executed, so that a filter can be set without
-/// `no_new_privs`. It is gone then all the same: `execve` makes what is permitted anew from what is inheritable,
-/// ambient and, for user 0, bounding.
+/// `keeps_admin`: CAP_SYS_ADMIN stays effective until the program is executed, so that a seccomp filter can be loaded
+/// without `no_new_privs`. It is dropped then all the same: `execve` recomputes the permitted set from the inheritable
+/// and ambient sets and, for user 0, the bounding set.
 pub(super) fn become_user(process: &Process, keeps_admin: bool) -> Step<()> {
     let wanted = process.capabilities;
     privileges::drop_bounding(wanted.bounding).told(|| "limit capabilities")?;
@@ -49,7 +50,7 @@ pub(super) fn become_user(process: &Process, keeps_admin: bool) -> Step<()> {
     set_ambient(CapabilitySet::from_bits_retain(wanted.ambient) & sets.permitted & sets.inheritable)
 }
 
-/// What can be had of what is wanted: a shim that has less cannot give it.
+/// Limits the requested capabilities to those the shim has.
 fn sets(wanted: Capabilities, had: CapabilitySet, keeps_admin: bool) -> CapabilitySets {
     let set = |bits| CapabilitySet::from_bits_retain(bits) & had;
     let more = if keeps_admin { CapabilitySet::SYS_ADMIN & had } else { CapabilitySet::empty() };

@@ -1,4 +1,4 @@
-//! What a child of the shim does first: control groups, keyring, and the pod's namespaces.
+//! Setup of a child process: cgroups, session keyring, and the pod's namespaces.
 
 use std::{
     fs, io,
@@ -23,41 +23,41 @@ use super::{
 use crate::plan::{IdMap, Namespace, Processes};
 use berth_sys::spawn;
 
-/// A helper dies with its parent, mostly the shim, and shows nobody its memory.
+/// Sets up a helper: it dies with its parent, usually the shim, and its memory is not dumpable.
 pub(super) fn settle(parent: Pid) -> Step<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).told(|| "die with the shim")?;
-    // One that has died before sends no signal any more.
+    // A parent that died before sends no signal any more.
     if rustix::process::getppid() != Some(parent) {
         return Err(failure("the shim has gone"));
     }
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
 }
 
-/// A session keyring of the container's own, where the kernel has any to give.
+/// Joins a session keyring of the container's own, if the kernel provides one.
 pub(super) fn join_keyring(container: &str) {
     let _none = spawn::join_keyring(&format!("_ses.{container}"));
 }
 
-/// Whether a directory belongs to the unified hierarchy.
+/// Whether a directory belongs to the cgroup v2 hierarchy.
 fn is_unified(group: &Path) -> bool {
     nix::sys::statfs::statfs(group).is_ok_and(|found| found.filesystem_type() == nix::sys::statfs::CGROUP2_SUPER_MAGIC)
 }
 
-/// Where the unified hierarchy is mounted, alone or beside the old ones.
+/// Mount point of cgroup v2, alone or beside v1 (hybrid mode).
 pub(super) fn unified_root() -> &'static Path {
     let beside = Path::new("/sys/fs/cgroup/unified");
     if is_unified(beside) { beside } else { Path::new("/sys/fs/cgroup") }
 }
 
-/// Whether control groups are those of the old hierarchies.
+/// Whether the cgroups belong to v1 hierarchies.
 pub(super) fn is_old(groups: &[PathBuf]) -> bool {
     groups.first().is_some_and(|group| !is_unified(group))
 }
 
-/// The directory a process can be born into, open.
+/// Opens the cgroup directory in which a process can be created (`CLONE_INTO_CGROUP`); `None` if there is none.
 pub(super) fn birth_group(groups: &[PathBuf]) -> Step<Option<OwnedFd>> {
-    // Beside old hierarchies it would spare one move of many, and a group that was killed once takes nobody by birth
-    // (`worker::groups::kill_each`).
+    // Beside v1 hierarchies it would save one move of many, and a cgroup that was killed once accepts no process by
+    // creation (`worker::groups::kill_each`).
     let [group] = groups else { return Ok(None) };
     if !is_unified(group) {
         return Ok(None);
@@ -67,9 +67,10 @@ pub(super) fn birth_group(groups: &[PathBuf]) -> Step<Option<OwnedFd>> {
     opened.map(Some).told(|| format!("open control group {}", group.display()))
 }
 
-/// Makes a process in its control group, by birth or, where the kernel refuses that, by moving it; then by `body`.
+/// Creates a process in its cgroup, by `CLONE_INTO_CGROUP`, or outside it if the kernel refuses; then runs `body`.
 ///
-/// `EBUSY` and `EOPNOTSUPP`: the group has groups of its own, or its kind holds no processes.
+/// `EBUSY`: the cgroup has child cgroups. `EOPNOTSUPP`: its type accepts no processes. `ENOSYS`, `EINVAL`, and `E2BIG`:
+/// the kernel does not support the flag.
 pub(super) fn spawn_into(
     alone: spawn::Alone,
     group: Option<BorrowedFd<'_>>,
@@ -88,12 +89,12 @@ pub(super) fn spawn_into(
     made.told(|| "make a process")
 }
 
-/// Where a process was born.
+/// Cgroup in which a process was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Born {
-    /// In its group of the unified hierarchy.
+    /// In its own cgroup v2 directory.
     Inside,
-    /// Where the shim is.
+    /// In the cgroup of the shim.
     Outside,
 }
 
@@ -101,7 +102,7 @@ fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::E2BIG))
 }
 
-/// Moves this process into those it was not born into.
+/// Moves this process into the cgroups that it was not created in.
 pub(super) fn enter(groups: &[PathBuf], born: Born) -> Step<()> {
     for group in groups {
         if born == Born::Inside && is_unified(group) {
@@ -113,7 +114,7 @@ pub(super) fn enter(groups: &[PathBuf], born: Born) -> Step<()> {
     Ok(())
 }
 
-/// Joins the pod's namespaces, that of users first, and becomes user 0 there.
+/// Joins the pod's namespaces, the user namespace first, and becomes user 0 there.
 pub(super) fn join_pod(around: &Around<'_>) -> Step<()> {
     if let Some(users) = around.namespace(Namespace::User) {
         join(users.as_fd(), LinkNameSpaceType::User)?;
@@ -135,37 +136,37 @@ fn join(namespace: BorrowedFd<'_>, kind: LinkNameSpaceType) -> Step<()> {
     rustix::thread::move_into_link_name_space(namespace, Some(kind)).told(|| format!("join the {kind:?} namespace"))
 }
 
-/// Becomes user and group 0 of a user namespace that was just joined or made.
+/// Becomes user and group 0 of a user namespace that was just joined or created.
 pub(super) fn become_root() -> Step<()> {
     rustix::thread::set_thread_groups(&[]).told(|| "leave all groups")?;
     let (user, group) = (Uid::ROOT, Gid::ROOT);
     rustix::thread::set_thread_res_gid(group, group, group).told(|| "become group 0 of the user namespace")?;
     rustix::thread::set_thread_res_uid(user, user, user).told(|| "become user 0 of the user namespace")?;
-    // The kernel forgets it when the user changes.
+    // The kernel clears the signal when the user changes.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).told(|| "die with the shim")?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
 }
 
-/// A process by its descriptor.
+/// Opens a process as a pidfd.
 pub(super) fn process(pid: u32) -> Step<OwnedFd> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or_else(|| failure(format!("there is no process {pid}")))?;
     pidfd_open(number, PidfdFlags::empty()).told(|| format!("open process {pid}"))
 }
 
-/// A process's directory in `/proc`. It is no other process's later, as its number may be.
+/// Opens the `/proc` directory of a process. It never refers to a later process with the same PID.
 pub(super) fn proc_directory(pid: u32) -> Step<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()).told(|| format!("open process {pid}"))
 }
 
-/// The process whose process namespace the next child joins, where it joins one.
+/// Process whose PID namespace the next child joins; `None` if it joins none.
 pub(super) fn target<'a>(processes: &Processes, around: &Around<'a>) -> Step<Option<BorrowedFd<'a>>> {
     let (Processes::Of(_) | Processes::Pod) = processes else { return Ok(None) };
     around.target.map(Some).ok_or_else(|| failure("the pod does not share its processes"))
 }
 
-/// Sees to it that the next child is in its process namespace.
+/// Selects the PID namespace of the next child.
 pub(super) fn enter_processes(processes: &Processes, target: Option<BorrowedFd<'_>>) -> Step<()> {
     match target {
         Some(target) => rustix::thread::move_into_thread_name_spaces(target, ThreadNameSpaceType::PROCESS_ID)
@@ -175,25 +176,25 @@ pub(super) fn enter_processes(processes: &Processes, target: Option<BorrowedFd<'
     }
 }
 
-/// The host's `/proc`: what a container mounts there may lie.
+/// Opens the host's `/proc`: a container may mount anything there.
 pub(super) fn host_proc() -> Step<OwnedFd> {
     rustix::fs::openat(CWD, "/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .told(|| "open /proc")
 }
 
-/// Which id of the host stands for one of the container; none where it is not mapped.
+/// Maps an id of the container to the host; `None` if it is not mapped.
 pub(super) fn on_host(id: u32, map: Option<IdMap>) -> Option<u32> {
     let Some(map) = map else { return Some(id) };
     let offset = id.checked_sub(map.inside)?;
     if offset < map.count { map.outside.checked_add(offset) } else { None }
 }
 
-/// Sets how readily this process and what it becomes is killed; a refusal leaves what is inherited.
+/// Sets the OOM score of this process and its descendants; on a refusal the inherited score stays.
 pub(super) fn set_oom_score(wanted: Option<i32>) {
-    // The shim's own is -998: nothing a container may inherit.
+    // The shim's own score is -998: a container must not inherit it.
     let text = wanted.unwrap_or(0).to_string();
     if let Err(error) = fs::write("/proc/self/oom_score_adj", text) {
-        // AC-09a-X16: without CAP_SYS_RESOURCE it cannot be lowered.
+        // AC-09a-X16: without CAP_SYS_RESOURCE the score cannot be lowered.
         let _is_logged_nowhere = reason(&error);
     }
 }

@@ -1,4 +1,6 @@
-//! Starting a container: what its helper and its first process do (spec 09a §10, steps 3 to 9).
+//! Container start: the helper's work and the first process up to `execve`.
+//!
+//! Implements spec 09a §10, steps 3 to 9.
 
 use std::{
     io::Read,
@@ -35,10 +37,10 @@ use berth_sys::{
     step,
 };
 
-/// Starts a container. Only what cannot hang happens before this returns; poll what it returns.
+/// Starts a container. Only operations that cannot hang happen before this returns; poll the result.
 ///
 /// # Errors
-/// If the shim has more than one thread, or no process can be made.
+/// If the shim has more than one thread, or no process can be created.
 pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Step<Launching> {
     let alone = Alone::check().told(|| "start a container")?;
     let (reports, reporter) = report::pair()?;
@@ -53,14 +55,14 @@ pub fn begin_launch(plan: &LaunchPlan, around: &Around<'_>, stdio: Stdio) -> Ste
     Launching::new(reports, helper, hooks.map(|begun| begun.runner))
 }
 
-/// What the helper has made when the container's process begins.
+/// Results of the helper that the container's process uses.
 struct Parts {
     root: OwnedFd,
     mounts: Vec<Ready>,
     devices: Option<Vec<OwnedFd>>,
     host_proc: OwnedFd,
     stdio: Stdio,
-    /// When the helper began, and when the root was there.
+    /// When the helper began, and when the root was assembled.
     times: [Instant; 2],
 }
 
@@ -74,7 +76,7 @@ struct Helper<'a> {
 }
 
 impl Helper<'_> {
-    /// On the host: everything that needs its paths and its privileges. Then the pod's namespaces.
+    /// Does everything that needs the host's paths and privileges, then joins the pod's namespaces.
     fn run(&self, stdio: Stdio, born: Born) -> Step<()> {
         let begun = Instant::now();
         let (plan, around) = (self.plan, self.around);
@@ -114,7 +116,7 @@ impl Helper<'_> {
         self.start(Parts { root, mounts, devices, host_proc, stdio, times })
     }
 
-    /// What the shim has open for other containers is nothing to this one.
+    /// Closes descriptors that the shim has open for other containers.
     fn close_others(&self, stdio: &Stdio) -> Step<()> {
         let mut keep = vec![self.reporter.number()];
         keep.extend(self.line.map(hooks::Line::number));
@@ -126,7 +128,7 @@ impl Helper<'_> {
         spawn::close_all_but(self.alone, &keep).told(|| "close descriptors")
     }
 
-    /// Makes the container's process a child of the shim, and lets it go on once the shim knows of it.
+    /// Creates the container's process as a child of the shim, and releases it once the shim knows about it.
     fn start(&self, parts: Parts) -> Step<()> {
         let host_proc = rustix::io::fcntl_dupfd_cloexec(&parts.host_proc, 3).told(|| "copy a descriptor")?;
         let Go { wait, release } = Go::new()?;
@@ -153,13 +155,13 @@ impl Helper<'_> {
     }
 }
 
-/// Tells the shim of the process while that cannot have ended unseen.
+/// Reports the process to the shim while it cannot have exited unobserved.
 pub(super) fn announce(reporter: &Reporter, host_proc: BorrowedFd<'_>, pid: u32, took: Took) -> Step<()> {
     let ticks = spawn::start_ticks(host_proc, pid).told(|| format!("look at process {pid}"))?;
     reporter.process(pid, ticks, took)
 }
 
-/// Holds a new process back until the shim knows of it; it ends if its helper dies before.
+/// Pipe that blocks a new process until the shim knows about it; the process exits if its helper dies before.
 pub(super) struct Go {
     pub(super) wait: OwnedFd,
     pub(super) release: OwnedFd,
@@ -181,13 +183,13 @@ impl Go {
     }
 }
 
-/// Makes pipes belong to the container's user, who may open them anew as `/dev/stdout`.
+/// Changes the owner of pipes to the container's user, who may reopen them as `/dev/stdout`.
 pub(super) fn give(stdio: &Stdio, uid: u32, users: Option<IdMap>) {
     let (Stdio::Files(files), Some(uid)) = (stdio, join::on_host(uid, users)) else { return };
     for file in files {
         let is_pipe = rustix::fs::fstat(file).is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Fifo);
         if is_pipe {
-            // Without it everything works but that.
+            // A failure only prevents the reopen.
             let _refused = rustix::fs::fchown(file, Some(Uid::from_raw(uid)), None);
         }
     }
@@ -216,7 +218,7 @@ struct Inside<'a> {
 }
 
 impl Inside<'_> {
-    /// Returns only if something went wrong.
+    /// Sets up the process and executes the program. Returns only on failure.
     fn run(self) -> Step<i32> {
         let plan = self.plan;
         setsid().told(|| "make a session")?;
@@ -246,7 +248,7 @@ impl Inside<'_> {
         Ok(finalise::execute(self.alone, last))
     }
 
-    /// Devices, links and terminal; returns the terminal's end for the process.
+    /// Sets up devices, links, and terminal; returns the pty's slave.
     fn dev(&self, root: BorrowedFd<'_>) -> Step<Option<OwnedFd>> {
         let is_ours = has_own_dev(self.plan);
         if is_ours {

@@ -1,4 +1,4 @@
-//! A process on its way, as the shim's loop sees it.
+//! A start in progress, as the shim's event loop drives it.
 
 use std::{
     io,
@@ -14,12 +14,12 @@ use super::{
 };
 use crate::plan::{Failure, Took};
 
-/// A process that is being started. Poll its descriptor for input; then [`Launching::advance`].
+/// A process being started. Poll its descriptor for input; then call [`Launching::advance`].
 #[derive(Debug)]
 pub struct Launching {
     reports: Reports,
     helper: OwnedFd,
-    /// Who executes hooks on the host.
+    /// Process that runs hooks on the host.
     runner: Option<OwnedFd>,
     process: Option<Process>,
     terminal: Option<OwnedFd>,
@@ -27,33 +27,33 @@ pub struct Launching {
     failed: Option<Failure>,
 }
 
-/// A process that will be the program's.
+/// The process that will execute the program.
 #[derive(Debug)]
 struct Process {
     pid: u32,
     ticks: u64,
     took: Took,
-    /// None where it ended, and was reaped, before it was heard of.
+    /// Pidfd; `None` if the process exited, and was reaped, before its report was read.
     fd: Option<OwnedFd>,
 }
 
-/// How far it is.
+/// State of a start in progress.
 #[derive(Debug)]
 pub enum Progress {
-    /// Not there yet.
+    /// Not finished.
     Pending(Launching),
     /// The program runs, or has run.
     Started {
-        /// Its process, a child of the shim.
+        /// PID of its process, a child of the shim.
         pid: u32,
-        /// Field 22 of its `stat`.
+        /// Start time (field 22 of `/proc/<pid>/stat`).
         start_ticks: u64,
-        /// The master of its terminal.
+        /// Descriptor of the pty master, if it has a terminal.
         terminal: Option<OwnedFd>,
-        /// How long steps of it took.
+        /// Durations of the steps of the start.
         took: Took,
     },
-    /// Nothing was executed. What was started ends by itself and is to be reaped.
+    /// No program was executed. The processes of the start exit by themselves and must be reaped.
     Failed(Failure),
 }
 
@@ -69,7 +69,7 @@ impl Launching {
         Ok(Self { reports, helper, runner, process: None, terminal: None, executes: false, failed: None })
     }
 
-    /// Takes in what was told. Never blocks.
+    /// Processes pending reports. Never blocks.
     pub fn advance(mut self) -> Progress {
         loop {
             match self.reports.next() {
@@ -84,7 +84,7 @@ impl Launching {
         }
     }
 
-    /// Kills what was started so far: it has taken too long. [`Progress::Failed`] follows once it has ended.
+    /// Kills the processes of the start: its deadline passed. [`Progress::Failed`] follows once they have exited.
     pub fn kill(&self) {
         let process = self.process.as_ref().and_then(|process| process.fd.as_ref());
         for child in [Some(&self.helper), process, self.runner.as_ref()].into_iter().flatten() {
@@ -92,7 +92,7 @@ impl Launching {
         }
     }
 
-    /// The container's process, once it is there; its program may not run yet.
+    /// PID of the container's process, once it exists; its program may not run yet.
     pub fn process(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.pid)
     }

@@ -1,20 +1,20 @@
-//! From a plan to a running program: everything between `clone3` and `execve`.
+//! Process creation from a plan: everything between `clone3` and `execve`.
 //!
 //! ```text
-//!  shim ─clone3─► helper: control group, limits, mounts as descriptors, root, joins namespaces
+//!  shim ─clone3─► helper: cgroup, limits, detached mounts, root, joins namespaces
 //!                   └─clone3(CLONE_PARENT)─► the container's process: attaches mounts, pivots, becomes its user, executes
 //! ```
 //!
-//! The shim never waits: what hangs, hangs in the helper or in the process, which the shim kills at its deadline
-//! ([`Launching::kill`]). What they tell arrives over a descriptor to poll. The container's process is the shim's own
-//! child, so its end is the shim's to reap; so is the helper's, and the joiner's of an exec: a child the shim does not
-//! know. An end may be seen before [`Progress::Started`] is: keep ends of unknown children until nothing is launching.
+//! The shim never blocks: a hang affects the helper or the container's process, which the shim kills at its deadline
+//! ([`Launching::kill`]). Their reports arrive over a descriptor to poll. The shim reaps the container's process, which
+//! is its own child, and also the helper and the joiner of an exec, which are children unknown to the shim's records.
+//! An exit may be observed before [`Progress::Started`]: keep exits of unknown children until nothing is being started.
 //!
-//! Children are made without `execve`, which is sound as the shim has one thread ([`berth_sys::spawn::Alone`] refuses
-//! otherwise). A program is executed only as a container's own, except for the pod's process 1, which is the shim's
-//! program with the argument [`POD_INIT`] ([`pod_init`]).
+//! Children are created without `execve`, which is sound because the shim is single-threaded
+//! ([`berth_sys::spawn::Alone`] refuses otherwise). Only a container's own program is executed, except for the pod's
+//! process 1, which is the shim's program with the argument [`POD_INIT`] ([`pod_init`]).
 //!
-//! Ours instead of libcontainer's for spec 09 §4. Behaviour: spec 09a §2.5, §7.5, §8, §10, §11.
+//! Used instead of libcontainer because of spec 09 §4. Implements spec 09a §2.5, §7.5, §8, §10, §11.
 
 mod attach;
 mod devices;
@@ -44,29 +44,29 @@ pub use pod_init::{POD_INIT, pod_init};
 
 use super::plan::{IdMap, Namespace};
 
-/// What of the pod a container is started in.
+/// The pod's environment that a container starts in.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
-    /// The namespaces the shim holds.
+    /// Namespaces that the shim keeps open.
     pub namespaces: &'a [(Namespace, OwnedFd)],
-    /// A descriptor of the process whose process namespace the container joins, where the plan says that it joins one.
+    /// Pidfd of the process whose PID namespace the container joins, if its plan joins one.
     pub target: Option<BorrowedFd<'a>>,
-    /// How ids of its user namespace are mapped, as the pod's plan says.
+    /// Id mappings (users, groups) of the user namespace, from the pod's plan.
     pub users: Option<(IdMap, IdMap)>,
 }
 
 impl Around<'_> {
-    /// A namespace's descriptor.
+    /// Descriptor of a namespace of the pod.
     fn namespace(&self, wanted: Namespace) -> Option<&OwnedFd> {
         self.namespaces.iter().find(|(kind, _)| *kind == wanted).map(|(_, fd)| fd)
     }
 }
 
-/// What a process reads from and writes to.
+/// Standard streams of a process.
 #[derive(Debug)]
 pub enum Stdio {
-    /// Standard input, output and error.
+    /// Standard input, output, and error.
     Files([OwnedFd; 3]),
-    /// A terminal, made inside the container; its master comes with [`Progress::Started`].
+    /// A pty that is created inside the container; [`Progress::Started`] carries its master.
     Terminal,
 }

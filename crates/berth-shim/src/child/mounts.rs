@@ -1,6 +1,7 @@
-//! What is mounted in a container, taken as descriptors where its path means something: on the host (spec 09a §8.2).
+//! Mount preparation on the host: bind mounts, cgroups, and idmapped mounts as detached mounts.
 //!
-//! A path is resolved once. What is attached later is what was found here, whatever happens to the path.
+//! A path is resolved once. The mount attached later is the one found here, whatever happens to the path
+//! (spec 09a §8.2).
 
 use std::{
     fs, io,
@@ -24,25 +25,25 @@ use berth_sys::{
     spawn::Alone,
 };
 
-/// A mount that waits to be attached.
+/// A mount ready to be attached.
 #[derive(Debug)]
 pub(super) enum Ready {
-    /// A copy of something.
+    /// A clone of a host path.
     Tree {
         /// The detached mount.
         mount: OwnedFd,
-        /// Whether a directory is mounted.
+        /// Whether its root is a directory.
         is_directory: bool,
     },
-    /// Made in the container's namespaces.
+    /// A new file system, created in the container's namespaces.
     New,
-    /// The container's groups on the old hierarchies, by the hierarchy's name.
+    /// The container's cgroup v1 directories, by hierarchy name.
     Groups(Vec<(String, OwnedFd)>),
-    /// Layers of an image; made with the root.
+    /// Layers of an image; mounted together with the root.
     Layers,
 }
 
-/// Takes all mounts that are taken from the host.
+/// Prepares all mounts that come from the host.
 pub(super) fn prepare(alone: Alone, mounts: &[Mount], groups: &[PathBuf], around: &Around<'_>) -> Step<Vec<Ready>> {
     let one = |mount: &Mount| match &mount.source {
         Source::Bind(path) => bind(alone, path, mount, around),
@@ -57,7 +58,7 @@ fn bind(alone: Alone, path: &Path, mount: &Mount, around: &Around<'_>) -> Step<R
     let what = || format!("mount {} on {}", path.display(), mount.target);
     let taken = match mount_api::clone_path(path, Reach::Tree) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // The umask is empty here: without a mode everybody could write to it.
+            // The umask is empty here: without a mode the directory would be world-writable.
             let mut directories = fs::DirBuilder::new();
             let made = directories.recursive(true).mode(0o755).create(path);
             made.told(|| format!("make {}", path.display()))?;
@@ -70,12 +71,12 @@ fn bind(alone: Alone, path: &Path, mount: &Mount, around: &Around<'_>) -> Step<R
     Ok(Ready::Tree { is_directory: is_directory(taken.as_fd()).told(what)?, mount: taken })
 }
 
-/// Whether a mount shows a directory.
+/// Whether the root of a mount is a directory.
 pub(super) fn is_directory(mount: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(mount)?.st_mode) == FileType::Directory)
 }
 
-/// Gives a detached mount its propagation, flags, access and ids.
+/// Applies propagation, flags, access, and id mappings to a detached mount.
 pub(super) fn dress(alone: Alone, taken: BorrowedFd<'_>, mount: &Mount, around: &Around<'_>) -> Step<()> {
     let target = &mount.target;
     let propagation = match mount.propagation {
@@ -99,7 +100,7 @@ pub(super) fn dress(alone: Alone, taken: BorrowedFd<'_>, mount: &Mount, around: 
             .told(|| format!("RROUnsupported: make {target} recursively read-only"))?;
     }
     match (&mount.source, mount.ids) {
-        // Layers are mapped one by one before they become one.
+        // Layers are mapped one by one before they are stacked.
         (Source::Bind(path), Some(ids)) => map_ids(alone, taken, path, ids, around),
         _ => Ok(()),
     }
@@ -123,7 +124,7 @@ fn map_ids(
     show_as(taken, users.as_fd(), path)
 }
 
-/// Shows a detached mount with the ids of a user namespace.
+/// Makes a detached mount an idmapped mount of a user namespace.
 pub(super) fn show_as(taken: BorrowedFd<'_>, users: BorrowedFd<'_>, path: &Path) -> Step<()> {
     mount_api::change(taken, Reach::Top, Change { ids: Some(users), ..Change::default() }).map_err(|error| {
         failure(format!(
@@ -135,7 +136,7 @@ pub(super) fn show_as(taken: BorrowedFd<'_>, users: BorrowedFd<'_>, path: &Path)
     })
 }
 
-/// `/sys/fs/cgroup/memory/kubepods/x` belongs to the hierarchy `memory`.
+/// Clones cgroup v1 directories; `/sys/fs/cgroup/memory/kubepods/x` belongs to the hierarchy `memory`.
 fn old_groups(groups: &[PathBuf]) -> Step<Vec<(String, OwnedFd)>> {
     let mut taken = Vec::new();
     for group in groups {

@@ -1,6 +1,7 @@
-//! The namespaces of a pod, and its process 1 where it shares its processes (spec 09a §2.3-§2.5).
+//! Pod namespaces: user, network, IPC, and UTS, and the pod's process 1 for a shared PID namespace.
 //!
-//! A child makes them, the user namespace first so that the others belong to it, and hands them over as descriptors.
+//! A child creates them, the user namespace first so that it owns the others, and sends their descriptors.
+//! Implements spec 09a §2.3-§2.5.
 
 use std::{
     collections::BTreeMap,
@@ -27,28 +28,28 @@ use berth_sys::{
     spawn::{self, Alone, Kin},
 };
 
-/// How long making them may take: nothing of it waits for anything.
+/// Deadline of the creation, which waits for nothing external.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What was made.
+/// Result of creating the pod's namespaces.
 #[derive(Debug)]
 pub struct Made {
-    /// Namespaces, in the order of [`Namespace`].
+    /// Descriptors of the namespaces, in the order of [`Namespace`].
     pub namespaces: Vec<(Namespace, OwnedFd)>,
-    /// The pod's process 1, a child of the shim.
+    /// PID of the pod's process 1, a child of the shim.
     pub init: Option<u32>,
 }
 
-/// Makes a pod's namespaces; its process 1 executes the shim's own program with [`super::POD_INIT`].
+/// Creates a pod's namespaces; its process 1 executes the shim's own program with [`super::POD_INIT`].
 ///
 /// # Errors
-/// If the shim has more than one thread, or what the kernel says; nothing is left then.
+/// If the shim has more than one thread, or the kernel's error; nothing is left then.
 pub fn make_namespaces(plan: &NamespacePlan) -> Result<Made, Failure> {
     let program = File::open("/proc/self/exe").told(|| "open the shim's program")?;
     make_namespaces_with(plan, program.as_fd())
 }
 
-/// As [`make_namespaces`], with the program of process 1.
+/// As [`make_namespaces`], with the program of process 1 as a descriptor.
 ///
 /// # Errors
 /// As [`make_namespaces`].
@@ -73,16 +74,16 @@ pub fn make_namespaces_with(plan: &NamespacePlan, program: BorrowedFd<'_>) -> Re
     }
 }
 
-/// Kills and reaps a child that has nothing more to do.
+/// Kills and reaps a child that has no more work.
 fn end(child: u32) {
     if let Some(pid) = i32::try_from(child).ok().and_then(Pid::from_raw) {
         let _gone = kill_process(pid, Signal::KILL);
-        // The loop may have reaped it.
+        // The event loop may have reaped it.
         let _gone = waitpid(Some(pid), WaitOptions::empty());
     }
 }
 
-/// Takes in what the child tells until it ends.
+/// Collects the child's reports until it ends.
 fn gather(plan: &NamespacePlan, reports: &Reports, maker: u32) -> (Made, Option<Failure>) {
     let deadline = Instant::now() + LIMIT;
     let mut made = Made { namespaces: Vec::new(), init: None };
@@ -141,7 +142,7 @@ fn map_ids(pid: u32, (users, groups): (IdMap, IdMap)) -> Step<()> {
     Ok(())
 }
 
-/// In the child.
+/// Creates the namespaces; runs in the child.
 fn make((alone, parent): (Alone, Pid), plan: &NamespacePlan, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     join::settle(parent)?;
     let has = |kind| plan.made.contains(&kind);
@@ -174,7 +175,7 @@ fn make((alone, parent): (Alone, Pid), plan: &NamespacePlan, reporter: &Reporter
     if plan.shares_processes { pod_init::start(alone, reporter, program) } else { Ok(()) }
 }
 
-/// Writes kernel settings; those of networks and message queues are those of this process's namespaces.
+/// Writes sysctls; those of networking and IPC apply to this process's namespaces.
 fn set_kernel(settings: &BTreeMap<String, String>) -> Step<()> {
     for (name, value) in settings {
         let is_plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
@@ -186,7 +187,7 @@ fn set_kernel(settings: &BTreeMap<String, String>) -> Step<()> {
     Ok(())
 }
 
-/// A user namespace with these ids that holds no process.
+/// Creates a user namespace with these mappings and without a process.
 pub(super) fn user_namespace(alone: Alone, maps: (IdMap, IdMap)) -> Step<OwnedFd> {
     let (reports, reporter) = report::pair()?;
     let parent = getpid();

@@ -1,7 +1,8 @@
-//! Process 1 of a pod whose containers share their processes (spec 09a §2.5).
+//! Process 1 of a pod with a shared PID namespace: reaps orphans (spec 09a §2.5).
 //!
-//! It is executed anew, so that nothing of the shim's memory is in it, and then gives up all it has: its root is an
-//! empty directory, so `/proc/1/root` shows nothing of the host (AC-09a-X14); no rights, no descriptors. It reaps.
+//! It executes the shim's program again, so that it contains nothing of the shim's memory, and then gives up all
+//! access: its root is an empty directory, so `/proc/1/root` exposes nothing of the host (AC-09a-X14); no privileges,
+//! no descriptors.
 
 use std::{
     ffi::{CStr, CString},
@@ -37,12 +38,12 @@ use berth_sys::{
     spawn::{self, Alone, Kin},
 };
 
-/// The argument by which the shim's program becomes a pod's process 1.
+/// Argument of the shim's program that selects this mode.
 pub const POD_INIT: &str = "pod-init";
-/// Nobody's user and group.
+/// Unprivileged user and group id.
 const NOBODY: u32 = 65_535;
 
-/// In the process that made the namespaces: makes process 1.
+/// Creates process 1; runs in the process that created the namespaces.
 pub(super) fn start(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     let host_proc = super::join::host_proc()?;
     unshare(CloneFlags::CLONE_NEWPID).told(|| "make a process namespace")?;
@@ -63,7 +64,7 @@ pub(super) fn start(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) 
     Go::release(release)
 }
 
-/// Executes the program with nothing but the reporter open, so that it can tell what goes wrong.
+/// Executes the program with only the reporter open, so that it can report a failure.
 fn become_init(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) -> Step<()> {
     let keep = [reporter.number(), program.as_raw_fd()];
     spawn::close_all_but(alone, &keep).told(|| "close descriptors")?;
@@ -80,8 +81,8 @@ fn become_init(alone: Alone, reporter: &Reporter, program: BorrowedFd<'_>) -> St
     }
 }
 
-/// The shim's program as a pod's process 1: called first in `main` when its first argument is [`POD_INIT`], with the
-/// argument that follows. Reaps for ever; ends with 0 on SIGTERM and SIGINT.
+/// Main function of process 1: called first in `main` if its first argument is [`POD_INIT`], with the argument that
+/// follows. Reaps forever; exits with 0 on SIGTERM and SIGINT.
 pub fn pod_init(number: &str) -> ExitCode {
     let reporter = number.parse().ok().and_then(|number| spawn::inherited(number).ok()).map(Reporter::from_fd);
     let Some(reporter) = reporter else { return ExitCode::FAILURE };
@@ -110,7 +111,7 @@ fn reap() {
     }
 }
 
-/// Gives up root, descriptors, rights and user.
+/// Gives up root directory, descriptors, privileges, and user.
 fn isolate() -> Step<()> {
     unshare(CloneFlags::CLONE_NEWNS).told(|| "make a mount namespace")?;
     mount_api::change_root(libc::MS_SLAVE, Reach::Tree).told(|| "hide mounts from the host")?;
@@ -124,12 +125,12 @@ fn isolate() -> Step<()> {
     rustix::process::chdir("/").told(|| "go to the root")?;
     drop((empty, place));
     for standard in 0..3 {
-        // What the shim writes to is none of the pod's business; nothing of ours uses it.
+        // The shim's output is not the pod's; no code of this process uses these descriptors.
         drop(spawn::inherited(standard));
     }
     set_no_new_privs(true).told(|| "give up new privileges")?;
     let nobody = Process { uid: NOBODY, gid: NOBODY, ..Process::default() };
-    // Few ids may be mapped: then it stays user 0, without rights.
+    // The user namespace may not map the id: then it stays user 0, without capabilities.
     identity::become_user(&nobody, false).or_else(|_| identity::become_user(&Process::default(), false))?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).told(|| "hide memory")
 }

@@ -1,9 +1,8 @@
-//! What a process that is being started tells the shim: one datagram each, over a socket pair that its last
-//! `execve` closes.
+//! Progress reports from a process being started to the shim, over a socket pair.
 //!
-//! First byte `P`: the container's process is there (number, start ticks, how long that took). `T`: its terminal, a
-//! descriptor. `X`: it executes its program next. `F`: it failed (kind, text). `N`: a namespace, a descriptor. `M`: it waits
-//! for id maps.
+//! One datagram per report; the last `execve` closes the socket. First byte: `P` the container's process exists (PID,
+//! start ticks, durations). `T` its pty master, a descriptor. `X` it executes its program next. `F` it failed (kind,
+//! text). `N` a namespace, a descriptor. `M` it waits for id maps.
 //! The end of the stream after `X` means that the program runs.
 
 use std::{
@@ -26,42 +25,42 @@ use crate::{
     socket::past_false_end,
 };
 
-/// The longest text of a failure, bytes.
+/// Maximum length of a failure's text, bytes.
 const LONGEST: usize = 4096;
 
-/// What was told.
+/// A report of a child.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// The process is there and waits for nobody but its helper.
+    /// The process exists and waits for nobody but its helper.
     Process {
-        /// Its number.
+        /// PID in the host's namespace.
         pid: u32,
-        /// When it started.
+        /// Start time, clock ticks since boot.
         ticks: u64,
-        /// How long that took.
+        /// Durations of the steps so far.
         took: Took,
     },
-    /// The master of its terminal.
+    /// Descriptor of the pty master.
     Terminal(OwnedFd),
     /// The program is executed next.
     Executes,
-    /// A namespace.
+    /// A namespace and its descriptor.
     Namespace(Namespace, OwnedFd),
-    /// Ids have to be mapped now.
+    /// The user namespace's id maps must be written now.
     Unmapped,
-    /// It failed.
+    /// The start failed.
     Failed(Failure),
 }
 
-/// The child's end.
+/// The child's end of the socket pair.
 #[derive(Debug)]
 pub(super) struct Reporter(OwnedFd);
 
-/// The shim's end.
+/// The shim's end of the socket pair.
 #[derive(Debug)]
 pub(super) struct Reports(OwnedFd);
 
-/// Both ends; closed by `execve`.
+/// Creates both ends; `execve` closes them.
 pub(super) fn pair() -> Step<(Reports, Reporter)> {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
@@ -70,7 +69,7 @@ pub(super) fn pair() -> Step<(Reports, Reporter)> {
 }
 
 impl Reporter {
-    /// From a descriptor that was inherited.
+    /// From an inherited descriptor.
     pub(super) fn from_fd(fd: OwnedFd) -> Self {
         Self(fd)
     }
@@ -85,7 +84,7 @@ impl Reporter {
         self.0.as_fd()
     }
 
-    /// Tells of the process.
+    /// Reports the container's process.
     pub(super) fn process(&self, pid: u32, ticks: u64, took: Took) -> Step<()> {
         let mut body = vec![b'P'];
         body.extend(pid.to_le_bytes());
@@ -95,28 +94,28 @@ impl Reporter {
         self.send(&body, None)
     }
 
-    /// Hands over the terminal's master.
+    /// Sends the descriptor of the pty master.
     pub(super) fn terminal(&self, master: BorrowedFd<'_>) -> Step<()> {
         self.send(b"T", Some(master))
     }
 
-    /// Hands over a namespace.
+    /// Sends the descriptor of a namespace.
     pub(super) fn namespace(&self, kind: Namespace, fd: BorrowedFd<'_>) -> Step<()> {
         let index = Namespaces::index(kind);
         self.send(&[b'N', index], Some(fd))
     }
 
-    /// Asks for id maps.
+    /// Requests id maps.
     pub(super) fn unmapped(&self) -> Step<()> {
         self.send(b"M", None)
     }
 
-    /// Says that the program is next.
+    /// Reports that the program is executed next.
     pub(super) fn executes(&self) -> Step<()> {
         self.send(b"X", None)
     }
 
-    /// Tells why it cannot go on; who does not hear it sees the process end.
+    /// Reports a failure; if the report is lost, the shim still observes the exit.
     pub(super) fn failed(&self, failure: &Failure) {
         let kind = match failure.kind {
             FailureKind::Unknown => 0,
@@ -142,7 +141,7 @@ impl Reporter {
     }
 }
 
-/// Numbers of namespaces on the wire.
+/// Numbers of namespaces in reports.
 struct Namespaces;
 
 impl Namespaces {
@@ -165,7 +164,7 @@ impl AsFd for Reports {
 }
 
 impl Reports {
-    /// The next message; none at the end of the stream. `WouldBlock` where nothing was told yet.
+    /// Next report; `None` at the end of the stream. `WouldBlock` if none is pending.
     pub(super) fn next(&self) -> io::Result<Option<Message>> {
         past_false_end(|| self.look())
     }
@@ -178,7 +177,7 @@ impl Reports {
         let got = loop {
             match recvmsg(&self.0, &mut [IoSliceMut::new(&mut body)], &mut control, flags) {
                 Err(Errno::INTR) => {}
-                // The other end went while something of ours was on its way to it.
+                // The peer exited with unread data from us in its queue.
                 Err(Errno::CONNRESET) => return Ok(None),
                 other => break other?,
             }
@@ -195,7 +194,7 @@ impl Reports {
         message.map(Some).ok_or_else(|| io::Error::other("a child of the shim said something strange"))
     }
 
-    /// Says one byte to the other end: go on.
+    /// Sends the permission to continue (one byte) to the child.
     pub(super) fn go(&self) -> Step<()> {
         let mut control = SendAncillaryBuffer::default();
         sendmsg(&self.0, &[IoSlice::new(b"G")], &mut control, SendFlags::NOSIGNAL).map(drop).told(|| "tell a child")
@@ -203,7 +202,7 @@ impl Reports {
 }
 
 impl Reporter {
-    /// Waits until the shim says that it may go on.
+    /// Waits for the shim's permission to continue.
     pub(super) fn wait(&self) -> Step<()> {
         let mut byte = [0_u8; 1];
         loop {

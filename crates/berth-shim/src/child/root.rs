@@ -1,4 +1,6 @@
-//! A container's root, put together by the helper in a mount namespace of its own (spec 09a §10 step 6).
+//! Root file system of a container, assembled by the helper in its own mount namespace.
+//!
+//! Implements spec 09a §10 step 6.
 
 use std::{
     fs,
@@ -25,10 +27,10 @@ use berth_sys::{
     spawn::Alone,
 };
 
-/// The longest options of a mount, bytes: a page without its last zero.
+/// Maximum length of mount options, bytes: a page without its terminating zero.
 const LONGEST: usize = 4095;
 
-/// Makes a tmpfs on the stage and goes there. Others may pass through it, but see nothing.
+/// Mounts a tmpfs on the stage directory and enters it. Other users may traverse it, but not list it.
 pub(super) fn open_stage(stage: &Path) -> Step<()> {
     let what = || format!("make the stage {}", stage.display());
     fs::create_dir_all(stage).told(what)?;
@@ -38,7 +40,7 @@ pub(super) fn open_stage(stage: &Path) -> Step<()> {
     rustix::process::chdir(stage).told(what)
 }
 
-/// The root as a detached mount.
+/// Creates the root as a detached mount.
 pub(super) fn make(plan: &LaunchPlan, around: &Around<'_>) -> Step<OwnedFd> {
     let stage = &plan.root.stage;
     let root = match &plan.root.kind {
@@ -67,14 +69,14 @@ pub(super) fn make(plan: &LaunchPlan, around: &Around<'_>) -> Step<OwnedFd> {
     Ok(root)
 }
 
-/// Layers of an image as a detached read-only mount, with the ids of the pod as the root has them (spec 09a §8.3).
+/// Mounts layers of an image as a detached read-only mount, idmapped like the root (spec 09a §8.3).
 pub(super) fn layers(alone: Alone, plan: &LaunchPlan, wanted: &Mount, around: &Around<'_>) -> Step<Ready> {
     let Source::Layers { layers, lower, sub_path } = &wanted.source else {
         return Err(failure("these are no layers"));
     };
     let what = || format!("ImageVolumeMountFailed: mount an image on {}", wanted.target);
     let over = plan.root.stage.join("volume");
-    // The kernel makes an overlay of two layers or more.
+    // The kernel requires two layers or more for an overlay without an upper directory.
     let whole = match lower.as_slice() {
         [only] => layers.join(only),
         _ => {
@@ -98,7 +100,7 @@ pub(super) fn layers(alone: Alone, plan: &LaunchPlan, wanted: &Mount, around: &A
     Ok(Ready::Tree { is_directory: mounts::is_directory(taken.as_fd()).told(what)?, mount: taken })
 }
 
-/// Layers over each other.
+/// An overlayfs mount.
 struct Over<'a> {
     layers: &'a Path,
     lower: &'a [String],
@@ -107,7 +109,7 @@ struct Over<'a> {
 }
 
 impl<'a> Over<'a> {
-    /// Mounts them on a new directory of the stage.
+    /// Mounts the overlay on a new directory of the stage.
     fn mount(&self, stage: &Path, name: &str, around: &Around<'_>) -> Step<()> {
         let target = stage.join(name);
         make_directory(&target)?;
@@ -132,7 +134,7 @@ impl<'a> Over<'a> {
         done.told(|| format!("mount overlay {data} on {}", target.display()))
     }
 
-    /// Shows every layer with the container's ids; returns their names relative to the stage.
+    /// Mounts every layer idmapped for the container; returns their names relative to the stage.
     fn mapped(&self, folder: &Path, users: &OwnedFd) -> Step<Vec<PathBuf>> {
         make_directory(folder)?;
         let name = folder.file_name().unwrap_or_default();
@@ -170,7 +172,7 @@ fn options(lower: &[PathBuf], written: Option<(&Path, &Path)>, userxattr: bool) 
     data
 }
 
-/// What means something in the options of an overlay gets a backslash.
+/// Escapes characters that have a meaning in overlayfs options.
 fn escaped(path: &Path) -> String {
     let text = path.display().to_string();
     text.replace('\\', "\\\\").replace(':', "\\:").replace(',', "\\,")

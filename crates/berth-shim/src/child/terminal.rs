@@ -1,4 +1,4 @@
-//! A container's terminal: made from its own `devpts`, so that its number means something inside.
+//! Pty of a container, created from its own `devpts` so that its number is valid inside.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -17,17 +17,17 @@ use berth_sys::in_root;
 /// `f_type` of `devpts`.
 const DEVPTS: rustix::fs::FsWord = 0x1cd1;
 
-/// A terminal.
+/// A pty.
 pub(super) struct Terminal {
-    /// For who looks at it.
+    /// Master, for the shim or the agent.
     pub(super) master: OwnedFd,
-    /// For who runs in it.
+    /// Slave, for the process.
     pub(super) slave: OwnedFd,
 }
 
-/// Makes a terminal of the `devpts` that is mounted inside a root, and gives it to a user.
+/// Creates a pty from the `devpts` mounted inside a root, and sets its owner.
 ///
-/// A program inside may have put something else in its place: what is no terminal master is refused.
+/// A program inside may have replaced the device: anything but a pty master is refused.
 pub(super) fn make(root: BorrowedFd<'_>, size: (u16, u16), uid: u32) -> Step<Terminal> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK;
     let master = in_root::open_with(root, Path::new("/dev/pts/ptmx"), flags)
@@ -49,7 +49,7 @@ pub(super) fn make(root: BorrowedFd<'_>, size: (u16, u16), uid: u32) -> Step<Ter
     Ok(Terminal { master, slave })
 }
 
-/// Makes it the terminal of this process's session.
+/// Makes the pty the controlling terminal of this process's session.
 pub(super) fn make_controlling(slave: &OwnedFd) -> Step<()> {
     rustix::process::ioctl_tiocsctty(slave.as_fd()).told(|| "take the terminal")
 }

@@ -1,18 +1,18 @@
-//! Failures with what was attempted in front of what the kernel said.
+//! Error conversion: failures with the attempted operation before the kernel's error.
 
 use std::{fmt::Display, io};
 
 use crate::plan::{Failure, FailureKind};
 
-/// A step that may fail.
+/// Result of a step that may fail.
 pub(super) type Step<T> = Result<T, Failure>;
 
-/// Something went wrong that has no kind of its own.
+/// Builds a failure without a specific kind.
 pub(super) fn failure(text: impl Into<String>) -> Failure {
     Failure { kind: FailureKind::Other, text: text.into() }
 }
 
-/// What the kernel said, as runtimes spell it: `permission denied`.
+/// The kernel's error as runtimes spell it: `permission denied`.
 pub(super) fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error ").next().unwrap_or_default();
@@ -23,9 +23,9 @@ pub(super) fn reason(error: &io::Error) -> String {
     }
 }
 
-/// Says what was attempted.
+/// Adds the attempted operation to an error.
 pub(super) trait Told<T> {
-    /// `what: reason`.
+    /// Converts an error to a failure with the text `what: reason`.
     fn told<W: Display>(self, what: impl FnOnce() -> W) -> Step<T>;
 }
 

@@ -1,61 +1,63 @@
-//! Programs of others on a container's way, as a plan has them. Pure. Behaviour: spec 09a §8.4; OCI runtime specification 1.2.
+//! OCI hooks of a container as part of its plan. Pure.
+//!
+//! Implements spec 09a §8.4; OCI runtime specification 1.2.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Programs of others that are executed on a container's way: hooks of the OCI runtime specification.
+/// Hooks of a container, per OCI runtime specification.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Hooks {
-    /// Those of one moment in their order.
+    /// All hooks; those of one lifecycle point are in execution order.
     pub all: Vec<Hook>,
-    /// Directory with the container's `config.json`.
+    /// Directory with the container's `config.json` (OCI bundle).
     pub bundle: PathBuf,
-    /// What they read on standard input, JSON: what does not change of the container's state, without the first brace.
+    /// JSON for their standard input: the constant part of the container's state, without the opening brace.
     pub state: String,
 }
 
 impl Hooks {
-    /// Those of a moment.
+    /// Hooks of a lifecycle point, in execution order.
     pub fn of(&self, moment: Moment) -> impl Iterator<Item = &Hook> {
         self.all.iter().filter(move |hook| hook.moment == moment)
     }
 }
 
-/// A program of somebody else.
+/// An OCI hook.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hook {
-    /// When.
+    /// Lifecycle point.
     pub moment: Moment,
-    /// The program, absolute.
+    /// Absolute path of the program.
     pub path: PathBuf,
-    /// Its arguments, its own name first; none: only that.
+    /// Arguments including `argv[0]`; empty for only the program's path.
     pub args: Vec<String>,
-    /// Its whole environment, `KEY=value`.
+    /// Complete environment, entries of the form `KEY=value`.
     pub env: Vec<String>,
-    /// How long it may take, milliseconds; none: as long as the start.
+    /// Timeout, milliseconds; `None` for 60 s.
     pub limit_ms: Option<u64>,
 }
 
-/// When a hook is executed.
+/// Lifecycle point at which a hook runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Moment {
-    /// Once the root is put together; on the host. An older name of the next.
+    /// On the host, once the root is assembled. Deprecated name of the next.
     Prestart,
-    /// Likewise.
+    /// On the host, once the root is assembled.
     CreateRuntime,
-    /// Then, in the container's namespaces, where the host's files are still seen.
+    /// Then, in the container's namespaces, while the host's files are still visible.
     CreateContainer,
-    /// Before the program is executed, as its user, of the container's files.
+    /// Before the program is executed, as its user, with the container's files.
     StartContainer,
-    /// Once the program runs; on the host.
+    /// On the host, once the program runs.
     Poststart,
-    /// Once it is over, or has come to nothing; on the host.
+    /// On the host, once the container has ended or its start has failed.
     Poststop,
 }
 
 impl Moment {
-    /// All of them, in the order of a container's life.
+    /// All lifecycle points, in chronological order.
     pub const ALL: [Self; 6] = [
         Self::Prestart,
         Self::CreateRuntime,
@@ -65,7 +67,7 @@ impl Moment {
         Self::Poststop,
     ];
 
-    /// As files spell it.
+    /// Name in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Prestart => "prestart",
@@ -77,7 +79,7 @@ impl Moment {
         }
     }
 
-    /// The container's state then, as hooks are told.
+    /// Container status passed to hooks at this point.
     pub fn status(self) -> &'static str {
         match self {
             Self::Prestart | Self::CreateRuntime | Self::CreateContainer => "creating",

@@ -1,16 +1,16 @@
-//! What a slow reader has not taken yet: bounded, and it knows for how long it has been full. Pure.
+//! Bounded output buffer of a slow client, with the time since when it is full. Pure.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-/// Most bytes held for one client. Spec 09a §4.
+/// Maximum number of bytes buffered per client. Spec 09a §4.
 pub const MOST: usize = 1 << 20;
-/// A client whose buffer stays full for that long is dropped.
+/// Time after which a client with a full buffer is dropped.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Bytes that wait.
+/// A byte buffer.
 #[derive(Debug, Default)]
 pub struct Backlog {
     held: VecDeque<u8>,
@@ -18,17 +18,17 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// Whether nothing waits.
+    /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// How many bytes wait.
+    /// Number of buffered bytes.
     pub fn len(&self) -> usize {
         self.held.len()
     }
 
-    /// Adds what fits into `room`; the rest is lost to this client.
+    /// Appends what fits into `room` bytes; the rest is lost to this client.
     pub fn push(&mut self, bytes: &[u8], room: usize, now: Instant) {
         let fits = bytes.len().min(room);
         self.held.extend(bytes.iter().take(fits));
@@ -37,12 +37,12 @@ impl Backlog {
         }
     }
 
-    /// The bytes that are next.
+    /// The next bytes to write.
     pub fn front(&self) -> &[u8] {
         self.held.as_slices().0
     }
 
-    /// Forgets bytes that were taken.
+    /// Removes bytes that were written.
     pub fn taken(&mut self, count: usize) {
         if count == 0 {
             return;
@@ -50,11 +50,11 @@ impl Backlog {
         self.held.drain(..count.min(self.held.len()));
         self.full_since = None;
         if self.held.is_empty() {
-            self.held = VecDeque::new(); // a slow reader's megabyte is not kept
+            self.held = VecDeque::new(); // a slow client's megabyte is not kept
         }
     }
 
-    /// When the client is dropped, should it take nothing until then.
+    /// When the client is dropped unless it reads until then.
     pub fn dropped_at(&self) -> Option<Instant> {
         self.full_since.map(|since| since + PATIENCE)
     }

@@ -1,7 +1,7 @@
-//! Somebody attached to a container: takes what the container writes from now on, and may write to it.
+//! Client attached to a container: receives its further output, and may write to its stdin.
 //!
-//! A container never waits for a client: what a client does not take is held, to a bound, and then lost to it.
-//! Behaviour: spec 09a §4.
+//! A container never waits for a client: output that a client does not read is buffered up to a limit, and then dropped
+//! for that client. Implements spec 09a §4.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -12,52 +12,52 @@ use rustix::io::Errno;
 
 use super::backlog::{Backlog, MOST};
 
-/// Most clients of one container.
+/// Maximum number of clients per container.
 pub const MOST_CLIENTS: usize = 16;
 
-/// One end that is written to.
+/// Output descriptor with its backlog.
 #[derive(Debug)]
 struct Sink {
     fd: OwnedFd,
     backlog: Backlog,
 }
 
-/// A client.
+/// An attached client.
 #[derive(Debug)]
 pub struct Client {
     stdin: Option<OwnedFd>,
-    /// stdout and stderr; none once the client has closed it.
+    /// stdout and stderr; `None` once the client has closed it.
     sinks: [Option<Sink>; 2],
 }
 
 impl Client {
-    /// A client with these ends, which are made non-blocking.
+    /// A client with these descriptors, which are made non-blocking.
     pub fn new(stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: Option<OwnedFd>) -> Self {
         for fd in stdin.iter().chain([&stdout]).chain(&stderr) {
-            // Ends that cannot be made so (files) never block for long.
+            // Descriptors that do not support it (files) never block for long.
             let _ = rustix::io::ioctl_fionbio(fd, true);
         }
         let sink = |fd| Sink { fd, backlog: Backlog::default() };
         Self { stdin, sinks: [Some(sink(stdout)), stderr.map(sink)] }
     }
 
-    /// Where its input comes from.
+    /// Descriptor of the client's input.
     pub fn stdin(&self) -> Option<BorrowedFd<'_>> {
         self.stdin.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Takes no more input from it.
+    /// Stops reading the client's input.
     pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
 
-    /// The ends that are still open, and whether bytes wait for each.
+    /// Open output descriptors, and whether each has a backlog.
     pub fn sinks(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>, bool)> {
         let open = self.sinks.iter().enumerate().filter_map(|(at, sink)| Some((at, sink.as_ref()?)));
         open.map(|(at, sink)| (at, sink.fd.as_fd(), !sink.backlog.is_empty()))
     }
 
-    /// Passes on what the container wrote to stdout (0) or stderr (1).
+    /// Forwards output of the container's stdout (0) or stderr (1).
     pub fn write(&mut self, at: usize, mut bytes: &[u8], now: Instant) {
         let held: usize = self.sinks.iter().flatten().map(|sink| sink.backlog.len()).sum();
         let Some(place) = self.sinks.get_mut(at) else { return };
@@ -75,7 +75,7 @@ impl Client {
         sink.backlog.push(bytes, MOST.saturating_sub(held), now);
     }
 
-    /// Passes on what waits, as far as the client takes it.
+    /// Writes the backlog until the descriptor would block.
     pub fn flush(&mut self, at: usize) {
         let Some(place) = self.sinks.get_mut(at) else { return };
         while let Some(sink) = place {
@@ -90,24 +90,24 @@ impl Client {
         }
     }
 
-    /// One of its ends was closed on its side.
+    /// Handles a descriptor that the client has closed.
     pub fn closed(&mut self, at: usize) {
         if let Some(place) = self.sinks.get_mut(at) {
             *place = None;
         }
     }
 
-    /// Whether nothing waits for it.
+    /// Whether the backlog is empty.
     pub fn is_served(&self) -> bool {
         self.sinks.iter().flatten().all(|sink| sink.backlog.is_empty())
     }
 
-    /// Whether it has closed everything.
+    /// Whether the client has closed all descriptors.
     pub fn is_gone(&self) -> bool {
         self.stdin.is_none() && self.sinks.iter().all(Option::is_none)
     }
 
-    /// When it is dropped for being slow.
+    /// When the client is dropped for being slow.
     pub fn dropped_at(&self) -> Option<Instant> {
         self.sinks.iter().flatten().filter_map(|sink| sink.backlog.dropped_at()).min()
     }

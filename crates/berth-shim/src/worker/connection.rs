@@ -1,4 +1,4 @@
-//! The daemon's connection: what waits to be sent over it.
+//! Connection to the agent: queued replies and unacknowledged events.
 
 use std::{
     collections::VecDeque,
@@ -15,52 +15,52 @@ use super::{
     events::Events,
 };
 
-/// Replies that wait before no more is read: a daemon that asks and does not listen.
+/// Queued replies at which the shim stops reading requests: the agent does not receive its replies.
 const MOST_REPLIES: usize = 64;
 
-/// A question's origin: the answer goes to that connection or nowhere.
+/// Origin of a request: the reply is sent over that connection or dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Origin {
-    /// Which connection.
+    /// Connection number.
     pub connection: u64,
-    /// Which question.
+    /// Sequence number of the request.
     pub sequence: u32,
 }
 
-/// A connection.
+/// A connection to the agent.
 #[derive(Debug)]
 pub struct Connection {
     fd: OwnedFd,
-    /// Counts up with each.
+    /// Number of the connection, counting up.
     pub number: u64,
-    /// Whether the daemon has greeted: before that it is told no events.
+    /// Whether the agent has sent `Hello`: before that it receives no events.
     pub is_greeted: bool,
     replies: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     is_blocked: bool,
 }
 
 impl Connection {
-    /// A new one.
+    /// A new connection without queued replies.
     pub fn new(fd: OwnedFd, number: u64) -> Self {
         Self { fd, number, is_greeted: false, replies: VecDeque::new(), is_blocked: false }
     }
 
-    /// Its descriptor.
+    /// Descriptor of the connection.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Whether questions are taken now.
+    /// Whether requests are read at present.
     pub fn reads(&self) -> bool {
         self.replies.len() < MOST_REPLIES
     }
 
-    /// Whether it waits for room to send.
+    /// Whether it waits for space in the send queue.
     pub fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether no replies are queued.
     pub fn is_flushed(&self) -> bool {
         self.replies.is_empty()
     }
@@ -68,12 +68,12 @@ impl Connection {
     /// Receives a datagram.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn receive(&self) -> io::Result<Received> {
         socket::receive(self.fd.as_fd())
     }
 
-    /// Queues an answer.
+    /// Queues a reply.
     pub fn reply(&mut self, sequence: u32, reply: &Reply, fds: Vec<OwnedFd>) {
         let written = wire::write(Kind::Reply, sequence, reply).or_else(|e| {
             let failure = Failure { kind: FailureKind::Other, text: e.to_string() };
@@ -84,10 +84,10 @@ impl Connection {
         }
     }
 
-    /// Sends what waits, and events once the daemon has greeted.
+    /// Sends queued replies, and events once the agent has sent `Hello`.
     ///
     /// # Errors
-    /// Where the daemon has gone.
+    /// If the agent has disconnected.
     pub fn flush(&mut self, events: &mut Events) -> io::Result<()> {
         self.is_blocked = false;
         while let Some((bytes, fds)) = self.replies.front() {

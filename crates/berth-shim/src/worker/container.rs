@@ -1,4 +1,4 @@
-//! A container as the shim holds it: its first process, its streams, its log and who is attached.
+//! State of one container in the shim: first process, streams, log, and attached clients.
 
 use std::{
     collections::BTreeMap,
@@ -20,76 +20,76 @@ use super::{
     stdio::Ends,
 };
 
-/// What was written before the end is read for at most that long after it: somebody else may hold the pipe.
+/// Maximum time for reading remaining output after the exit: another process may keep the pipe open.
 pub const DRAIN: Duration = Duration::from_secs(2);
 
-/// The streams' names in the log.
+/// Stream names in the log.
 const NAMES: [&[u8; 6]; 2] = [b"stdout", b"stderr"];
 
-/// How far a container has come.
+/// Lifecycle state of a container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Its first process runs.
+    /// The first process runs.
     Running,
-    /// That has ended; what it wrote is still read.
+    /// The first process has exited; its remaining output is being read.
     Draining {
-        /// How it ended.
+        /// Exit of the first process.
         exit: Exit,
-        /// Until when.
+        /// Deadline of the drain.
         until: Instant,
     },
-    /// It is over.
+    /// The container has exited and its output is drained.
     Ended {
-        /// How.
+        /// Final exit.
         exit: Exit,
-        /// Since when.
+        /// Time of the end.
         since: Instant,
     },
 }
 
-/// A container.
+/// A container of the pod.
 #[derive(Debug)]
 pub struct Container {
-    /// Its id.
+    /// Container id.
     pub id: String,
-    /// Its control groups.
+    /// Cgroup directories, one per hierarchy.
     pub groups: Vec<PathBuf>,
-    /// Whose processes it sees.
+    /// PID namespace of the container.
     pub processes: Processes,
-    /// Its first process.
+    /// The first process.
     pub started: Started,
-    /// How far it has come.
+    /// Lifecycle state.
     pub state: State,
-    /// Whether we killed it.
+    /// Whether the shim killed it on request.
     pub is_killed: bool,
-    /// Kills for want of memory.
+    /// OOM kill counter; `None` without a memory cgroup.
     pub memory: Option<Memory>,
-    /// Other processes, by their ids.
+    /// PIDs of exec processes, by exec id.
     pub execs: BTreeMap<String, u32>,
-    /// Its terminal's master.
+    /// Descriptor of the pty master, if it has a terminal.
     pub terminal: Option<OwnedFd>,
-    /// Its log.
+    /// Log writer.
     pub log: Log,
-    /// Its streams.
+    /// Standard streams of the first process.
     pub ends: Ends,
-    /// Who is attached.
+    /// Attached clients.
     pub clients: Vec<Client>,
-    /// Programs of others.
+    /// Third-party (OCI) hooks.
     pub hooks: Option<Box<Hooks>>,
 }
 
 impl Container {
-    /// Whether its first process runs.
+    /// Whether the first process runs.
     pub fn is_running(&self) -> bool {
         self.state == State::Running
     }
 
-    /// Whether it is over.
+    /// Whether the container has exited and is drained.
     pub fn is_over(&self) -> bool {
         matches!(self.state, State::Ended { .. })
     }
 
-    /// Processes that were killed in it for want of memory, as far as was seen.
+    /// OOM kills counted so far.
     pub fn kills(&self) -> u64 {
         match self.state {
             State::Ended { exit, .. } => exit.oom_kills,
@@ -97,7 +97,7 @@ impl Container {
         }
     }
 
-    /// As a daemon is told.
+    /// Record for the agent.
     pub fn held(&self) -> Held {
         let exit = match self.state {
             State::Ended { exit, .. } => Some(exit),
@@ -106,7 +106,7 @@ impl Container {
         Held { id: self.id.clone(), started: self.started, exit }
     }
 
-    /// Reads once from a stream, into the log and to the clients.
+    /// Reads once from an output stream, into the log and to the clients.
     pub fn read_output(&mut self, at: usize, buffer: &mut [u8], now: Instant) {
         let Some(place) = self.ends.outputs.get_mut(at) else { return };
         let Some(output) = place else { return };
@@ -132,12 +132,12 @@ impl Container {
         }
     }
 
-    /// Whether nothing more will be read from it.
+    /// Whether all output streams are closed.
     pub fn is_drained(&self) -> bool {
         self.ends.outputs.iter().all(Option::is_none)
     }
 
-    /// Gives up what it held while it ran.
+    /// Releases the resources of a running container.
     pub fn release(&mut self) {
         for (at, place) in self.ends.outputs.iter_mut().enumerate() {
             let name = NAMES.get(at).copied().unwrap_or(b"stdout");
@@ -152,7 +152,7 @@ impl Container {
         self.clients.iter_mut().for_each(Client::close_stdin);
     }
 
-    /// Reads once from a client's input.
+    /// Reads once from a client's input and forwards it to stdin.
     pub fn read_client(&mut self, client: usize) {
         let mut bytes = [0_u8; AHEAD];
         let Some(client) = self.clients.get_mut(client) else { return };
@@ -172,7 +172,7 @@ impl Container {
         }
     }
 
-    /// Adds a client; false: there are too many.
+    /// Adds a client; returns false if there are too many.
     pub fn attach(&mut self, client: Client) -> bool {
         let has_room = self.clients.len() < MOST_CLIENTS;
         if has_room {
@@ -181,7 +181,7 @@ impl Container {
         has_room
     }
 
-    /// Lets clients go that have gone, are too slow, or were served to the end. Indices of clients change.
+    /// Drops clients that have closed, are too slow, or are fully served. Indexes of clients change.
     pub fn sweep(&mut self, now: Instant) {
         let input_is_open = self.ends.input.is_open();
         let over = match self.state {
@@ -198,7 +198,7 @@ impl Container {
         });
     }
 
-    /// When something is to be done about it though nothing happens.
+    /// Next time at which the container needs attention without an event.
     pub fn deadline(&self) -> Option<Instant> {
         let drained = match self.state {
             State::Running => None,
@@ -212,7 +212,7 @@ impl Container {
 }
 
 impl Ends {
-    /// Of a container that has none.
+    /// Streams of a container without any.
     pub fn none() -> Self {
         Self { input: Input::new(None, false), outputs: [const { None::<Output> }; 2] }
     }

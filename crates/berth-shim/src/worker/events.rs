@@ -1,48 +1,48 @@
-//! What a daemon has not acknowledged yet. Pure.
+//! Queue of unacknowledged exit events. Pure.
 
 use std::collections::VecDeque;
 
 use super::super::plan::{Event, Exit, Target};
 
-/// Events in the order in which they happened; told again to every new daemon until acknowledged.
+/// Events in the order of their occurrence; repeated to every new agent until acknowledged.
 #[derive(Debug, Default)]
 pub struct Events {
     last: u64,
     waiting: VecDeque<Event>,
-    /// The last one this daemon was told.
+    /// Number of the last event sent on this connection.
     told: u64,
 }
 
 impl Events {
-    /// Something ended.
+    /// Appends an exit event.
     pub fn push(&mut self, of: Target, exit: Exit) {
         self.last += 1;
         self.waiting.push_back(Event { number: self.last, of, exit });
     }
 
-    /// Those up to this number need not be told again.
+    /// Removes all events up to this number.
     pub fn acknowledge(&mut self, number: u64) {
         while self.waiting.front().is_some_and(|event| event.number <= number) {
             self.waiting.pop_front();
         }
     }
 
-    /// Another daemon: it knows nothing.
+    /// Resets the sent position for a new connection: its agent knows no events.
     pub fn start_over(&mut self) {
         self.told = 0;
     }
 
-    /// The next to tell.
+    /// Next event to send.
     pub fn next(&self) -> Option<&Event> {
         self.waiting.iter().find(|event| event.number > self.told)
     }
 
-    /// That one was told.
+    /// Marks an event as sent.
     pub fn told(&mut self, number: u64) {
         self.told = self.told.max(number);
     }
 
-    /// The first `most` that wait, for the answer to the greeting; the others follow by themselves.
+    /// The first `most` events, for the reply to `Hello`; the others follow as events.
     pub fn greeting(&mut self, most: usize) -> Vec<Event> {
         let events: Vec<Event> = self.waiting.iter().take(most).cloned().collect();
         self.told = events.last().map_or(self.told, |event| event.number);

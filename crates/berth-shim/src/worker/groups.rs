@@ -1,4 +1,4 @@
-//! Signals to all processes of a control group, on both kinds of hierarchies.
+//! Signals to all processes of a cgroup, on cgroup v1 and v2.
 
 use std::{
     fs::{self, OpenOptions},
@@ -8,15 +8,15 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Rounds of killing where the kernel cannot kill a whole group at once: processes may fork meanwhile.
+/// Rounds of killing if the kernel cannot kill a whole cgroup at once: processes may fork meanwhile.
 const ROUNDS: u32 = 8;
-/// Groups below a group that are looked at: deeper is somebody's trick.
+/// Maximum depth of descendant cgroups: deeper nesting indicates an attack.
 const DEEPEST: u32 = 16;
 
-/// Puts this process into groups.
+/// Moves this process into cgroups.
 ///
 /// # Errors
-/// The first that refuses.
+/// The first cgroup that refuses.
 pub fn enter(groups: &[PathBuf]) -> io::Result<()> {
     groups.iter().try_for_each(|group| write(&group.join("cgroup.procs"), "0"))
 }
@@ -26,23 +26,23 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     written.map_err(|e| io::Error::new(e.kind(), format!("write to {}: {e}", path.display())))
 }
 
-/// Kills everything in groups and below. What forks faster than it is killed survives on the old hierarchies; whoever
-/// removes the group kills again.
+/// Kills all processes in cgroups and their descendants. On cgroup v1, processes that fork faster than they are killed
+/// survive; the removal of the cgroup kills again.
 pub fn kill(groups: &[PathBuf]) {
     thaw(groups);
     for group in groups {
         if write(&group.join("cgroup.kill"), "1").is_ok() {
-            return; // the unified hierarchy holds all of them
+            return; // the unified hierarchy contains all of them
         }
     }
     kill_each(groups);
 }
 
-/// As [`kill`], process by process, for groups in which something is started again: the kernel (seen on 6.18) kills
-/// whoever is born in a group that `cgroup.kill` was written to once.
+/// As [`kill`], process by process, for cgroups in which a process is started again: the kernel (observed on 6.18)
+/// kills every process created in a cgroup that `cgroup.kill` was written to once.
 pub fn kill_each(groups: &[PathBuf]) {
     thaw(groups);
-    // One of the hierarchies suffices: all hold the same processes.
+    // One of the hierarchies suffices: all contain the same processes.
     let Some(group) = groups.first() else { return };
     for _ in 0..ROUNDS {
         if signal_all(group, Signal::KILL, DEEPEST) == 0 {
@@ -51,23 +51,23 @@ pub fn kill_each(groups: &[PathBuf]) {
     }
 }
 
-/// The dead of a frozen group of an old hierarchy do not die until it is thawed.
+/// Thaws a frozen v1 cgroup: its killed processes exit only afterwards.
 pub fn thaw(groups: &[PathBuf]) {
     if let Some(file) = groups.iter().map(|group| group.join("freezer.state")).find(|file| file.exists()) {
-        let _ = write(&file, "THAWED"); // the group may have gone
+        let _ = write(&file, "THAWED"); // the cgroup may be gone
     }
 }
 
-/// Sends a signal to everything in groups and below.
+/// Sends a signal to all processes in cgroups and their descendants.
 pub fn signal(groups: &[PathBuf], signal: Signal) {
     if let Some(group) = groups.first() {
         signal_all(group, signal, DEEPEST);
     }
 }
 
-/// Signals the processes of a group and below; returns how many there were.
+/// Signals the processes of a cgroup and its descendants; returns the number of signaled processes.
 fn signal_all(group: &Path, signal: Signal, depth: u32) -> usize {
-    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default(); // the group has gone: so have they
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default(); // cgroup gone: no processes
     let own = rustix::process::getpid();
     let pids = text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw));
     let count = pids.filter(|pid| *pid != own && *pid != Pid::INIT && kill_process(*pid, signal).is_ok()).count();

@@ -1,45 +1,45 @@
-//! A container's stdin: what clients write is passed on as fast as the container reads, and no faster.
+//! Stdin of a container: forwards client input at the speed at which the container reads.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Bytes taken from clients ahead of the container.
+/// Bytes read from clients ahead of the container.
 pub const AHEAD: usize = 4096;
 
-/// A container's stdin.
+/// Stdin of a container.
 #[derive(Debug)]
 pub struct Input {
-    /// The pipe, or the terminal's master; none once closed.
+    /// The pipe, or the pty master; `None` once closed.
     fd: Option<OwnedFd>,
     held: Vec<u8>,
     is_closing: bool,
-    /// Whether the end of the first client's input closes it.
+    /// Whether the end of the first client's input closes it (CRI `stdin_once`).
     pub is_once: bool,
 }
 
 impl Input {
-    /// Over that descriptor, which does not block; none: it is closed for ever.
+    /// Stdin over this non-blocking descriptor; with `None` it is closed permanently.
     pub fn new(fd: Option<OwnedFd>, is_once: bool) -> Self {
         Self { fd, held: Vec::new(), is_closing: false, is_once }
     }
 
-    /// Whether something may still be written.
+    /// Whether input is still accepted.
     pub fn is_open(&self) -> bool {
         self.fd.is_some() && !self.is_closing
     }
 
-    /// Whether clients are read from now.
+    /// Whether clients are read at present.
     pub fn has_room(&self) -> bool {
         self.is_open() && self.held.is_empty()
     }
 
-    /// The descriptor, and whether bytes wait for it.
+    /// The descriptor, and whether bytes are buffered for it.
     pub fn waits(&self) -> Option<(BorrowedFd<'_>, bool)> {
         self.fd.as_ref().map(|fd| (fd.as_fd(), !self.held.is_empty()))
     }
 
-    /// Passes on what a client wrote.
+    /// Forwards input of a client.
     pub fn write(&mut self, bytes: &[u8]) {
         if self.is_open() {
             self.held.extend_from_slice(bytes);
@@ -47,7 +47,7 @@ impl Input {
         }
     }
 
-    /// Passes on what waits.
+    /// Writes buffered bytes until the descriptor would block.
     pub fn flush(&mut self) {
         let Some(fd) = &self.fd else { return };
         while !self.held.is_empty() {
@@ -62,13 +62,13 @@ impl Input {
         }
     }
 
-    /// Closes it once everything was passed on.
+    /// Closes the stdin once all buffered bytes are written.
     pub fn close(&mut self) {
         self.is_closing = true;
         self.flush();
     }
 
-    /// The container has closed its side, or has ended.
+    /// Handles that the container has closed its end, or has exited.
     pub fn closed(&mut self) {
         self.fd = None;
         self.held = Vec::new();

@@ -1,4 +1,4 @@
-//! The shim's own words: a line each on stderr, which is a small file that forgets its older half when it is full.
+//! Log of the shim itself on stderr: a bounded file that drops its older half when full.
 
 use std::{
     fs::File,
@@ -7,10 +7,10 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The longest it gets, bytes. Spec 09a §14.
+/// Maximum size of the log file, bytes. Spec 09a §14.
 const MOST: u64 = 64 << 10;
 
-/// Says something for people. What cannot be written is lost: there is nobody else to tell.
+/// Logs a line. A line that cannot be written is lost: there is no other output.
 pub fn say(text: &str) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let head = super::record::head(now, b"shim  ", super::record::Tag::Full);
@@ -21,7 +21,7 @@ pub fn say(text: &str) {
     }
 }
 
-/// Keeps the newer half of a file that is too long. The file is opened for appending.
+/// Truncates a file that is too long to its newer half. The file must be open for appending.
 fn shorten(file: &mut File) -> io::Result<()> {
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() <= MOST {

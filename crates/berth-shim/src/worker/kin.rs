@@ -1,8 +1,8 @@
-//! What a process has started, and what that has: processes that have left its group, by a session of their own.
+//! Descendants of an exec process, including those outside its process group (own session).
 //!
-//! The kernel lists the children of each thread. A number is believed only while a handle shows that the process it was
-//! read of still lives, so that whoever has the number after it is left alone. Whom its parent has left behind is found
-//! where the process keeps orphans (`ExecPlan`); otherwise that is the container's own from then on.
+//! The kernel lists the children of each thread. A PID counts only while a pidfd shows that the process that the list
+//! was read of still lives, so that a process that reuses the PID is left alone. Orphans are found if the process is a
+//! subreaper (`keeps_orphans` in `ExecPlan`); otherwise they become the container's.
 
 use std::{collections::BTreeSet, fs, os::fd::OwnedFd};
 
@@ -11,19 +11,19 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
-/// Processes that are looked at, and children and threads of each: more are somebody's trick, and the group of the
-/// container holds them anyway.
+/// Maximum number of processes examined, and of children and threads of each: more indicate an attack, and the
+/// container's cgroup contains them anyway.
 const MOST: usize = 256;
-/// Lists of children that are read in a round: the shim has but one thread.
+/// Maximum number of child lists read per round: the shim is single-threaded.
 const MOST_LISTS: usize = 4096;
 /// Rounds of stopping: processes may fork meanwhile.
 const ROUNDS: u32 = 8;
 
-/// Kills whatever a process has started that still lives, but not the process itself, which is stopped. It must not have
-/// been reaped, and is to be killed afterwards.
+/// Kills all living descendants of a process, but not the process itself, which is stopped. It must not have been
+/// reaped, and must be killed afterwards.
 ///
-/// All are stopped before any is killed: who sees the end of a child could start the next, and who loses its parent is
-/// not found any more.
+/// All are stopped before any is killed: a parent that observes a child's exit could start the next one, and a process
+/// that loses its parent is not found any more.
 pub fn kill(pid: u32) {
     let Some(root) = open(pid) else { return };
     let _gone = pidfd_send_signal(&root, Signal::STOP);
@@ -43,14 +43,15 @@ pub fn kill(pid: u32) {
     }
 }
 
-/// The processes below one that have not ended.
+/// Living descendants of a process.
 fn descendants(pid: u32) -> Vec<(u32, OwnedFd)> {
     let mut found: Vec<(u32, OwnedFd)> = open(pid).map(|process| (pid, process)).into_iter().collect();
     let (mut at, mut lists) = (0, MOST_LISTS);
     while let Some((parent, process)) = found.get(at) {
         let begun = children(*parent, &mut lists);
         let opened: Vec<_> = begun.into_iter().filter_map(|child| Some((child, open(child)?))).collect();
-        // Only who is still a child now is the one whose handle was opened, and of this very parent.
+        // A PID that is still listed now belongs to the process whose pidfd was opened, and is a child of this very
+        // parent.
         let still = if opened.is_empty() { Vec::new() } else { children(*parent, &mut lists) };
         if !has_ended(process) {
             let room = MOST.saturating_sub(found.len());
@@ -68,13 +69,13 @@ fn open(pid: u32) -> Option<OwnedFd> {
     pidfd_open(i32::try_from(pid).ok().and_then(Pid::from_raw)?, PidfdFlags::empty()).ok()
 }
 
-/// Whether a process has ended; one that nobody has reaped yet has.
+/// Whether a process has exited; a zombie has.
 fn has_ended(process: &OwnedFd) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&at_once)) != Ok(0)
 }
 
-/// The first children of the first threads of a process; each list is taken from those that may be read.
+/// The first children of the first threads of a process; reduces `lists` by the number of lists read.
 fn children(pid: u32, lists: &mut usize) -> Vec<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let threads: Vec<_> = threads.take(MOST.min(*lists)).collect();

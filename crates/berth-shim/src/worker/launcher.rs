@@ -1,8 +1,8 @@
-//! The seam between the shim's loop and whoever makes namespaces and processes.
+//! Seam between the shim's event loop and the creation of namespaces and processes.
 //!
-//! The loop must never block on one container's start: what is begun is a [`Launching`] that the loop polls by its
-//! report descriptor and kills when the time is up. It reaps every child itself, helpers too: an implementation waits
-//! for no process after `begin_…` has returned, and kills by descriptors of processes, as numbers may be others' by then.
+//! The loop must never block on one container's start: a start in progress is a [`Launching`] that the loop polls by
+//! its report descriptor and kills at its deadline. The loop reaps every child itself, including helpers: an
+//! implementation waits for no process after `begin_…` returned, and kills by pidfd, because a PID may be reused.
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -11,98 +11,98 @@ use std::{
 
 use super::super::plan::{ExecPlan, Failure, Hooks, IdMap, LaunchPlan, Namespace, NamespacePlan, Took};
 
-/// Namespaces that were made.
+/// Result of creating the pod's namespaces.
 #[derive(Debug, Default)]
 pub struct Made {
-    /// Their descriptors.
+    /// Descriptors of the created namespaces.
     pub namespaces: Vec<(Namespace, OwnedFd)>,
-    /// The pod's process 1, a child of the shim.
+    /// PID of the pod's process 1, a child of the shim.
     pub init: Option<u32>,
 }
 
-/// What a container is started into.
+/// The pod's environment that a container starts in.
 #[derive(Clone, Copy, Debug)]
 pub struct Around<'a> {
-    /// Namespaces the shim holds.
+    /// Namespaces that the shim keeps open.
     pub namespaces: &'a [(Namespace, OwnedFd)],
-    /// A descriptor of the process whose process namespace the container joins, where the plan says that it joins one.
+    /// Pidfd of the process whose PID namespace the container joins, if its plan joins one.
     pub target: Option<BorrowedFd<'a>>,
-    /// How ids of the pod's user namespace are mapped.
+    /// Id mappings (users, groups) of the pod's user namespace.
     pub users: Option<(IdMap, IdMap)>,
 }
 
-/// What a process reads and writes.
+/// Standard streams of a process.
 #[derive(Debug)]
 pub enum Stdio {
-    /// Descriptors 0, 1 and 2.
+    /// Descriptors 0, 1, and 2.
     Files([OwnedFd; 3]),
-    /// A terminal that is made inside the container.
+    /// A pty that is created inside the container.
     Terminal,
 }
 
-/// The container another process is started in.
+/// The container of an exec process.
 #[derive(Clone, Copy, Debug)]
 pub struct Inside<'a> {
-    /// Its first process.
+    /// PID of the container's first process.
     pub init: u32,
-    /// The plan's control groups.
+    /// The container's cgroup directories.
     pub groups: &'a [PathBuf],
 }
 
-/// How far a start has come.
+/// State of a start in progress.
 pub enum Progress {
-    /// Not yet: poll its report again.
+    /// Not finished: poll its report descriptor again.
     Pending(Box<dyn Launching>),
     /// The program was executed.
     Started {
-        /// A child of the shim, in the host's numbering.
+        /// PID in the host's namespace, of a child of the shim.
         pid: u32,
-        /// Field 22 of its `stat`.
+        /// Start time (field 22 of `/proc/<pid>/stat`).
         start_ticks: u64,
-        /// The terminal's master.
+        /// Descriptor of the pty master, if the process has a terminal.
         terminal: Option<OwnedFd>,
-        /// How long steps of it took.
+        /// Durations of the steps of the start.
         took: Took,
     },
-    /// It will not run; nothing of it is left but children to reap.
+    /// The start failed; only children to reap are left.
     Failed(Failure),
 }
 
-/// A start that is under way.
+/// A start in progress.
 pub trait Launching {
-    /// Readable when [`advance`](Self::advance) has something to do.
+    /// Descriptor that is readable when [`advance`](Self::advance) has work to do.
     fn report(&self) -> BorrowedFd<'_>;
 
-    /// Kills what works on it: it has taken too long.
+    /// Kills the processes of the start: its deadline passed.
     fn kill(&self);
 
-    /// Takes what was reported. Never blocks.
+    /// Processes pending reports. Never blocks.
     fn advance(self: Box<Self>) -> Progress;
 }
 
-/// Makes namespaces and processes.
+/// Creates namespaces and processes.
 pub trait Launcher {
-    /// Makes the pod's namespaces, and its process 1.
+    /// Creates the pod's namespaces, and its process 1.
     ///
     /// # Errors
-    /// What could not be made; nothing is left then.
+    /// What could not be created; nothing is left then.
     fn make_namespaces(&self, plan: &NamespacePlan) -> Result<Made, Failure>;
 
-    /// Begins to start a container.
+    /// Begins the start of a container.
     ///
     /// # Errors
-    /// Where not even a helper could be made.
+    /// If not even a helper process could be created.
     fn begin_launch(&self, plan: &LaunchPlan, around: Around<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>;
 
-    /// Begins to start another process in a container.
+    /// Begins the start of an exec process in a container.
     ///
     /// # Errors
-    /// Where not even a helper could be made.
+    /// If not even a helper process could be created.
     fn begin_exec(&self, plan: &ExecPlan, inside: Inside<'_>, stdio: Stdio) -> Result<Box<dyn Launching>, Failure>;
 
-    /// Begins to execute what comes after a container; nobody waits for it.
+    /// Begins a container's poststop hooks; nobody waits for them.
     ///
     /// # Errors
-    /// Where not even a helper could be made.
+    /// If not even a helper process could be created.
     fn begin_poststop(&self, container: &str, hooks: &Hooks) -> Result<(), Failure>;
 }

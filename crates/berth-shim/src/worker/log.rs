@@ -1,7 +1,7 @@
-//! A container's log file: one write for each record, opened anew when asked.
+//! Container log writer: one `writev` per record, reopened on request after log rotation.
 //!
-//! A file that was renamed is written on until then. What cannot be written is dropped and counted, and the next record
-//! is tried again: a full disk must not stop a container. Behaviour: spec 09a §13.
+//! Until the reopen, output continues into the renamed file. A record that cannot be written is dropped and counted,
+//! and the next one is tried again: a full disk must not stop a container. Implements spec 09a §13.
 
 use std::{
     fs, io,
@@ -20,31 +20,31 @@ use super::{
     record::{self, Tag},
 };
 
-/// A container's log; both its streams write to it.
+/// Log file of a container; both output streams write to it.
 #[derive(Debug)]
 pub struct Log {
     target: Option<(PathBuf, OwnedFd)>,
     lost: u64,
-    /// What happened since somebody took it.
+    /// Changes since the last [`Log::news`].
     news: LogTally,
-    /// Whether the last record was cut off by a full disk: the next begins with a line's end.
+    /// Whether a full disk truncated the last record: the next write begins with a newline.
     is_torn: bool,
 }
 
 impl Log {
-    /// Opens it; without a path what is written is dropped, and not counted.
+    /// Opens the log; without a path, output is discarded and not counted.
     ///
     /// # Errors
-    /// What the file system says, with the path.
+    /// The file system's error, with the path.
     pub fn open(path: Option<&Path>) -> io::Result<Self> {
         let target = path.map(|path| open(path).map(|file| (path.to_owned(), file))).transpose()?;
         Ok(Self { target, lost: 0, news: LogTally::default(), is_torn: false })
     }
 
-    /// Opens the path anew; only then the old file is closed.
+    /// Reopens the path; the old file is closed only afterwards.
     ///
     /// # Errors
-    /// What the file system says; the old file is kept then.
+    /// The file system's error; the old file stays in use then.
     pub fn reopen(&mut self) -> io::Result<()> {
         if let Some((path, file)) = &mut self.target {
             *file = open(path).inspect_err(|_| self.news.errors = self.news.errors.saturating_add(1))?;
@@ -53,7 +53,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes a record, stamped with the time it is now. Tells of the first record that is lost.
+    /// Writes a record with the current time. Returns the error of the first lost record only.
     pub fn write(&mut self, stream: &[u8; 6], tag: Tag, content: &[u8]) -> Option<io::Error> {
         let (_, file) = self.target.as_ref()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -80,23 +80,23 @@ impl Log {
         (self.lost == 1).then_some(error)
     }
 
-    /// Closes it; what is written from now on is dropped.
+    /// Closes the file; further output is discarded.
     pub fn close(&mut self) {
         self.target = None;
     }
 
-    /// What happened since this was asked last.
+    /// Takes the changes since the last call.
     pub fn news(&mut self) -> LogTally {
         std::mem::take(&mut self.news)
     }
 
-    /// Records that could not be written.
+    /// Number of records that could not be written.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 }
 
-/// Opens a log for appending, with the folders above it. A pipe or a link put there by somebody is refused.
+/// Opens a log for appending, and creates its parent directories. Refuses a FIFO or a link.
 fn open(path: &Path) -> io::Result<OwnedFd> {
     let tell = |e: io::Error| io::Error::new(e.kind(), format!("open log {}: {e}", path.display()));
     if let Some(folder) = path.parent() {

@@ -1,11 +1,11 @@
-//! Watches a container's group for kills for want of memory.
+//! OOM kill counter of a container's cgroup, v1 and v2.
 //!
-//! The unified hierarchy counts them in `memory.events`, which inotify watches. The old one counts in
-//! `memory.oom_control` and tells over an eventfd, *before* it kills: the count is read again a little later.
-//! systemd removes the scope of a container as soon as it is empty, which may be before its count was read, and before the
-//! kernel's worker has told anybody of a change: the count of the group above has its kills, too, and those that are nobody
-//! else's of the pod are then its own.
-//! Behaviour: spec 09a §12.
+//! cgroup v2 counts kills in `memory.events`, watched by inotify. cgroup v1 counts them in `memory.oom_control` and
+//! notifies over an eventfd *before* it kills: the count is read again a little later.
+//! systemd removes a container's scope as soon as it is empty, possibly before its count was read, and before the
+//! kernel's worker has notified anybody of a change: the parent cgroup's count includes its kills, and those that
+//! belong to no other container of the pod are then attributed to it.
+//! Implements spec 09a §12.
 
 use std::{
     fs::{self, OpenOptions},
@@ -21,10 +21,10 @@ use rustix::{
     fs::inotify,
 };
 
-/// When the old hierarchy has killed after telling.
+/// Delay after which cgroup v1 has killed after its notification.
 const SOON: Duration = Duration::from_millis(100);
 
-/// The counter of one container.
+/// OOM kill counter of one container.
 #[derive(Debug)]
 pub struct Memory {
     file: PathBuf,
@@ -34,31 +34,31 @@ pub struct Memory {
     seen: u64,
     last: Option<Instant>,
     again: Option<Instant>,
-    /// At the start, of the group above (unified hierarchy only), and of the pod's other containers.
+    /// Counts at the start: of the parent cgroup (cgroup v2 only), and of the pod's other containers.
     at_start: Beside,
 }
 
-/// Kills beside those of a container.
+/// OOM kill counts other than the container's own.
 #[derive(Clone, Copy, Debug, Default)]
 struct Beside {
     above: u64,
     others: u64,
 }
 
-/// What the last look showed.
+/// Result of a final read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LastLook {
-    /// Nothing new.
+    /// No new kill.
     Same,
-    /// It killed since the look before.
+    /// The count rose since the previous read.
     Killed,
-    /// The group has gone, and what it counted last with it: [`Memory::claim`] tells.
+    /// The cgroup was removed together with its last count: see [`Memory::claim`].
     Gone,
 }
 
 impl Memory {
-    /// Watches the first of these groups that counts; none where none does. `others`: kills so far in other containers of
-    /// the group above.
+    /// Watches the first of these cgroups that has a counter; `None` if none has. `others`: kills so far in other
+    /// containers of the parent cgroup.
     pub fn watch(groups: &[PathBuf], others: u64) -> Option<Self> {
         let find = |name: &str| groups.iter().map(|group| group.join(name)).find(|file| file.exists());
         let (file, told, is_early) = if let Some(file) = find("memory.events") {
@@ -77,20 +77,20 @@ impl Memory {
         Some(memory)
     }
 
-    /// Readable when something happened.
+    /// Notification descriptor, readable when the count may have changed; `None` without a watch.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.told.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// When to look again by itself.
+    /// When to read the count again without a notification.
     pub fn again(&self) -> Option<Instant> {
         self.again
     }
 
-    /// Takes what was told, and looks.
+    /// Consumes notifications, and reads the count.
     pub fn look(&mut self, now: Instant) {
         let is_told = self.take_told();
-        // Whoever looks for another reason takes no second look away.
+        // A read for another reason does not cancel the scheduled second read.
         let again = if is_told && self.is_early { Some(now + SOON) } else { self.again };
         self.again = again.filter(|at| *at > now);
         if self.update() == LastLook::Killed {
@@ -98,7 +98,7 @@ impl Memory {
         }
     }
 
-    /// Takes what was told: whether anything was.
+    /// Consumes notifications; returns whether there were any.
     fn take_told(&self) -> bool {
         let Some(fd) = &self.told else { return false };
         if self.is_early {
@@ -112,22 +112,23 @@ impl Memory {
         is_told
     }
 
-    /// Looks once more after the end.
+    /// Reads the count once more after the container's exit.
     pub fn last_look(&mut self) -> LastLook {
         self.take_told();
         self.update()
     }
 
-    /// Whether the group has gone.
+    /// Whether the cgroup was removed.
     pub fn is_gone(&self) -> bool {
         self.count().is_none()
     }
 
-    /// Takes for its own what was killed below the group above and in none of its other containers (`others`, so far) since
-    /// the start; whether that is more than was seen. To so many `rivals`, which ended at the same time and have no group
-    /// any more either, one kill each is left, where there is more than one.
+    /// Attributes to this container the kills in the parent cgroup since the start that belong to none of its other
+    /// containers (`others`, so far); returns whether that is more than was counted before. `rivals` is the number of
+    /// containers that exited at the same time and whose cgroups are gone too: one kill is left for each of them, if
+    /// there is more than one.
     ///
-    /// Where the group above is not the pod's alone (who called us named none), it may take a neighbour's kill for its own.
+    /// If the parent cgroup is not the pod's alone (the caller named none), a neighbor's kill may be attributed to it.
     pub fn claim(&mut self, others: u64, rivals: u64) -> bool {
         let below = self.count_above().saturating_sub(self.at_start.above);
         let own = below.saturating_sub(others.saturating_sub(self.at_start.others));
@@ -137,12 +138,12 @@ impl Memory {
         share > 0
     }
 
-    /// When it was last seen to kill.
+    /// Time at which a kill was last observed.
     pub fn last_kill(&self) -> Option<Instant> {
         self.last
     }
 
-    /// How many it has killed.
+    /// Number of kills since the start.
     pub fn kills(&self) -> u64 {
         self.seen.saturating_sub(self.first)
     }
@@ -158,7 +159,7 @@ impl Memory {
         }
     }
 
-    /// What the file says; nothing where it is gone.
+    /// Current count of the file; `None` if the file is gone.
     fn count(&self) -> Option<u64> {
         oom_kills(&fs::read_to_string(&self.file).ok()?)
     }
@@ -170,12 +171,12 @@ impl Memory {
     }
 }
 
-/// The field `oom_kill` of either file.
+/// Parses the field `oom_kill` of either file.
 fn oom_kills(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// Without the watch only the last look counts.
+/// Without the watch only the final read counts.
 fn watch_unified(file: &PathBuf) -> Option<OwnedFd> {
     let fd = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok()?;
     inotify::add_watch(&fd, file, inotify::WatchFlags::MODIFY).ok()?;
@@ -244,8 +245,7 @@ mod tests {
 
     #[test]
     fn a_kill_in_a_group_that_has_gone_is_told_by_the_one_above() {
-        // What the group itself was seen to kill, what was killed below the one above and in others, others that may have
-        // been killed as well, and what follows.
+        // Kills seen in the cgroup itself, in its parent, and in other containers; rivals; expected result.
         for (name, own, above, others, rivals, expected) in [
             ("killed, and never looked at", 0, 3, 1, 0, (true, 1)),
             ("another container was killed", 0, 3, 2, 0, (false, 0)),

@@ -1,15 +1,15 @@
-//! The shim's loop: one thread that waits for many descriptors and never for one.
+//! Event loop of the shim: one thread that polls all descriptors and never blocks on one.
 //!
 //! ```text
-//!  daemon ──requests──► requests ──► starts ──► launcher (namespaces, mounts, execve)
-//!    ▲                                  │
-//!    └──replies, events── connection    ▼
+//!  agent ──requests──► requests ──► starts ──► launcher (namespaces, mounts, execve)
+//!    ▲                                 │
+//!    └──replies, events─ connection    ▼
 //!  SIGCHLD ──► reap ──► exits/<id>   container: streams ──► record ──► log file, clients
 //! ```
 //!
-//! The `Worker` owns everything. A turn asks each part what it waits for, polls once, and acts on what is ready: the
-//! set of descriptors is a function of the state, so nothing is registered or forgotten. Each stream is read once per
-//! turn, which is what makes them fair. Behaviour: spec 09 §2, 09a §4, §10-§14.
+//! The `Worker` owns all state. An iteration collects what each part waits for, polls once, and handles what is ready:
+//! the set of descriptors is a function of the state, so nothing is registered or forgotten. Each stream is read once
+//! per iteration, which makes them fair. Implements spec 09 §2, 09a §4, §10-§14.
 
 mod backlog;
 mod client;
@@ -64,18 +64,18 @@ use starts::Start;
 
 use berth_sys::step;
 
-/// The file of the shim's number, in its folder.
+/// Name of the PID file in the shim's directory.
 pub const PID_FILE: &str = "shim.pid";
-/// Nothing is asked for that long before code is given back.
+/// Idle time without requests before code pages are released.
 const REST: Duration = Duration::from_secs(2);
-/// How old what is told of logs may be.
+/// Maximum age of published log statistics.
 const TELLS_AFTER: Duration = Duration::from_secs(1);
-/// Bytes read at once from a stream.
+/// Bytes per read of a stream.
 const CHUNK: usize = 32 << 10;
-/// The kernel's killer takes it last. Spec 09a §2.2.
+/// The kernel's OOM killer chooses it last. Spec 09a §2.2.
 const OOM_SCORE_ADJ: &str = "-998";
 
-/// What the pod's containers share.
+/// State shared by the pod's containers.
 #[derive(Debug, Default)]
 struct Pod {
     is_made: bool,
@@ -84,16 +84,16 @@ struct Pod {
     users: Option<(IdMap, IdMap)>,
 }
 
-/// What was written to logs, and what of it the daemon can read.
+/// Statistics of written logs, and their copy readable by the agent.
 #[derive(Debug, Default)]
 struct Tally {
     sum: log_tally::LogTally,
     told: log_tally::Told,
-    /// When it is told, where something is new.
+    /// When changed statistics are published next.
     tells_at: Option<Instant>,
 }
 
-/// The shim.
+/// State of the shim.
 struct Worker<'a> {
     launcher: &'a dyn Launcher,
     folder: PathBuf,
@@ -101,44 +101,44 @@ struct Worker<'a> {
     signals: SignalFd,
     connection: Option<Connection>,
     connections: u64,
-    /// Until when nobody is accepted: there was no descriptor left.
+    /// Until when no connection is accepted: the shim ran out of descriptors.
     deaf_until: Option<Instant>,
     pod: Pod,
     containers: BTreeMap<u32, Container>,
     starts: BTreeMap<u32, Start>,
-    /// Kills for want of memory in containers that are not known any more.
+    /// OOM kills in containers that are forgotten.
     kills_before: u64,
     last_key: u32,
     events: Events,
-    /// Ends of children nobody knew while something was being started.
+    /// Exits of unknown children during a start in progress.
     unclaimed: Vec<(u32, Ended)>,
     buffer: Box<[u8]>,
     idle_since: Option<Instant>,
     alone_since: Option<Instant>,
     leaving: Option<Instant>,
     tally: Tally,
-    /// When code that was needed for what was asked is given back.
+    /// When code pages needed for past requests are released.
     trims_at: Option<Instant>,
 }
 
-/// Runs the shim of a folder until it is told to end. Its standard input is the control socket.
+/// Runs the shim of a directory until it is shut down. Its standard input is the control socket.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_on_stdin(folder: &Path, launcher: &dyn Launcher) -> io::Result<()> {
     let listener = io::stdin().as_fd().try_clone_to_owned()?;
-    // Nothing that is started later may find the socket where input is expected.
+    // No process started later may find the socket as its standard input.
     let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&nothing)?;
     run(folder, listener, launcher)
 }
 
-/// Runs the shim of a folder until it is told to end. The listener is the control socket.
+/// Runs the shim of a directory until it is shut down. `listener` is the control socket.
 ///
-/// The process must have one thread, and be the leader of no process group.
+/// The process must be single-threaded, and must not be a process group leader.
 ///
 /// # Errors
-/// Where not even the loop can begin.
+/// If the event loop cannot be set up, or its poll fails.
 pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Result<()> {
     let signals = settle(folder)?;
     let now = Instant::now();
@@ -170,14 +170,14 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
     step::reached("shim.done");
     worker.end();
     step::reached("shim.empty");
-    // Nobody finds it any more; who removes the folder removes what is left.
+    // Nobody finds the shim any more; whoever removes the directory removes what is left.
     for name in [socket::NAME, PID_FILE] {
         let _ = fs::remove_file(folder.join(name));
     }
     Ok(())
 }
 
-/// Makes this process independent of whoever started it.
+/// Detaches this process from its parent's session and sets up signals.
 fn settle(folder: &Path) -> io::Result<SignalFd> {
     if let Err(e) = rustix::process::setsid() {
         journal::say(&format!("no session of its own: {e}"));
@@ -190,7 +190,7 @@ fn settle(folder: &Path) -> io::Result<SignalFd> {
     wanted.add(Signal::SIGTERM);
     let signals = SignalFd::with_flags(&wanted, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     nix::sys::prctl::set_child_subreaper(true)?;
-    // Supplementary groups of whoever started us are no business of any container.
+    // Containers must not inherit the supplementary groups of the process that started the shim.
     if let Err(e) = nix::unistd::setgroups(&[]) {
         journal::say(&format!("supplementary groups stay: {e}"));
     }

@@ -1,4 +1,4 @@
-//! One stream of what a container writes.
+//! Output stream of a container: non-blocking reads, split into log records.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -6,31 +6,31 @@ use rustix::io::Errno;
 
 use super::record::{Splitter, Tag};
 
-/// The shim's end of a stream and the line that is not complete yet.
+/// The shim's end of a stream, with the incomplete line.
 #[derive(Debug)]
 pub struct Output {
     fd: OwnedFd,
     splitter: Splitter,
 }
 
-/// What reading gave.
+/// Result of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Read {
-    /// So many bytes.
+    /// This many bytes were read.
     Some(usize),
-    /// Nothing now.
+    /// No data at present.
     Nothing,
-    /// Nothing ever again.
+    /// End of the stream.
     End,
 }
 
 impl Output {
-    /// Over a descriptor that does not block.
+    /// Output over a non-blocking descriptor.
     pub fn new(fd: OwnedFd, longest_record: usize) -> Self {
         Self { fd, splitter: Splitter::new(longest_record) }
     }
 
-    /// The descriptor.
+    /// Descriptor of the stream.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -41,16 +41,16 @@ impl Output {
             Ok(0) => Read::End,
             Ok(count) => Read::Some(count),
             Err(Errno::AGAIN | Errno::INTR) => Read::Nothing,
-            Err(_) => Read::End, // EIO: nobody has the terminal open
+            Err(_) => Read::End, // EIO: no process has the terminal open
         }
     }
 
-    /// Cuts what was read into records.
+    /// Splits read bytes into records.
     pub fn split(&mut self, bytes: &[u8], out: &mut dyn FnMut(Tag, &[u8])) {
         self.splitter.feed(bytes, out);
     }
 
-    /// Passes on what is left at the end.
+    /// Passes on the remaining bytes at the end of the stream.
     pub fn finish(mut self, out: &mut dyn FnMut(Tag, &[u8])) {
         self.splitter.finish(out);
     }

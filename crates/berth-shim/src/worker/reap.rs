@@ -1,4 +1,4 @@
-//! Children that have ended: whose they were, and what is told of it.
+//! Child reaping: attribution of exits to containers and execs, and exit records.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,17 +17,17 @@ use super::{
 };
 use berth_sys::step;
 
-/// Ends that are kept while something is being started.
+/// Maximum number of unattributed exits stored during a start.
 const MOST_UNCLAIMED: usize = 256;
 
-/// How a child ended.
+/// Exit of a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// 0 to 255; 128 and more for signals.
+    /// Exit code, 0 to 255; 128 plus the signal number for signals.
     pub code: i32,
-    /// Whether a signal ended it.
+    /// Whether a signal terminated it.
     pub is_signal: bool,
-    /// Wall time, nanoseconds since the epoch.
+    /// Wall-clock exit time, nanoseconds since the epoch.
     pub at_ns: i64,
 }
 
@@ -47,15 +47,15 @@ impl Ended {
     }
 }
 
-/// Wall time, nanoseconds since the epoch.
+/// Current wall-clock time, nanoseconds since the epoch.
 pub(super) fn wall_ns() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }
 
 impl Worker<'_> {
-    /// Reaps all that have ended. What is being started is looked at first: who has executed its program may have ended
-    /// already, and is known then.
+    /// Reaps all exited children. Advances starts first: a process that has executed its program may have exited
+    /// already, and is a known child then.
     pub(super) fn reap(&mut self, now: Instant) {
         self.advance_starts(now);
         let mut ends = Vec::new();
@@ -63,7 +63,7 @@ impl Worker<'_> {
             let pid = u32::try_from(pid.as_raw_nonzero().get()).unwrap_or_default();
             ends.extend(Ended::of(status).map(|ended| (pid, ended)));
         }
-        // In whatever order they are heard of, they may have ended in another.
+        // The order of reaping may differ from the order of the exits.
         for (at, (pid, ended)) in ends.iter().enumerate() {
             let later = ends.iter().skip(at + 1);
             let rivals = later.filter(|(pid, ended)| self.may_be_late_kill(*pid, *ended)).count();
@@ -76,8 +76,7 @@ impl Worker<'_> {
         self.containers.iter().find_map(|(key, container)| is_first(container).then_some(*key))
     }
 
-    /// Whether a child that ended may be a container's first process that was killed for want of memory, and whose group
-    /// has gone.
+    /// Whether an exited child may be a container's first process that was OOM-killed and whose cgroup is gone.
     fn may_be_late_kill(&self, pid: u32, ended: Ended) -> bool {
         let container = self.first_of(pid).and_then(|key| self.containers.get(&key));
         container.is_some_and(|container| {
@@ -85,8 +84,8 @@ impl Worker<'_> {
         })
     }
 
-    /// A child ended. `rivals`: of those that ended with it and are not told of yet, how many may have been killed for want
-    /// of memory unseen.
+    /// Handles the exit of a child. `rivals`: number of children reaped with it, but not handled yet, that may have
+    /// been OOM-killed without an observed count.
     pub(super) fn ended(&mut self, pid: u32, ended: Ended, rivals: u64, now: Instant) {
         if self.pod.init == Some(pid) {
             self.pod.init = None;
@@ -110,7 +109,7 @@ impl Worker<'_> {
         }
     }
 
-    /// The first process of a container ended.
+    /// Handles the exit of a container's first process.
     fn container_ended(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) {
         step::reached("shim.reaped");
         let is_late_kill = self.is_late_kill(key, ended, rivals, now);
@@ -124,12 +123,12 @@ impl Worker<'_> {
         container.state = State::Draining { exit, until: now + DRAIN };
     }
 
-    /// Whether something was killed for want of memory in a container that has ended, and nobody has seen it yet.
+    /// Whether an OOM kill in an exited container has not been observed before.
     fn is_late_kill(&mut self, key: u32, ended: Ended, rivals: u64, now: Instant) -> bool {
         match self.memory_of(key).map(Memory::last_look) {
             None | Some(LastLook::Same) => false,
             Some(LastLook::Killed) => true,
-            // Who ended otherwise leaves it to those that were killed.
+            // A container that exited otherwise leaves the kill to those that were killed.
             Some(LastLook::Gone) if self.containers.get(&key).is_some_and(|c| may_be_oom(c, ended)) => {
                 let others = self.kills(Some(key), now);
                 self.memory_of(key).is_some_and(|memory| memory.claim(others, rivals))
@@ -142,7 +141,7 @@ impl Worker<'_> {
         self.containers.get_mut(&key)?.memory.as_mut()
     }
 
-    /// Kills so far in all containers but one: those that run are looked at.
+    /// OOM kills so far in all containers but one; reads the counters of running ones.
     pub(super) fn kills(&mut self, but: Option<u32>, now: Instant) -> u64 {
         let others = self.containers.iter_mut().filter(|(key, _)| Some(**key) != but);
         let kills = others.map(|(_, container)| {
@@ -152,7 +151,7 @@ impl Worker<'_> {
         self.kills_before + kills.sum::<u64>()
     }
 
-    /// Containers of which everything was read are over.
+    /// Ends containers whose output is drained or whose drain deadline passed.
     pub(super) fn conclude(&mut self, now: Instant) {
         let mut over = Vec::new();
         for container in self.containers.values_mut() {
@@ -164,7 +163,7 @@ impl Worker<'_> {
             exit.lost_lines = container.log.lost();
             if exit.lost_lines > 0 {
                 let record = ExitRecord::of(container.started, exit);
-                // Only the count is missing from the one that is there.
+                // On a failure, the existing record only lacks the count.
                 let _ = record.write(&self.folder, &container.id);
             }
             container.state = State::Ended { exit, since: now };
@@ -177,12 +176,12 @@ impl Worker<'_> {
     }
 }
 
-/// Whether such an end of a container may be one for want of memory.
+/// Whether an exit of a container is consistent with an OOM kill.
 fn may_be_oom(container: &Container, ended: Ended) -> bool {
     verdict::may_be_oom(ended.code, container.is_killed)
 }
 
-/// What is to be known of a container whose first process has ended; kills what it left behind.
+/// Determines the exit of a container whose first process exited; kills its remaining processes.
 fn last_words(container: &mut Container, ended: Ended, is_late_kill: bool, now: Instant) -> Exit {
     let ending = Ending {
         code: ended.code,
@@ -191,7 +190,7 @@ fn last_words(container: &mut Container, ended: Ended, is_late_kill: bool, now: 
         is_late_kill,
     };
     let oom_kills = container.kills();
-    // A process namespace of its own has taken them along.
+    // The kernel has killed the processes of its own PID namespace already.
     if container.processes != Processes::Own {
         groups::kill(&container.groups);
     }

@@ -1,26 +1,26 @@
-//! Splits what a container writes into records of its log. Pure.
+//! CRI log format: splits container output into log records. Pure.
 //!
-//! A line is one record, its end and one `\r` before that left out. What is longer than the longest record becomes
-//! several, all but the last marked partial; what has no end when the stream does is partial too. Bytes are passed
-//! through as they are. Behaviour: spec 09a §13.
+//! A line is one record, without its newline and one `\r` before that. A line longer than the maximum record becomes
+//! several, all but the last tagged partial; an unterminated line at the end of the stream is partial too. Bytes are
+//! passed through unchanged. Implements spec 09a §13.
 
 use std::time::Duration;
 
 use memchr::memchr;
 
-/// The longest record there is, where the plan sets no limit: a line must be held until its end is known.
+/// Maximum record length, bytes, if the plan sets no limit: a line is buffered until its end is known.
 pub const NO_LIMIT: usize = 1 << 20;
 
 /// Whether a record ends a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tag {
-    /// It does.
+    /// The record ends a line (`F`).
     Full,
-    /// More of the line follows, or the stream ended in the midst of it.
+    /// More of the line follows, or the stream ended in the middle of it (`P`).
     Partial,
 }
 
-/// One stream's splitter. Holds at most a record and one byte.
+/// Splitter of one stream. Buffers at most one record and one byte.
 #[derive(Debug)]
 pub struct Splitter {
     longest: usize,
@@ -28,19 +28,19 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// For records of at most `longest` bytes; 0: as long as lines are, to [`NO_LIMIT`].
+    /// A splitter for records of at most `longest` bytes; 0 means whole lines up to [`NO_LIMIT`].
     pub fn new(longest: usize) -> Self {
         let longest = if longest == 0 { NO_LIMIT } else { longest.min(NO_LIMIT) };
         Self { longest, held: Vec::new() }
     }
 
-    /// Takes what was read and passes on the records it completes.
+    /// Adds a chunk of output and passes completed records to `out`.
     pub fn feed(&mut self, mut chunk: &[u8], out: &mut dyn FnMut(Tag, &[u8])) {
         while let Some(end) = memchr(b'\n', chunk) {
             let (line, rest) = chunk.split_at(end);
             chunk = rest.get(1..).unwrap_or_default();
             if self.held.is_empty() {
-                // The usual case: a whole line, not copied.
+                // The common case: a whole line, not copied.
                 let line = line.strip_suffix(b"\r").unwrap_or(line);
                 let rest = partials(line, self.longest, out);
                 out(Tag::Full, rest);
@@ -55,7 +55,7 @@ impl Splitter {
         self.hold(chunk, out);
     }
 
-    /// Takes the stream's end.
+    /// Ends the stream; passes the remaining bytes as partial records.
     pub fn finish(&mut self, out: &mut dyn FnMut(Tag, &[u8])) {
         let rest = partials(&self.held, self.longest, out);
         if !rest.is_empty() {
@@ -64,8 +64,8 @@ impl Splitter {
         self.held = Vec::new();
     }
 
-    /// Adds to what is held and passes on what cannot be the end of a line. One byte more than a record may be held:
-    /// a `\r` that may belong to the end of the line.
+    /// Buffers a piece and passes on what cannot be the end of a line. The buffer may contain one byte more than a
+    /// record: a `\r` that may belong to the end of the line.
     fn hold(&mut self, mut piece: &[u8], out: &mut dyn FnMut(Tag, &[u8])) {
         loop {
             let room = (self.longest + 1).saturating_sub(self.held.len());
@@ -82,7 +82,7 @@ impl Splitter {
     }
 }
 
-/// Passes on all records but the last, and returns that.
+/// Passes on all records but the last, and returns the last.
 fn partials<'a>(mut line: &'a [u8], longest: usize, out: &mut dyn FnMut(Tag, &[u8])) -> &'a [u8] {
     while line.len() > longest {
         let (record, rest) = line.split_at(longest);
@@ -92,10 +92,10 @@ fn partials<'a>(mut line: &'a [u8], longest: usize, out: &mut dyn FnMut(Tag, &[u
     line
 }
 
-/// Bytes of a record's head: time, stream and tag, each with a blank.
+/// Size of a record's header, bytes: time, stream, and tag, each with a blank.
 pub const HEAD: usize = 30 + 1 + 6 + 1 + 1 + 1;
 
-/// A record's head: `2026-01-02T03:04:05.123456789Z stdout F `. The time is that since the epoch.
+/// Header of a record: `2026-01-02T03:04:05.123456789Z stdout F `. `time` counts from the epoch.
 pub fn head(time: Duration, stream: &[u8; 6], tag: Tag) -> [u8; HEAD] {
     let mut out = *b"0000-00-00T00:00:00.000000000Z ...... F ";
     let seconds = time.as_secs();
@@ -129,7 +129,7 @@ pub fn head(time: Duration, stream: &[u8; 6], tag: Tag) -> [u8; HEAD] {
     out
 }
 
-/// Year, month and day of a day since the epoch (the Gregorian calendar, counted from a 1 March).
+/// Year, month, and day of a day since the epoch (the Gregorian calendar, counted from a 1 March).
 fn date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
@@ -158,7 +158,7 @@ mod tests {
         out
     }
 
-    /// What the specification says, of the whole text at once.
+    /// The specified behavior, computed for the whole text at once.
     fn reference(longest: usize, text: &[u8]) -> Vec<(Tag, Vec<u8>)> {
         let mut out = Vec::new();
         let mut lines: Vec<&[u8]> = text.split(|b| *b == b'\n').collect();

@@ -1,4 +1,4 @@
-//! What the daemon asks: each request, answered at once or later.
+//! Request handlers of the shim: each request gets its reply immediately or later.
 
 use std::{io, os::fd::OwnedFd, time::Instant};
 
@@ -22,17 +22,17 @@ use super::{
 };
 use berth_sys::step;
 
-/// Most events in the answer to a greeting; the others follow by themselves.
+/// Maximum number of events in the reply to `Hello`; the others follow as events.
 const MOST_GREETED: usize = 1000;
 
-/// An answer with its descriptors; none: it follows.
+/// A reply with its descriptors; `None` if it follows later.
 type Answer = Result<Option<(Reply, Vec<OwnedFd>)>, Failure>;
 
-/// It is done.
+/// Reply without a result.
 const DONE: Answer = Ok(Some((Reply::Done, Vec::new())));
 
 impl Worker<'_> {
-    /// Takes one datagram from the daemon.
+    /// Receives and handles one datagram from the agent.
     pub(super) fn hear(&mut self, now: Instant) {
         let Some(connection) = &self.connection else { return };
         self.trims_at = Some(now + REST);
@@ -64,14 +64,14 @@ impl Worker<'_> {
         self.hang_up(now);
     }
 
-    /// The daemon has gone, or must.
+    /// Closes the connection.
     pub(super) fn hang_up(&mut self, now: Instant) {
         if self.connection.take().is_some() {
             self.alone_since = Some(now);
         }
     }
 
-    /// Answers, should whoever asked still be there.
+    /// Queues a reply, if the connection of the request is still open.
     pub(super) fn reply(&mut self, origin: Origin, reply: &Reply, fds: Vec<OwnedFd>) {
         if let Some(connection) = self.connection.as_mut().filter(|c| c.number == origin.connection) {
             connection.reply(origin.sequence, reply, fds);
@@ -174,15 +174,15 @@ impl Worker<'_> {
             }
         };
         if scope == Scope::Group && signal == Signal::KILL {
-            kin::kill(pid); // those of its processes that have a group of their own
+            kin::kill(pid); // descendants with a process group of their own
         }
         if scope != Scope::Process {
-            // It was not reaped yet, so its group's number is its own.
+            // The process was not reaped yet, so its process group id is still its own.
             let group = i32::try_from(pid).ok().and_then(Pid::from_raw);
             let _empty = group.map(|group| kill_process_group(group, signal));
         }
         kill(pid, signal);
-        groups::thaw(&frozen); // then it has nothing left to do but to die
+        groups::thaw(&frozen); // a frozen process exits only when thawed
         step::reached("shim.signalled");
         DONE
     }
@@ -238,7 +238,7 @@ impl Worker<'_> {
         self.starts.is_empty() && self.containers.values().all(Container::is_over)
     }
 
-    /// A container by its id.
+    /// Container by id, with its key.
     pub(super) fn container(&self, id: &str) -> Option<(u32, &Container)> {
         self.containers.iter().find(|(_, container)| container.id == id).map(|(key, container)| (*key, container))
     }

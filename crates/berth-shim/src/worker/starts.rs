@@ -1,4 +1,4 @@
-//! Processes that are being started: begun, looked at when something is reported, killed when it takes too long.
+//! Starts in progress of containers and execs: begin, advance on reports, kill at the deadline.
 
 use std::{
     collections::BTreeMap,
@@ -23,17 +23,17 @@ use super::{
 };
 use berth_sys::step;
 
-/// How long starting may take where the plan does not say.
+/// Deadline of a start if the plan sets none.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Most other processes of a container at a time. Spec 09a §11.
+/// Maximum number of concurrent execs per container. Spec 09a §11.
 const MOST_EXECS: usize = 64;
 
-/// Something that is being started.
+/// A start in progress.
 pub(super) struct Start {
     origin: Origin,
     until: Instant,
     limit: Duration,
-    /// Always there between turns.
+    /// `None` only while it is being advanced.
     pub(super) launching: Option<Box<dyn Launching>>,
     what: What,
 }
@@ -43,7 +43,7 @@ enum What {
     Exec { container: u32, id: String },
 }
 
-/// What becomes a container once it runs.
+/// State of a future container, moved into it once it runs.
 struct Launch {
     id: String,
     groups: Vec<PathBuf>,
@@ -56,18 +56,18 @@ struct Launch {
     hooks: Option<Box<Hooks>>,
 }
 
-/// A failure of that kind.
+/// Builds a failure.
 pub(super) fn failure(kind: FailureKind, text: impl Into<String>) -> Failure {
     Failure { kind, text: text.into() }
 }
 
 impl Start {
-    /// When it is given up.
+    /// Deadline of the start.
     pub(super) fn until(&self) -> Instant {
         self.until
     }
 
-    /// The container, where it is one that is started.
+    /// Container id, if a container is being started.
     pub(super) fn container(&self) -> Option<&str> {
         match &self.what {
             What::Launch(launch) => Some(&launch.id),
@@ -77,7 +77,7 @@ impl Start {
 }
 
 impl Worker<'_> {
-    /// Begins to start a container. The answer follows.
+    /// Begins the start of a container. The reply follows when it has finished.
     pub(super) fn begin_launch(&mut self, plan: &LaunchPlan, origin: Origin, now: Instant) -> Result<(), Failure> {
         let id = &plan.container;
         if !verdict::is_name(id) {
@@ -111,8 +111,8 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// The process whose process namespace a container joins. Only this loop reaps, so that the number is that process's
-    /// until it is opened here, and nobody's business afterwards.
+    /// Pidfd of the process whose PID namespace a container joins. Only this loop reaps, so the PID is valid until it
+    /// is opened here, and it is not used afterwards.
     fn target(&self, processes: &Processes) -> Result<Option<OwnedFd>, Failure> {
         let pid = match processes {
             Processes::Own | Processes::Host => return Ok(None),
@@ -133,7 +133,7 @@ impl Worker<'_> {
         opened.map(Some).map_err(|e| failure(FailureKind::Other, format!("open process {}: {e}", pid.as_raw_nonzero())))
     }
 
-    /// Begins to start another process. The answer follows.
+    /// Begins the start of an exec. The reply follows when it has finished.
     pub(super) fn begin_exec(
         &mut self,
         plan: &ExecPlan,
@@ -168,7 +168,7 @@ impl Worker<'_> {
         self.starts.insert(key, Start { origin, until: now + limit, limit, launching: Some(launching), what });
     }
 
-    /// Looks at everything that is being started.
+    /// Advances all starts.
     pub(super) fn advance_starts(&mut self, now: Instant) {
         let keys: Vec<u32> = self.starts.keys().copied().collect();
         for key in keys {
@@ -176,7 +176,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Looks at one that reported something, or whose time may be up.
+    /// Advances a start that has a report or may have passed its deadline.
     pub(super) fn advance_start(&mut self, key: u32, now: Instant) {
         let Some(start) = self.starts.get_mut(&key) else { return };
         let Some(launching) = start.launching.take() else { return };
@@ -198,19 +198,19 @@ impl Worker<'_> {
         }
     }
 
-    /// Kills what works on the start of a container, which fails then; false: it is not being started.
+    /// Kills the start of a container, which then fails; returns false if it is not being started.
     pub(super) fn kill_start(&mut self, id: &str) -> bool {
         let Some(start) = self.starts.values().find(|start| start.container() == Some(id)) else { return false };
         start.launching.iter().for_each(|launching| launching.kill());
         true
     }
 
-    /// Answers a start that has come to nothing.
+    /// Replies to a failed start and cleans up.
     fn fail_start(&mut self, key: u32, reason: Failure) {
         let Some(mut start) = self.starts.remove(&key) else { return };
         if let What::Launch(launch) = &mut start.what {
-            groups::kill_each(&launch.groups); // nothing of it stays, and it may be started again
-            // No other container takes them for its own.
+            groups::kill_each(&launch.groups); // no process stays, and the container may be started again
+            // No other container may attribute these kills to itself.
             self.kills_before += launch.memory.as_mut().map_or(0, |memory| {
                 memory.last_look();
                 memory.kills()
@@ -220,7 +220,7 @@ impl Worker<'_> {
         self.reply(start.origin, &Reply::Failed(reason), Vec::new());
     }
 
-    /// Begins to execute what a container's hooks have to do after it.
+    /// Begins a container's poststop hooks.
     pub(super) fn poststop(&self, container: &str, hooks: Option<&Hooks>) {
         let begun = hooks.map(|hooks| self.launcher.begin_poststop(container, hooks));
         if let Some(Err(failure)) = begun {
@@ -228,7 +228,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A program was executed.
+    /// Handles a start whose program was executed.
     fn started(&mut self, key: u32, started: Started, terminal: Option<OwnedFd>, now: Instant) {
         let Some(Start { origin, what, .. }) = self.starts.remove(&key) else { return };
         match what {
@@ -243,7 +243,7 @@ impl Worker<'_> {
                 match self.containers.get_mut(&container) {
                     Some(container) => {
                         if !container.is_running() {
-                            kill(started.pid, Signal::KILL); // it came too late
+                            kill(started.pid, Signal::KILL); // too late
                         }
                         container.execs.insert(id, started.pid);
                     }
@@ -282,7 +282,7 @@ impl Launch {
     }
 }
 
-/// Signals a child that was not reaped yet, so its number is still its own.
+/// Signals a child that was not reaped yet, so its PID is still its own.
 pub(super) fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ended = kill_process(pid, signal);

@@ -1,4 +1,4 @@
-//! What a container's first process reads and writes, and the shim's ends of it.
+//! Standard streams of a container's first process: pipes or pty, and the shim's ends of them.
 
 use std::{
     io,
@@ -17,19 +17,20 @@ use super::{
     output::Output,
 };
 
-/// The shim's ends.
+/// The shim's ends of the streams.
 #[derive(Debug)]
 pub struct Ends {
-    /// Its stdin.
+    /// The container's stdin.
     pub input: Input,
-    /// What it writes: stdout and stderr, or its terminal.
+    /// The container's output: stdout and stderr, or its terminal.
     pub outputs: [Option<Output>; 2],
 }
 
-/// Makes pipes, where it has no terminal. They belong to the container's user, so that it can open `/dev/stdout`.
+/// Creates pipes, unless the container has a terminal. They belong to the container's user, so that it can open
+/// `/dev/stdout`.
 ///
 /// # Errors
-/// Where there are no descriptors left.
+/// If no descriptor is available.
 pub fn make(plan: &LaunchPlan, users: Option<(IdMap, IdMap)>) -> io::Result<(Stdio, Option<Ends>)> {
     if plan.process.terminal.is_some() {
         return Ok((Stdio::Terminal, None));
@@ -54,10 +55,10 @@ pub fn make(plan: &LaunchPlan, users: Option<(IdMap, IdMap)>) -> io::Result<(Std
     Ok((Stdio::Files([stdin, stdout, stderr]), Some(Ends { input: Input::new(input, plan.stdin_once), outputs })))
 }
 
-/// The shim's end of a terminal.
+/// The shim's ends of a terminal.
 ///
 /// # Errors
-/// Where there are no descriptors left.
+/// If no descriptor is available.
 pub fn of_terminal(master: &OwnedFd, has_stdin: bool, longest_record: usize) -> io::Result<Ends> {
     rustix::io::ioctl_fionbio(master, true)?;
     let input = has_stdin.then(|| master.as_fd().try_clone_to_owned()).transpose()?;
@@ -66,7 +67,7 @@ pub fn of_terminal(master: &OwnedFd, has_stdin: bool, longest_record: usize) -> 
     Ok(Ends { input: Input::new(input, false), outputs: [Some(Output::new(output, longest_record)), None] })
 }
 
-/// An id of the host for one inside; none where it is not mapped.
+/// Maps an id of the container to the host; `None` if it is not mapped.
 fn outside(id: u32, map: IdMap) -> Option<u32> {
     let offset = id.checked_sub(map.inside).filter(|offset| *offset < map.count)?;
     map.outside.checked_add(offset)

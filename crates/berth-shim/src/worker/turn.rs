@@ -1,4 +1,4 @@
-//! One turn: what is waited for, and what is done about what is ready.
+//! One iteration of the shim's event loop: poll set, deadlines, and dispatch.
 
 use std::{
     io,
@@ -24,13 +24,13 @@ use super::{
 };
 use berth_sys::program;
 
-/// How long what was answered last may take to be sent.
+/// Maximum time for sending the last replies before exit.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Pause before the next connection is tried, where one could not be accepted.
+/// Delay after a failed accept before the next one.
 const DEAF: Duration = Duration::from_secs(1);
 
-/// Whose descriptor is ready. Containers and starts by their keys, the rest by position.
+/// Source of a ready descriptor. Containers and starts by key, the rest by position.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Token {
     Start(u32),
@@ -45,11 +45,11 @@ enum Token {
 }
 
 impl Worker<'_> {
-    /// Waits for something to happen, and does it.
+    /// Waits for events, and handles them.
     pub(super) fn turn(&mut self) -> io::Result<()> {
         let ready = self.wait()?;
         let now = Instant::now();
-        // Positions stay true until the end: nobody is removed before `settle`.
+        // Positions stay valid: nothing is removed before `settle`.
         for (token, flags) in ready {
             self.act(token, flags, now)?;
         }
@@ -65,7 +65,7 @@ impl Worker<'_> {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         });
         let timeout = self.deadline().map(|at| at.saturating_duration_since(Instant::now()));
-        // A millisecond more: a deadline must have passed when it is looked at.
+        // One millisecond more: the deadline must have passed when it is checked.
         let timeout = timeout.and_then(|t| Timespec::try_from(t + Duration::from_millis(1)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -75,7 +75,7 @@ impl Worker<'_> {
         Ok(tokens.into_iter().zip(flags).filter(|(_, flags)| !flags.is_empty()).collect())
     }
 
-    /// Passes on everything that is waited for.
+    /// Adds all descriptors to poll.
     fn interests<'a>(&'a self, add: &mut dyn FnMut(Token, BorrowedFd<'a>, PollFlags)) {
         for (key, start) in &self.starts {
             if let Some(launching) = &start.launching {
@@ -111,7 +111,7 @@ impl Worker<'_> {
             Token::Start(key) => self.advance_start(key, now),
             Token::Signals => self.signalled(now)?,
             Token::Connection => {
-                // The end is read after the last question.
+                // The end of the stream is read after the last request.
                 if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
                     self.hear(now);
                 }
@@ -168,7 +168,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// A new daemon replaces the old one.
+    /// Accepts a connection; a new agent replaces the previous one.
     fn accept(&mut self, now: Instant) {
         match socket::accept(self.listener.as_fd()) {
             Ok(Some(fd)) => {
@@ -185,7 +185,7 @@ impl Worker<'_> {
         }
     }
 
-    /// What follows from what was done, and from the time.
+    /// Handles deadlines and follow-up work of the iteration.
     fn settle(&mut self, now: Instant) {
         if self.starts.values().any(|start| start.until() <= now) {
             self.advance_starts(now);
@@ -204,14 +204,14 @@ impl Worker<'_> {
         }
         self.deaf_until = self.deaf_until.filter(|until| *until > now);
         if self.trims_at.is_some_and(|at| at <= now) {
-            // A rest of hours follows; most of what starting took is not needed for it.
+            // Hours of idle time may follow, which do not need most of the code used by a start.
             self.trims_at = None;
             program::unmap_code();
         }
         self.idle_since = if self.is_empty() { self.idle_since.or(Some(now)) } else { None };
     }
 
-    /// Tells what was written to logs, now and then: nobody reads it oftener.
+    /// Publishes log statistics at a limited rate: nobody reads them more often.
     fn tally(&mut self, now: Instant) {
         let news = self.containers.values_mut().map(|container| container.log.news());
         let news = news.fold(LogTally::default(), LogTally::plus);
@@ -228,7 +228,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A key nobody has.
+    /// An unused key.
     pub(super) fn next_key(&mut self) -> u32 {
         self.last_key = self.last_key.wrapping_add(1);
         while self.containers.contains_key(&self.last_key) || self.starts.contains_key(&self.last_key) {
@@ -237,7 +237,7 @@ impl Worker<'_> {
         self.last_key
     }
 
-    /// Whether it is time to go.
+    /// Whether the shim is to exit.
     pub(super) fn is_done(&self) -> bool {
         let now = Instant::now();
         if verdict::goes_at(self.idle_since, self.alone_since).is_some_and(|at| at <= now) {
@@ -247,7 +247,7 @@ impl Worker<'_> {
         self.leaving.is_some_and(|since| is_told || since + FAREWELL <= now)
     }
 
-    /// Kills the pod's process 1, and waits for it: with it ends everything in its namespace.
+    /// Kills the pod's process 1, and waits for it: its exit terminates everything in its PID namespace.
     pub(super) fn end(&mut self) {
         let Some(init) = self.pod.init.take() else { return };
         kill(init, Signal::KILL);
@@ -263,7 +263,7 @@ impl Worker<'_> {
     }
 }
 
-/// What a container waits for.
+/// Adds the descriptors of a container to poll.
 fn container_interests<'a>(key: u32, container: &'a Container, add: &mut dyn FnMut(Token, BorrowedFd<'a>, PollFlags)) {
     for (at, output) in container.ends.outputs.iter().enumerate() {
         if let Some(output) = output {
@@ -271,7 +271,7 @@ fn container_interests<'a>(key: u32, container: &'a Container, add: &mut dyn FnM
         }
     }
     if let Some((fd, waits)) = container.ends.input.waits() {
-        // A terminal's end is noticed by reading it.
+        // The hangup of a pty is noticed by reading it.
         if waits || container.terminal.is_none() {
             add(Token::Input(key), fd, if waits { PollFlags::OUT } else { PollFlags::empty() });
         }

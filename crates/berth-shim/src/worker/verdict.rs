@@ -1,47 +1,47 @@
-//! What an end means, and when a shim may go. Pure.
+//! OOM classification of exits, idle exit of a shim, and id validation. Pure.
 
 use std::time::{Duration, Instant};
 
-/// A kill for want of memory counts for that long. Spec 09a §12.
+/// Maximum time between an OOM kill and an exit attributed to it. Spec 09a §12.
 pub const OOM_COUNTS: Duration = Duration::from_secs(10);
-/// Nothing runs for that long before a forgotten shim goes.
+/// Time without containers before an abandoned shim exits.
 const IDLE: Duration = Duration::from_secs(60);
-/// No daemon for that long before an idle shim goes.
+/// Time without a connected agent before an idle shim exits.
 const ALONE: Duration = Duration::from_secs(24 * 3600);
 
-/// What is known when a container has ended.
+/// Facts about the exit of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending {
-    /// 0 to 255; 128 and more for signals.
+    /// Exit code, 0 to 255; 128 plus the signal number for signals.
     pub code: i32,
-    /// Whether we killed it.
+    /// Whether the shim killed it on request.
     pub is_ours: bool,
-    /// When the kernel was last seen to kill in it.
+    /// Time of the last OOM kill observed in its cgroup.
     pub last_kill: Option<Instant>,
-    /// Whether it killed more when looked at after the end.
+    /// Whether the final read after the exit found another OOM kill.
     pub is_late_kill: bool,
 }
 
 impl Ending {
-    /// Whether it ended for want of memory: the strict rule of spec 09a §12.
+    /// Whether it was OOM-killed: the strict rule of spec 09a §12.
     pub fn is_oom(self, now: Instant) -> bool {
         let is_fresh = self.last_kill.is_some_and(|at| now.saturating_duration_since(at) <= OOM_COUNTS);
         may_be_oom(self.code, self.is_ours) && (is_fresh || self.is_late_kill)
     }
 }
 
-/// Whether who ended with that code may have ended for want of memory. The shell around a killed program exits with
-/// *status* 137, so the code counts and not the signal.
+/// Whether an exit with this code is consistent with an OOM kill. The shell around a killed program exits with
+/// *status* 137, so the code matters and not the signal.
 pub fn may_be_oom(code: i32, is_ours: bool) -> bool {
     code == 137 && !is_ours
 }
 
-/// When a shim goes by itself: nothing has run since `idle`, no daemon was there since `alone`.
+/// When a shim exits by itself: nothing has run since `idle`, no agent was connected since `alone`.
 pub fn goes_at(idle: Option<Instant>, alone: Option<Instant>) -> Option<Instant> {
     Some((idle? + IDLE).max(alone? + ALONE))
 }
 
-/// Whether an id can be a file's name.
+/// Whether an id is valid as a file name.
 pub fn is_name(id: &str) -> bool {
     let is_fine = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
     (1..=128).contains(&id.len()) && !id.starts_with('.') && id.bytes().all(is_fine)

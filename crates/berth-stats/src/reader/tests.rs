@@ -1,4 +1,4 @@
-//! Looks at groups of both hierarchies, as files of a directory.
+//! Readings of cgroup v1 and v2 hierarchies laid out in a temporary directory.
 
 use std::{fs, path::Path, sync::atomic::AtomicI64};
 
@@ -81,7 +81,7 @@ fn a_group_of_the_unified_hierarchy() {
     assert_eq!(seen[2], None);
     assert_eq!(reader.size(), (2, 8), "settings need not stay open");
 
-    // The second look tells rates, from files that stayed open.
+    // The second reading yields rates, from files that stayed open.
     fs::write(root.path().join("kubepods/podu/cpu.stat"), "usage_usec 1500000\n").expect("written");
     clock.store(2_000_000_000, Ordering::Relaxed);
     let seen = reader.pass(&all[..1], MACHINE, &|| clock.load(Ordering::Relaxed));
@@ -96,7 +96,7 @@ fn a_group_of_the_unified_hierarchy() {
 fn a_deeper_look_reads_what_the_last_one_has_not() {
     let root = tempfile::tempdir().expect("a directory");
     let files = |usage: &str, processes: &str| {
-        // Elsewhere: what the kernel counts is not written by anybody.
+        // In another directory, because changes of kernel counters must not raise inotify events.
         let all = [("cpu.stat", usage), ("cgroup.procs", processes), ("pids.current", "4\n")];
         lay(root.path(), "/kernel", &all);
         lay(root.path(), "/a", &[]);
@@ -127,7 +127,7 @@ fn an_idle_group_is_read_whole_every_few_minutes() {
     let root = tempfile::tempdir().expect("a directory");
     lay(root.path(), "/a", &[]);
     let file = |name: &str, text: &str| {
-        // Elsewhere: what the kernel counts is not written by anybody.
+        // In another directory, because changes of kernel counters must not raise inotify events.
         lay(root.path(), "/kernel", &[(name, text)]);
         let _ = std::os::unix::fs::symlink(root.path().join("kernel").join(name), root.path().join("a").join(name)); // once
     };

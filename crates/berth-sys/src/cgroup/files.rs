@@ -1,15 +1,15 @@
-//! Reads the kernel's control group files, of the unified hierarchy and of the old ones. Pure.
+//! Parsers of cgroup interface files, v1 and v2: CPU, memory, IO, pressure. Pure.
 //!
-//! Bytes in, numbers out. A line that is not understood is left out and a number that does not fit
-//! is absent: the kernel adds lines and keys with every release. Behaviour: spec 04b §7.2, 06a §6.
+//! Input is the file's bytes, output is numbers. An unknown line is skipped and a number that does not fit is absent:
+//! the kernel adds lines and keys with every release. Implements spec 04b §7.2, 06a §6.
 
-/// A limit above this is none: the kernel writes `max` or a number close to 2^63.
+/// A limit above this means unlimited: the kernel writes `max` or a number close to 2^63.
 pub const UNLIMITED: u64 = 1 << 62;
 
-/// Nanoseconds in a tick of `cpuacct.stat`; the kernel shows user space 100 ticks a second.
+/// Nanoseconds per tick of `cpuacct.stat`; USER_HZ is 100.
 const TICK_NS: u64 = 10_000_000;
 
-/// The number a file holds; `max` is [`u64::MAX`], a negative one is absent.
+/// Parses a single number; `max` is [`u64::MAX`], a negative number is `None`.
 pub fn number(text: &[u8]) -> Option<u64> {
     match text.trim_ascii() {
         b"max" => Some(u64::MAX),
@@ -17,7 +17,7 @@ pub fn number(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// The number a file holds where that may be negative (`cpu.cfs_quota_us`).
+/// Parses a single number that may be negative (`cpu.cfs_quota_us`).
 pub fn signed(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
 }
@@ -36,13 +36,13 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| *byte == b'\n')
 }
 
-/// Key and value at the first `separator`.
+/// Splits into key and value at the first `separator`.
 fn split(text: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
     let at = text.iter().position(|byte| *byte == separator)?;
     Some((text.get(..at)?, text.get(at.checked_add(1)?..)?))
 }
 
-/// The lines `key number`.
+/// Iterates over lines of the form `key number`.
 fn pairs(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
     lines(text).filter_map(|line| {
         let (key, value) = split(line, b' ')?;
@@ -50,33 +50,33 @@ fn pairs(text: &[u8]) -> impl Iterator<Item = (&[u8], u64)> {
     })
 }
 
-/// How often and how long a group was held back by its quota.
+/// CFS bandwidth statistics of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Throttling {
-    /// Enforcement periods that have passed.
+    /// Elapsed enforcement periods.
     pub periods: u64,
-    /// Those in which the group was held back.
+    /// Periods in which the cgroup was throttled.
     pub throttled_periods: u64,
-    /// For how long, in nanoseconds.
+    /// Total throttled time, nanoseconds.
     pub throttled_ns: u64,
-    /// Periods in which it used what it had saved.
+    /// Periods in which the cgroup used accumulated burst quota.
     pub burst_periods: u64,
-    /// For how long, in nanoseconds.
+    /// Total burst time, nanoseconds.
     pub burst_ns: u64,
 }
 
-/// Processor time, in nanoseconds.
+/// CPU time, nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuTimes {
-    /// Altogether.
+    /// Total CPU time.
     pub usage_ns: u64,
-    /// In user mode.
+    /// CPU time in user mode.
     pub user_ns: u64,
-    /// In the kernel.
+    /// CPU time in kernel mode.
     pub system_ns: u64,
 }
 
-/// `cpu.stat` of the unified hierarchy; `None` where it tells no usage.
+/// Parses `cpu.stat` of cgroup v2; `None` without `usage_usec`.
 pub fn cpu_stat(text: &[u8]) -> Option<(CpuTimes, Throttling)> {
     let (mut times, mut held, mut known) = (CpuTimes::default(), Throttling::default(), false);
     for (key, value) in pairs(text) {
@@ -96,7 +96,7 @@ pub fn cpu_stat(text: &[u8]) -> Option<(CpuTimes, Throttling)> {
     known.then_some((times, held))
 }
 
-/// `cpu.stat` of the old hierarchy.
+/// Parses `cpu.stat` of cgroup v1.
 pub fn cpu_stat_v1(text: &[u8]) -> Throttling {
     let mut held = Throttling::default();
     for (key, value) in pairs(text) {
@@ -112,7 +112,7 @@ pub fn cpu_stat_v1(text: &[u8]) -> Throttling {
     held
 }
 
-/// `cpuacct.stat`: user and system time in nanoseconds.
+/// Parses `cpuacct.stat`: user and system time in nanoseconds.
 pub fn cpuacct_stat(text: &[u8]) -> (u64, u64) {
     let (mut user, mut system) = (0, 0);
     for (key, ticks) in pairs(text) {
@@ -125,28 +125,28 @@ pub fn cpuacct_stat(text: &[u8]) -> (u64, u64) {
     (user, system)
 }
 
-/// What `memory.stat` tells that anybody asks for; bytes, and counts of faults.
+/// The fields of `memory.stat` in use; bytes, and fault counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryStat {
     /// Anonymous memory: `anon`, `total_rss`.
     pub anon: u64,
     /// Page cache: `file`, `total_cache`.
     pub file: u64,
-    /// Mapped part of the page cache.
+    /// Memory-mapped part of the page cache.
     pub mapped_file: u64,
-    /// Swap in use; only the old hierarchy tells it here.
+    /// Swap usage; reported here by cgroup v1 only.
     pub swap: u64,
-    /// Page cache that was used lately.
+    /// Page cache on the active LRU list.
     pub active_file: u64,
-    /// Page cache that was not.
+    /// Page cache on the inactive LRU list.
     pub inactive_file: u64,
-    /// Page faults.
+    /// Page faults, minor and major.
     pub pgfault: u64,
-    /// Those that had to read.
+    /// Major page faults.
     pub pgmajfault: u64,
 }
 
-/// `memory.stat` of the unified hierarchy.
+/// Parses `memory.stat` of cgroup v2.
 pub fn memory_stat(text: &[u8]) -> MemoryStat {
     let mut stat = MemoryStat::default();
     for (key, value) in pairs(text) {
@@ -164,7 +164,7 @@ pub fn memory_stat(text: &[u8]) -> MemoryStat {
     stat
 }
 
-/// `memory.stat` of the old hierarchy: sums over the groups below, but for faults, which are the group's own.
+/// Parses `memory.stat` of cgroup v1: hierarchical sums, except for fault counts, which are the cgroup's own.
 pub fn memory_stat_v1(text: &[u8]) -> MemoryStat {
     let mut stat = MemoryStat::default();
     for (key, value) in pairs(text) {
@@ -183,51 +183,51 @@ pub fn memory_stat_v1(text: &[u8]) -> MemoryStat {
     stat
 }
 
-/// `oom_kill` of `memory.events` or `memory.oom_control`.
+/// Parses `oom_kill` of `memory.events` or `memory.oom_control`.
 pub fn oom_kills(text: &[u8]) -> Option<u64> {
     value(text, b"oom_kill")
 }
 
-/// The value behind a key, as in `memory.stat`; `None` where there is none.
+/// Value of a key, as in `memory.stat`; `None` if the key is missing.
 pub fn value(text: &[u8], wanted: &[u8]) -> Option<u64> {
     pairs(text).find_map(|(key, value)| (key == wanted).then_some(value))
 }
 
-/// Quota and period of `cpu.max` in microseconds; no quota where it says `max`.
+/// Parses quota and period of `cpu.max` in microseconds; the quota `max` is `None`.
 pub fn cpu_max(text: &[u8]) -> Option<(Option<u64>, u64)> {
     let (quota, period) = split(text.trim_ascii(), b' ')?;
     Some((parse(quota), parse(period)?))
 }
 
-/// `cpu.weight` as shares, as the reference converts it back (spec 06a §4).
+/// Converts `cpu.weight` to CPU shares, as the kubelet converts it back (spec 06a §4).
 pub fn shares_of_weight(weight: u64) -> u64 {
     let above = weight.clamp(1, 10_000) - 1;
     2 + above * 262_142 / 9999
 }
 
-/// One line of a pressure file.
+/// One line of a PSI file.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Pressure {
-    /// Time lost, in microseconds.
+    /// Total stall time, microseconds.
     pub total: u64,
-    /// Share of the last 10 s, in percent.
+    /// Stall share of the last 10 s, percent.
     pub avg10: f64,
-    /// Of the last minute.
+    /// Stall share of the last 60 s, percent.
     pub avg60: f64,
-    /// Of the last five minutes.
+    /// Stall share of the last 300 s, percent.
     pub avg300: f64,
 }
 
-/// A pressure file.
+/// Content of a PSI file.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Stalls {
-    /// While some tasks waited.
+    /// Time in which some tasks stalled.
     pub some: Pressure,
-    /// While all did.
+    /// Time in which all tasks stalled.
     pub full: Pressure,
 }
 
-/// `cpu.pressure`, `memory.pressure`, `io.pressure`; `None` where there is no line of some.
+/// Parses `cpu.pressure`, `memory.pressure`, or `io.pressure`; `None` without a `some` line.
 pub fn pressure(text: &[u8]) -> Option<Stalls> {
     let mut stalls = Stalls::default();
     let mut known = false;
@@ -257,40 +257,40 @@ fn pressure_line(values: &[u8]) -> Pressure {
     line
 }
 
-/// What went to and from one device.
+/// IO statistics of one block device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceIo {
-    /// The device's numbers.
+    /// Major and minor number.
     pub device: (u32, u32),
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Reads.
+    /// Read operations.
     pub reads: u64,
-    /// Writes.
+    /// Write operations.
     pub writes: u64,
-    /// What the cost model tells, where it is on.
+    /// Statistics of the IO cost controller, if it is enabled.
     pub cost: Option<IoCost>,
 }
 
-/// The cost model's account of a device, in microseconds.
+/// Statistics of the IO cost controller, microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IoCost {
-    /// Used.
+    /// `cost.usage`.
     pub usage: u64,
-    /// Waited.
+    /// `cost.wait`.
     pub wait: u64,
-    /// In debt.
+    /// `cost.indebt`.
     pub indebt: u64,
-    /// Delayed.
+    /// `cost.indelay`.
     pub indelay: u64,
 }
 
-/// Devices of one group that anything is kept of; a machine has fewer.
+/// Maximum number of devices stored per cgroup; a machine has fewer.
 const MAX_DEVICES: usize = 256;
 
-/// `io.stat`: a line per device.
+/// Parses `io.stat`: one line per device.
 pub fn io_stat(text: &[u8]) -> Vec<DeviceIo> {
     lines(text).filter_map(io_line).take(MAX_DEVICES).collect()
 }
@@ -320,7 +320,7 @@ fn numbers(device: &[u8]) -> Option<(u32, u32)> {
     Some((u32::try_from(parse(major)?).ok()?, u32::try_from(parse(minor)?).ok()?))
 }
 
-/// `blkio.throttle.io_service_bytes_recursive` and `blkio.throttle.io_serviced_recursive`: bytes and counts.
+/// Parses `blkio.throttle.io_service_bytes_recursive` and `blkio.throttle.io_serviced_recursive`: bytes and counts.
 pub fn blkio(bytes: &[u8], counts: &[u8]) -> Vec<DeviceIo> {
     let mut devices: Vec<DeviceIo> = Vec::new();
     let mut add = |text: &[u8], set: fn(&mut DeviceIo, &[u8], u64)| {
@@ -354,7 +354,7 @@ fn blkio_line(line: &[u8]) -> Option<((u32, u32), &[u8], u64)> {
     Some((numbers(device)?, operation, parse(value.trim_ascii())?))
 }
 
-/// The process ids of `cgroup.procs`.
+/// Parses the process ids in `cgroup.procs`; skips 0.
 pub fn processes(text: &[u8]) -> impl Iterator<Item = u32> + '_ {
     lines(text).filter_map(|line| u32::try_from(parse(line.trim_ascii())?).ok()).filter(|pid| *pid != 0)
 }
@@ -437,7 +437,7 @@ mod tests {
         let stalls = pressure(text).expect("known");
         assert_eq!(stalls.some, Pressure { total: 123_456, avg10: 1.53, avg60: 0.87, avg300: 0.1 });
         assert_eq!(stalls.full, Pressure { total: 42, avg10: 0.0, avg60: 0.0, avg300: 0.02 });
-        // Kernels before 5.13 tell no full line for the processor.
+        // Kernels before 5.13 report no full line for the CPU.
         assert_eq!(pressure(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n").map(|s| s.full.total), Some(0));
         assert_eq!(pressure(b""), None);
         assert_eq!(pressure(b"some avg10=inf avg60=NaN avg300=x total=-1").map(|s| s.some), Some(Pressure::default()));

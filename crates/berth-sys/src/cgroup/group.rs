@@ -1,4 +1,4 @@
-//! A group's path, and the file work that both kinds of hierarchy share.
+//! Cgroup paths, and file operations shared by cgroup v1 and v2.
 
 use std::{
     fmt, fs,
@@ -10,17 +10,17 @@ use std::{
 
 use super::{CgroupError, CgroupResult};
 
-/// Attempts to remove a directory that is busy.
+/// Maximum attempts to remove a busy directory.
 const REMOVE_ATTEMPTS: u32 = 10;
-/// Pause after the first; doubles.
+/// Delay after the first attempt; doubles.
 const REMOVE_PAUSE: Duration = Duration::from_millis(1);
 
-/// A group's path below the root of its hierarchy: plain names, none leads upwards.
+/// Path of a cgroup below the root of its hierarchy: plain names without `..`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct GroupPath(Vec<String>);
 
 impl GroupPath {
-    /// Reads `/kubepods/burstable`; `None` where a name is empty, `.` or `..`.
+    /// Parses `/kubepods/burstable`; `None` if a name is empty, `.`, or `..`.
     pub fn parse(path: &str) -> Option<Self> {
         let names = path.trim_matches('/');
         if names.is_empty() {
@@ -31,7 +31,7 @@ impl GroupPath {
         names.iter().all(plain).then_some(Self(names))
     }
 
-    /// The group of that name below this one; `None` where it is no plain name.
+    /// Child cgroup of that name; `None` if the name is not plain.
     pub fn child(&self, name: &str) -> Option<Self> {
         if name.contains('/') {
             return None;
@@ -39,13 +39,13 @@ impl GroupPath {
         Self::parse(&format!("{self}/{name}"))
     }
 
-    /// The group above; `None` for the root.
+    /// Parent cgroup; `None` for the root.
     pub fn parent(&self) -> Option<Self> {
         let (_, above) = self.0.split_last()?;
         Some(Self(above.to_vec()))
     }
 
-    /// Its own name; `None` for the root.
+    /// Last name of the path; `None` for the root.
     pub fn name(&self) -> Option<&str> {
         self.0.last().map(String::as_str)
     }
@@ -55,7 +55,7 @@ impl GroupPath {
         self.0.is_empty()
     }
 
-    /// Its directory in a hierarchy that is mounted there.
+    /// Directory of the cgroup in a hierarchy mounted at `root`.
     pub(super) fn below(&self, root: &Path) -> PathBuf {
         let mut path = root.to_owned();
         path.extend(&self.0);
@@ -69,14 +69,14 @@ impl fmt::Display for GroupPath {
     }
 }
 
-/// Whether this call made the directory.
+/// Whether this call created the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Made {
     Now,
     Before,
 }
 
-/// Makes one directory.
+/// Creates one directory; an existing one is success.
 pub(super) fn make(path: &Path) -> CgroupResult<Made> {
     match fs::create_dir(path) {
         Ok(()) => Ok(Made::Now),
@@ -85,7 +85,7 @@ pub(super) fn make(path: &Path) -> CgroupResult<Made> {
     }
 }
 
-/// Control files take a value in one write; a file that is not there is never created.
+/// Writes a value in a single `write`, as interface files require; never creates a missing file.
 pub(super) fn write(path: &Path, value: &str) -> CgroupResult<()> {
     let wrote = fs::OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(value.as_bytes()));
     wrote.map_err(|e| CgroupError::file(format!("write {value:?} to"), path, e))
@@ -96,7 +96,7 @@ pub(super) fn read(path: &Path) -> CgroupResult<String> {
     Ok(text.trim_end().to_owned())
 }
 
-/// Names of the directories in a directory; none where it does not exist.
+/// Names of the subdirectories; none if the directory does not exist.
 pub(super) fn children(path: &Path) -> CgroupResult<Vec<String>> {
     let list = match fs::read_dir(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -106,8 +106,8 @@ pub(super) fn children(path: &Path) -> CgroupResult<Vec<String>> {
     Ok(directories.filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }
 
-/// Removes a group's directory and all below, deepest first. Control files are not touched: they
-/// go with their directory.
+/// Removes a cgroup's directory and its descendants, deepest first. Interface files are not unlinked: they disappear
+/// with their directory.
 pub(super) fn remove_tree(path: &Path) -> CgroupResult<()> {
     for child in children(path)? {
         remove_tree(&path.join(child))?;
@@ -116,7 +116,7 @@ pub(super) fn remove_tree(path: &Path) -> CgroupResult<()> {
     for attempt in 1.. {
         match fs::remove_dir(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            // The kernel lets go of a group a moment after its last process has exited.
+            // The kernel releases a cgroup a moment after its last process has exited.
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy && attempt < REMOVE_ATTEMPTS => thread::sleep(pause),
             other => return other.map_err(|e| CgroupError::file("remove", path, e)),
         }

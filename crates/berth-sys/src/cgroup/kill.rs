@@ -1,4 +1,4 @@
-//! Killing what is left in a group.
+//! Kills all processes of a cgroup one by one, with retries.
 
 use std::{
     collections::BTreeSet,
@@ -13,15 +13,15 @@ use rustix::{
 
 use super::{CgroupError, CgroupResult};
 
-/// How long the dead may take to leave.
+/// Maximum time for killed processes to exit.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Pause after the first look; doubles.
+/// Delay after the first round; doubles.
 const PAUSE: Duration = Duration::from_millis(5);
-/// … up to this.
+/// Maximum delay between rounds.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Kills every process that `list` shows until it shows none. Processes may fork meanwhile, so each round looks again;
-/// on a busy machine the killed need longer to leave than the five rounds of spec 06a §7 take.
+/// Kills every process that `list` returns until it returns none. Processes may fork meanwhile, so each round lists
+/// again; on a busy machine killed processes need longer to exit than the five rounds of spec 06a §7 take.
 pub(super) fn all(group: &str, list: impl Fn() -> CgroupResult<BTreeSet<i32>>) -> CgroupResult<()> {
     let (began, mut pause) = (Instant::now(), PAUSE);
     loop {
@@ -45,7 +45,7 @@ pub(super) fn all(group: &str, list: impl Fn() -> CgroupResult<BTreeSet<i32>>) -
 
 fn one(group: &str, pid: i32) -> CgroupResult<()> {
     let pid = match Pid::from_raw(pid) {
-        // 0 stands for a process of another namespace: not ours to kill.
+        // 0 stands for a process of another PID namespace: not ours to kill.
         None => return Ok(()),
         Some(Pid::INIT) => return Err(CgroupError::Other(format!("{group} holds the init process"))),
         Some(pid) if pid == getpid() => return Err(CgroupError::Other(format!("{group} holds this process"))),
@@ -57,7 +57,7 @@ fn one(group: &str, pid: i32) -> CgroupResult<()> {
     }
 }
 
-/// The process ids in the text of a `cgroup.procs`.
+/// Parses the process ids in `cgroup.procs`.
 pub(super) fn parse(text: &str) -> impl Iterator<Item = i32> {
     text.lines().filter_map(|line| line.trim().parse().ok())
 }

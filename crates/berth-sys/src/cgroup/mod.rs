@@ -1,10 +1,9 @@
-//! Control groups as the kernel shows them: directories and small files.
+//! Cgroup file system access, v1, v2, and hybrid: create, read, write, kill, and remove cgroups.
 //!
-//! What is written into the files is decided elsewhere (`resources/values.rs`), what they say is read
-//! by [`files`]; here is how groups are made, checked, written, emptied and removed, on the unified
-//! hierarchy ([`v2`]) and on the old ones ([`v1`], also in hybrid mode). Every call blocks: use the
-//! blocking pool.
-//! Behaviour: spec 06a §6.
+//! `resources/values.rs` decides which values are written, [`files`] parses what is read; this module creates, checks,
+//! writes, drains, and removes cgroups on the unified hierarchy ([`v2`]) and on the v1 hierarchies ([`v1`], also in
+//! hybrid mode). Every call blocks: use the blocking pool.
+//! Implements spec 06a §6.
 
 pub mod files;
 mod group;
@@ -19,12 +18,12 @@ pub use group::GroupPath;
 
 use super::mount_table;
 
-/// A controller, or the hierarchy of that name.
+/// A cgroup controller, or the named v1 hierarchy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Controller {
     /// `cpu`
     Cpu,
-    /// `cpuacct`; on the unified hierarchy a part of `cpu`.
+    /// `cpuacct`; part of `cpu` on v2.
     Cpuacct,
     /// `cpuset`
     Cpuset,
@@ -34,7 +33,7 @@ pub enum Controller {
     Pids,
     /// `hugetlb`
     Hugetlb,
-    /// `name=systemd`; only on the old hierarchies.
+    /// `name=systemd`; v1 only.
     Systemd,
 }
 
@@ -42,7 +41,7 @@ impl Controller {
     const ALL: [Self; 7] =
         [Self::Cpu, Self::Cpuacct, Self::Cpuset, Self::Memory, Self::Pids, Self::Hugetlb, Self::Systemd];
 
-    /// As the kernel spells it.
+    /// Kernel name of the controller.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -56,20 +55,20 @@ impl Controller {
     }
 }
 
-/// What went wrong with which file.
+/// Failed cgroup operation.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// A file or directory.
+    /// An operation on a file or directory failed.
     #[error("{what} {}: {source}", path.display())]
     File {
-        /// What was tried: `create`, `read`, `write "100" to`, `remove`.
+        /// Attempted operation: `create`, `read`, `write "100" to`, `remove`.
         what: String,
-        /// The file or directory.
+        /// Affected file or directory.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Something else than a file.
+    /// A failure without an affected file.
     #[error("{0}")]
     Other(String),
 }
@@ -79,7 +78,7 @@ impl CgroupError {
         Self::File { what: what.into(), path: path.into(), source }
     }
 
-    /// The kernel's error number, where there is one.
+    /// The kernel's errno, if there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::File { source, .. } => source.raw_os_error(),
@@ -87,47 +86,47 @@ impl CgroupError {
         }
     }
 
-    /// Whether the file or directory does not exist, or ceased to while it was read.
+    /// Whether the file or directory does not exist or disappeared while it was read.
     pub fn is_missing(&self) -> bool {
         const NODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
         matches!(self, Self::File { source, .. }
             if source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(NODEV))
     }
 
-    /// Whether the kernel refused for lack of rights.
+    /// Whether the kernel denied permission.
     pub fn is_forbidden(&self) -> bool {
         matches!(self, Self::File { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 }
 
-/// The result of a control group call.
+/// Result of a cgroup operation.
 pub type CgroupResult<T> = Result<T, CgroupError>;
 
-/// How much of a group is there.
+/// Which controllers a cgroup exists in.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// With all controllers.
+    /// All required controllers.
     Complete,
-    /// Some controllers are missing, by name.
+    /// These controllers are missing, by name.
     Partial(Vec<String>),
-    /// Nothing.
+    /// The cgroup does not exist.
     Absent,
 }
 
-/// This machine's control groups.
+/// Cgroup hierarchy of this machine.
 #[derive(Clone, Debug)]
 pub enum Hierarchy {
-    /// The old ones, one tree per controller.
+    /// cgroup v1: one tree per controller.
     V1(v1::Hierarchies),
-    /// The unified one.
+    /// cgroup v2: the unified tree.
     V2(v2::Unified),
 }
 
 impl Hierarchy {
-    /// Looks at what is mounted.
+    /// Detects the hierarchy from the mount table.
     ///
     /// # Errors
-    /// Where no control groups are mounted, or the mounts cannot be read.
+    /// If no cgroup file system is mounted, or the mount table cannot be read.
     pub fn detect() -> CgroupResult<Self> {
         let mounts = mount_table::read().map_err(|e| CgroupError::file("read", "/proc/self/mountinfo", e))?;
         if let Some(old) = v1::Hierarchies::from_mounts(&mounts) {
@@ -138,7 +137,7 @@ impl Hierarchy {
         v2::Unified::at(unified.target.clone()).map(Self::V2)
     }
 
-    /// 1 or 2.
+    /// Cgroup version, 1 or 2.
     pub fn version(&self) -> u8 {
         match self {
             Self::V1(_) => 1,
@@ -146,7 +145,7 @@ impl Hierarchy {
         }
     }
 
-    /// Whether that controller is there at all.
+    /// Whether the controller is available on this machine.
     pub fn has(&self, controller: Controller) -> bool {
         match self {
             Self::V1(h) => h.has(controller),
@@ -154,10 +153,10 @@ impl Hierarchy {
         }
     }
 
-    /// How much of the group is there.
+    /// Returns in which controllers the cgroup exists.
     ///
     /// # Errors
-    /// Where its files cannot be looked at.
+    /// If its files cannot be read.
     pub fn presence(&self, group: &GroupPath) -> CgroupResult<Presence> {
         match self {
             Self::V1(h) => Ok(h.presence(group)),
@@ -165,11 +164,11 @@ impl Hierarchy {
         }
     }
 
-    /// Makes the group and those above it; what exists stays. Returns the groups above that had to
-    /// be made, topmost first.
+    /// Creates the cgroup and its ancestors; existing ones are unchanged. Returns the ancestors that had to be
+    /// created, topmost first.
     ///
     /// # Errors
-    /// The first directory or controller that cannot be made.
+    /// The first directory or controller that cannot be created.
     pub fn create(&self, group: &GroupPath) -> CgroupResult<Vec<GroupPath>> {
         match self {
             Self::V1(h) => h.create(group),
@@ -177,11 +176,11 @@ impl Hierarchy {
         }
     }
 
-    /// As [`Self::create`], in every mounted hierarchy, those without a controller of ours included; returns the group's
-    /// directories. [`Self::remove`] removes all of them.
+    /// As [`Self::create`], in every mounted hierarchy, including those without a controller of ours; returns the
+    /// cgroup's directories. [`Self::remove`] removes all of them.
     ///
     /// # Errors
-    /// What could not be made, and the kernel's answer.
+    /// The directory that could not be created, and the kernel's error.
     pub fn create_everywhere(&self, group: &GroupPath) -> CgroupResult<Vec<PathBuf>> {
         match self {
             Self::V1(h) => h.create_everywhere(group),
@@ -189,7 +188,7 @@ impl Hierarchy {
         }
     }
 
-    /// A group's directories: one for each hierarchy in which groups are made, one on the unified one.
+    /// Directories of a cgroup: one for each hierarchy in which cgroups are created, one on v2.
     pub fn directories(&self, group: &GroupPath) -> Vec<PathBuf> {
         match self {
             Self::V1(h) => h.directories(group),
@@ -197,26 +196,26 @@ impl Hierarchy {
         }
     }
 
-    /// Writes one file of a group.
+    /// Writes one interface file of a cgroup.
     ///
     /// # Errors
-    /// The file, the value and the kernel's answer.
+    /// The file, the value, and the kernel's error.
     pub fn write(&self, group: &GroupPath, controller: Controller, file: &str, value: &str) -> CgroupResult<()> {
         group::write(&self.file(group, controller, file)?, value)
     }
 
-    /// Reads one file of a group, without blanks at the end.
+    /// Reads one interface file of a cgroup, without trailing white space.
     ///
     /// # Errors
-    /// The file and the kernel's answer.
+    /// The file and the kernel's error.
     pub fn read(&self, group: &GroupPath, controller: Controller, file: &str) -> CgroupResult<String> {
         group::read(&self.file(group, controller, file)?)
     }
 
-    /// Names of the groups directly below.
+    /// Names of the direct child cgroups.
     ///
     /// # Errors
-    /// Where they cannot be listed; a group that does not exist has none.
+    /// If they cannot be listed; a missing cgroup has no children.
     pub fn children(&self, group: &GroupPath) -> CgroupResult<Vec<String>> {
         match self {
             Self::V1(h) => h.children(group),
@@ -224,10 +223,10 @@ impl Hierarchy {
         }
     }
 
-    /// Kills what is in the group and below, and waits until it is gone. Nothing there is success.
+    /// Kills all processes of the cgroup and its descendants, and waits until they are gone. Empty is success.
     ///
     /// # Errors
-    /// Where processes survive.
+    /// If processes survive.
     pub fn kill(&self, group: &GroupPath) -> CgroupResult<()> {
         if group.is_root() {
             return Err(CgroupError::Other("what runs in the root control group cannot be killed".to_owned()));
@@ -238,10 +237,10 @@ impl Hierarchy {
         }
     }
 
-    /// Kills what is left in the group and below, and removes it. Nothing there is success.
+    /// Kills all processes of the cgroup and its descendants, and removes it. A missing cgroup is success.
     ///
     /// # Errors
-    /// Where processes survive or a directory stays busy.
+    /// If processes survive or a directory stays busy.
     pub fn remove(&self, group: &GroupPath) -> CgroupResult<()> {
         if group.is_root() {
             return Err(CgroupError::Other("the root control group cannot be removed".to_owned()));

@@ -1,5 +1,6 @@
-//! The old hierarchies, one tree per controller; also hybrid mode, where a unified hierarchy
-//! without controllers is mounted beside them. Behaviour: spec 06a §6.2.
+//! cgroup v1 hierarchies, one tree per controller, and hybrid mode.
+//!
+//! In hybrid mode a cgroup v2 hierarchy without controllers is mounted beside them. Implements spec 06a §6.2.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,18 +16,18 @@ use super::{
 };
 use crate::mount_table::Mount;
 
-/// Where each hierarchy is mounted.
+/// Mount points of the hierarchies.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hierarchies {
-    /// Those in which groups are made.
+    /// Hierarchies in which this program creates cgroups.
     ours: BTreeMap<Controller, PathBuf>,
-    /// The others: a runtime makes groups below ours there, which are removed with ours.
+    /// The other hierarchies: a runtime creates cgroups below ours there, which are removed with ours.
     others: BTreeSet<PathBuf>,
 }
 
 impl Hierarchies {
-    /// Finds them; `None` where neither `cpu` nor `memory` is mounted the old way. Of a hierarchy
-    /// that is mounted several times the shortest path is taken.
+    /// Finds the hierarchies; `None` if neither `cpu` nor `memory` is mounted as v1. Of several mounts of a hierarchy
+    /// it takes the shortest path.
     pub fn from_mounts(mounts: &[Mount]) -> Option<Self> {
         let mut found = Self::default();
         for mount in mounts.iter().filter(|m| matches!(m.kind.as_str(), "cgroup" | "cgroup2")) {
@@ -57,7 +58,7 @@ impl Hierarchies {
             .ok_or_else(|| CgroupError::Other(format!("controller {} is not mounted", controller.as_str())))
     }
 
-    /// Roots of our hierarchies, each once even where controllers share one.
+    /// Roots of our hierarchies, without duplicates for shared mounts.
     fn roots(&self) -> BTreeSet<&Path> {
         self.ours.values().map(PathBuf::as_path).collect()
     }
@@ -66,7 +67,7 @@ impl Hierarchies {
         self.roots().into_iter().map(|root| group.below(root)).collect()
     }
 
-    /// Ours come last: a group that was not removed to its end is found by them.
+    /// All roots. Ours come last: they identify a cgroup whose removal is incomplete.
     fn all_roots(&self) -> impl Iterator<Item = &Path> {
         self.others.iter().map(PathBuf::as_path).chain(self.roots())
     }
@@ -95,9 +96,9 @@ impl Hierarchies {
         Ok(above.into_iter().collect())
     }
 
-    /// As [`Self::create`], and in all other mounted hierarchies, as runc does: who stays in the root group of one
-    /// (`freezer`, `blkio`, …) can mount it and act on groups of the host. A hierarchy that may not be written here is
-    /// left out. Returns the group's directories.
+    /// As [`Self::create`], and in all other mounted hierarchies, like runc: a process in the root cgroup of one
+    /// (`freezer`, `blkio`, …) could mount it and act on cgroups of the host. Skips a hierarchy that is not writable
+    /// here. Returns the cgroup's directories.
     pub(super) fn create_everywhere(&self, group: &GroupPath) -> CgroupResult<Vec<PathBuf>> {
         self.create(group)?;
         let mut directories = self.directories(group);
@@ -121,7 +122,7 @@ impl Hierarchies {
 
     pub(super) fn kill(&self, group: &GroupPath) -> CgroupResult<()> {
         if let Ok(directory) = self.directory(group, Controller::Pids) {
-            // What forks faster than it is killed must not; without the file, or the group, it is tried all the same.
+            // Stops forks faster than the kill; the kill continues without the file, or the cgroup.
             let _ = group::write(&directory.join("pids.max"), "0");
         }
         for root in self.all_roots() {
@@ -145,7 +146,7 @@ impl Hierarchies {
     }
 }
 
-/// Makes the group in one hierarchy, and those above it only where that fails for want of them.
+/// Creates the cgroup in one hierarchy; creates its ancestors only if they are missing.
 fn make_in(root: &Path, group: &GroupPath, made: &mut BTreeSet<GroupPath>, cpuset: bool) -> CgroupResult<()> {
     let directory = group.below(root);
     let result = match (group::make(&directory), group.parent()) {
@@ -164,14 +165,14 @@ fn make_in(root: &Path, group: &GroupPath, made: &mut BTreeSet<GroupPath>, cpuse
     Ok(())
 }
 
-/// Whether a hierarchy is read-only or somebody else's, as inside a container.
+/// Whether a hierarchy is read-only or not permitted, as inside a container.
 fn is_not_ours(error: &CgroupError) -> bool {
     let refusals = [Errno::ROFS, Errno::ACCESS, Errno::PERM].map(|errno| Some(errno.raw_os_error()));
     refusals.contains(&error.errno())
 }
 
-/// A new cpuset is empty, and nothing can run in it before it has the CPUs and memory nodes of
-/// the one above, which somebody may have made and left empty.
+/// Copies the CPUs and memory nodes of the parent, which may be empty too: a new cpuset is empty, and no process can
+/// join it.
 fn inherit_cpuset(root: &Path, group: &GroupPath) -> CgroupResult<()> {
     let Some(parent) = group.parent() else { return Ok(()) };
     for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -184,7 +185,7 @@ fn inherit_cpuset(root: &Path, group: &GroupPath) -> CgroupResult<()> {
     Ok(())
 }
 
-/// Thaws a group and those below it: the dead of a frozen group do not die.
+/// Thaws a cgroup and its descendants: killed processes of a frozen cgroup do not exit.
 fn thaw(directory: &Path) {
     if group::write(&directory.join("freezer.state"), "THAWED").is_ok() {
         for child in group::children(directory).unwrap_or_default() {
@@ -197,7 +198,7 @@ fn processes(directory: &Path, out: &mut BTreeSet<i32>) -> CgroupResult<()> {
     match group::read(&directory.join("cgroup.procs")) {
         Ok(text) => out.extend(kill::parse(&text)),
         Err(e) if e.is_missing() => return Ok(()),
-        // A threaded group of the unified hierarchy; its processes stand in the one above.
+        // A threaded cgroup of v2; the parent cgroup lists its processes.
         Err(e) if e.errno() == Some(Errno::OPNOTSUPP.raw_os_error()) => {}
         Err(e) => return Err(e),
     }

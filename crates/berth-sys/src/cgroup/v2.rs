@@ -1,4 +1,6 @@
-//! The unified hierarchy. Behaviour: spec 06a §6.1.
+//! cgroup v2 (unified hierarchy): create, enable controllers, kill, and remove.
+//!
+//! Implements spec 06a §6.1.
 
 use std::{
     collections::BTreeSet,
@@ -13,13 +15,13 @@ use super::{
     kill,
 };
 
-/// Controllers that we use, of those that the kernel offers.
+/// Controllers to use, of those that the kernel offers.
 const WANTED: [Controller; 5] =
     [Controller::Cpu, Controller::Cpuset, Controller::Memory, Controller::Hugetlb, Controller::Pids];
-/// How long the killed have to leave.
+/// Maximum time for killed processes to exit.
 const EMPTY_LIMIT: Duration = Duration::from_secs(10);
 
-/// The unified hierarchy with the controllers that it offers.
+/// The cgroup v2 hierarchy with its available controllers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unified {
     root: PathBuf,
@@ -27,10 +29,10 @@ pub struct Unified {
 }
 
 impl Unified {
-    /// The hierarchy that is mounted there.
+    /// The hierarchy mounted at `root`.
     ///
     /// # Errors
-    /// Where its controllers cannot be read.
+    /// If its controllers cannot be read.
     pub fn at(root: PathBuf) -> CgroupResult<Self> {
         let offered = controllers(&root)?;
         let available = WANTED.into_iter().filter(|c| offered.contains(c.as_str())).collect();
@@ -86,7 +88,7 @@ impl Unified {
             return Ok(());
         }
         let kind = match group::read(&directory.join("cgroup.type")) {
-            // The root has none.
+            // The root cgroup has no such file.
             Err(e) if e.is_missing() => return Ok(()),
             other => other?,
         };
@@ -101,7 +103,7 @@ impl Unified {
         )))
     }
 
-    /// Turns the controllers on in every group above, from the root down.
+    /// Enables the controllers in every ancestor, from the root down.
     fn enable_above(&self, group: &GroupPath) -> CgroupResult<()> {
         let Some(parent) = group.parent() else { return Ok(()) };
         self.enable_above(&parent)?;
@@ -109,8 +111,7 @@ impl Unified {
         let all: Vec<String> = self.available.iter().map(|c| format!("+{}", c.as_str())).collect();
         if group::write(&file, &all.join(" ")).is_err() {
             for one in all {
-                // One that cannot be turned on must not keep the others off; who checks presence
-                // sees which are missing.
+                // A controller that cannot be enabled must not block the others; `presence` reports the missing ones.
                 let _ = group::write(&file, &one);
             }
         }
@@ -126,7 +127,7 @@ impl Unified {
         group::remove_tree(&self.directory(group))
     }
 
-    /// The kernel kills the whole tree at once, forks included.
+    /// Kills the processes by `cgroup.kill`, which includes concurrent forks, or one by one before kernel 5.14.
     pub(super) fn kill(&self, group: &GroupPath) -> CgroupResult<()> {
         let directory = self.directory(group);
         if self.is_populated(&directory)? {
@@ -191,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory that looks like a hierarchy; the kernel's files are laid out by hand.
+    /// A directory that imitates a hierarchy, with hand-written interface files.
     fn lookalike(controllers: &str) -> (tempfile::TempDir, Unified) {
         let root = tempfile::tempdir().expect("a directory");
         for file in ["cgroup.controllers", "cgroup.subtree_control"] {

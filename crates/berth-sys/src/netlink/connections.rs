@@ -1,4 +1,4 @@
-//! Tracked connections: listed, and forgotten one by one. Pure.
+//! Conntrack netlink messages: list and delete tracked connections. Pure.
 //!
 //! Numbers are those of `linux/netfilter/nfnetlink_conntrack.h`.
 
@@ -13,32 +13,32 @@ const SUBSYSTEM: u16 = 1;
 const NEW: u16 = 0;
 const GET: u16 = 1;
 const DELETE: u16 = 2;
-/// Bytes of `nfgenmsg`.
+/// Size of `nfgenmsg`, bytes.
 const HEAD: usize = 4;
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
 const ZONE: u16 = 18;
 const FILTER: u16 = 25;
 
-/// One direction of a connection.
+/// One direction (tuple) of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Direction {
-    /// From where.
+    /// Source address.
     pub source: IpAddr,
-    /// To where.
+    /// Destination address.
     pub destination: IpAddr,
-    /// The protocol's number.
+    /// IP protocol number.
     pub protocol: u8,
-    /// The port it goes to; 0 where the protocol has none.
+    /// Destination port; 0 for a protocol without ports.
     pub port: u16,
 }
 
-/// A tracked connection.
+/// An entry of the conntrack table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connection {
-    /// As it began.
+    /// Original direction.
     pub original: Direction,
-    /// As answers come.
+    /// Reply direction.
     pub reply: Direction,
     family: u8,
     tuple: Vec<u8>,
@@ -46,13 +46,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Whether this address takes part in it, seen or translated.
+    /// Whether this address is part of it, original or translated.
     pub fn has(&self, address: IpAddr) -> bool {
         let of = |d: &Direction| d.source == address || d.destination == address;
         of(&self.original) || of(&self.reply)
     }
 
-    /// Forgets it.
+    /// Message that deletes the entry.
     pub fn forget(&self) -> Message {
         let message = Message::new(SUBSYSTEM << 8 | DELETE, 0, &[self.family, 0, 0, 0])
             .with_nest(ORIGINAL, |m| m.with_head(&self.tuple));
@@ -63,12 +63,12 @@ impl Connection {
     }
 }
 
-/// Which end of a connection an address is.
+/// Role of an address in a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// It began it.
+    /// It initiated the connection.
     Client,
-    /// It answers, perhaps behind another address.
+    /// It replies, possibly behind another address (DNAT).
     Server,
 }
 
@@ -76,12 +76,12 @@ fn family(is_v6: bool) -> u8 {
     if is_v6 { 10 } else { 2 }
 }
 
-/// Asks for all, of both versions: one walk through the kernel's table.
+/// Requests a dump of all connections, IPv4 and IPv6: one walk through the kernel's table.
 pub fn list() -> Message {
     Message::new(SUBSYSTEM << 8 | GET, 0, &[0; HEAD])
 }
 
-/// Asks for those of an address. Kernels of before 5.8 refuse it, or tell all.
+/// Requests a dump of an address's connections. Kernels before 5.8 refuse it, or dump all.
 pub fn list_of(address: IpAddr, end: End) -> Message {
     const BY_SOURCE: u32 = 1;
     let (tuple, original, reply) = match end {
@@ -98,7 +98,7 @@ pub fn list_of(address: IpAddr, end: End) -> Message {
         .with_nest(FILTER, |m| m.with_u32(1, original).with_u32(2, reply))
 }
 
-/// Reads a connection.
+/// Decodes a connection; `None` for another message type or missing attributes.
 pub fn connection(reply: &Reply) -> Option<Connection> {
     if reply.kind != SUBSYSTEM << 8 | NEW {
         return None;

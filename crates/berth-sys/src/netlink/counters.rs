@@ -1,5 +1,6 @@
-//! Counters of the links of another network namespace, without entering it: the kernel is asked by the number this
-//! namespace knows the other by.
+//! Interface statistics of another network namespace over netlink, without entering it.
+//!
+//! The kernel identifies the other namespace by its id (nsid) in this namespace.
 //!
 //! Numbers are those of `linux/net_namespace.h`, `linux/if_link.h` and `linux/rtnetlink.h`.
 
@@ -18,10 +19,10 @@ const NEW_NAMESPACE_ID: u16 = 88;
 const GET_NAMESPACE_ID: u16 = 90;
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
-/// What the kernel says of a namespace that has no number here; as a wish: any number.
+/// `NETNSA_NSID_NOT_ASSIGNED`: the namespace has no id here; in a request: any free id.
 const NONE: u32 = u32::MAX;
 const IFLA_TARGET_NETNSID: u16 = 46;
-/// `rtgenmsg`, filled up.
+/// `rtgenmsg`, padded.
 const HEAD: [u8; 4] = [0; 4];
 
 const NEW_LINK: u16 = 16;
@@ -29,41 +30,41 @@ const LINK_HEAD: usize = 16;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_STATS64: u16 = 23;
 
-/// What one direction of a link counted.
+/// Statistics of one direction of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Direction {
-    /// Bytes.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// Packets.
+    /// Packets transferred.
     pub packets: u64,
-    /// Packets that were wrong.
+    /// Packets with errors.
     pub errors: u64,
-    /// Packets that were let fall.
+    /// Dropped packets.
     pub dropped: u64,
 }
 
-/// What a link counted.
+/// Statistics of a link.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LinkCounters {
-    /// Its name.
+    /// Interface name.
     pub name: String,
-    /// What came in.
+    /// Received traffic.
     pub received: Direction,
-    /// What went out.
+    /// Sent traffic.
     pub sent: Direction,
 }
 
-/// Counters of all links of a namespace. The socket is one of this namespace.
+/// Statistics of all links of a namespace. The socket belongs to this namespace.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub fn of_namespace(socket: &mut Socket, namespace: BorrowedFd<'_>) -> io::Result<Vec<LinkCounters>> {
     let number = match number(socket, namespace)? {
         Some(number) => number,
         None => {
             let wish = about(NEW_NAMESPACE_ID, namespace).with_u32(NETNSA_NSID, NONE);
             match socket.request(wish) {
-                // Somebody else was asked for the same.
+                // An id was assigned concurrently.
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
                 _ => {}
             }
@@ -78,7 +79,7 @@ fn about(kind: u16, namespace: BorrowedFd<'_>) -> Message {
     Message::new(kind, 0, &HEAD).with_u32(NETNSA_FD, namespace.as_raw_fd().cast_unsigned())
 }
 
-/// The number this namespace knows another by.
+/// Id of another namespace in this namespace; `None` if it has none.
 fn number(socket: &mut Socket, namespace: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let reply = socket.ask(about(GET_NAMESPACE_ID, namespace))?;
     let found = reply.filter(|reply| reply.kind == NEW_NAMESPACE_ID);
@@ -92,7 +93,7 @@ fn read(reply: &Reply) -> Option<LinkCounters> {
     }
     let found = Attributes::behind(&reply.body, LINK_HEAD);
     let counters = found.get(IFLA_STATS64)?;
-    // `rtnl_link_stats64`: received and sent take turns.
+    // `rtnl_link_stats64`: received and sent values alternate.
     let at = |place: usize| u64_at(counters, place * 8);
     let direction = |first: usize| {
         Some(Direction { packets: at(first)?, bytes: at(first + 2)?, errors: at(first + 4)?, dropped: at(first + 6)? })

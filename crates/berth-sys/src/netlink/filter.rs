@@ -1,8 +1,8 @@
-//! The kernel's packet filter (nf_tables), as messages and from them. Pure.
+//! nf_tables netlink messages: encoder and decoder for tables, chains, sets, and rules. Pure.
 //!
-//! What tables there are and what they do is decided elsewhere; here are the words: tables, chains, sets, elements and the
-//! expressions rules are made of. Numbers are those of `linux/netfilter/nf_tables.h`. Registers count in words of four
-//! bytes from 0.
+//! Callers decide which tables exist and what they do; this module provides tables, chains, sets, elements, and the
+//! expressions of rules. Numbers are those of `linux/netfilter/nf_tables.h`. Registers are numbered from 0, four bytes
+//! each.
 
 use super::{
     message::{APPEND, Attributes, CREATE, EXCLUSIVE, Message},
@@ -26,51 +26,51 @@ const DELETE_SET: u16 = 11;
 const NEW_ELEMENT: u16 = 12;
 const DELETE_ELEMENT: u16 = 14;
 
-/// Both versions of the internet protocol at once.
+/// `NFPROTO_INET`: IPv4 and IPv6 in one table.
 pub const FAMILY_INET: u8 = 1;
-/// Every family, where things are listed.
+/// `NFPROTO_UNSPEC`: all families, for dumps.
 pub const FAMILY_ANY: u8 = 0;
-/// Bytes of `nfgenmsg`.
+/// Size of `nfgenmsg`, bytes.
 const HEAD: usize = 4;
 const ITEM: u16 = 1;
-/// Group of the news of packet filters, as a bit.
+/// Multicast group of nf_tables changes (`NFNLGRP_NFTABLES`), as a bit mask.
 pub const NEWS: u32 = 1 << (7 - 1);
 
 fn message(kind: u16, flags: u16, family: u8) -> Message {
     Message::new(SUBSYSTEM << 8 | kind, flags, &[family, 0, 0, 0])
 }
 
-/// The marks a transaction stands between.
+/// Begin and end message of a batch (transaction).
 pub fn marks() -> (Message, Message) {
     let mark = |kind| Message::new(kind, 0, &[0, 0, 0, SUBSYSTEM as u8]);
     (mark(BATCH_BEGIN), mark(BATCH_END))
 }
 
-/// Makes a table; one that is there stays.
+/// Creates a table; an existing table is unchanged.
 pub fn new_table(name: &str) -> Message {
     message(NEW_TABLE, CREATE, FAMILY_INET).with_text(1, name).with_be32(2, 0)
 }
 
-/// Removes a table with all it holds.
+/// Deletes a table with all its chains, sets, and rules.
 pub fn delete_table(name: &str) -> Message {
     message(DELETE_TABLE, 0, FAMILY_INET).with_text(1, name)
 }
 
-/// Asks for a table.
+/// Requests a table.
 pub fn get_table(name: &str) -> Message {
     message(GET_TABLE, 0, FAMILY_INET).with_text(1, name)
 }
 
-/// Where packets meet a chain.
+/// Netfilter hook of a base chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hook {
-    /// As they arrive.
+    /// On arrival, before routing.
     Prerouting,
-    /// On their way to another machine.
+    /// Forwarded to another machine.
     Forward,
-    /// As a process here sends them.
+    /// Sent by a local process.
     Output,
-    /// As they leave.
+    /// Before leaving, after routing.
     Postrouting,
 }
 
@@ -85,7 +85,7 @@ impl Hook {
     }
 }
 
-/// Makes a chain that lets pass what no rule of it holds. `kind` is `nat` or `filter`.
+/// Creates a base chain with policy accept. `kind` is `nat` or `filter`.
 pub fn new_chain(table: &str, name: &str, kind: &str, hook: Hook, priority: i32) -> Message {
     const ACCEPT: u32 = 1;
     message(NEW_CHAIN, CREATE, FAMILY_INET)
@@ -96,27 +96,27 @@ pub fn new_chain(table: &str, name: &str, kind: &str, hook: Hook, priority: i32)
         .with_text(7, kind)
 }
 
-/// Asks for all chains of a family.
+/// Requests a dump of all chains of a family.
 pub fn get_chains(family: u8) -> Message {
     message(GET_CHAIN, 0, family)
 }
 
-/// A chain that is there.
+/// An existing chain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chain {
-    /// The table's family.
+    /// Address family of its table.
     pub family: u8,
-    /// The table.
+    /// Name of its table.
     pub table: String,
-    /// Its name.
+    /// Name of the chain.
     pub name: String,
-    /// The hook's number, where it has one.
+    /// Netfilter hook number; `None` for a regular chain.
     pub hook: Option<u32>,
-    /// Whether what no rule holds is dropped.
+    /// Whether it is a base chain with policy drop.
     pub drops: bool,
 }
 
-/// Reads a chain.
+/// Decodes a chain; `None` for another message type or missing attributes.
 pub fn chain(reply: &Reply) -> Option<Chain> {
     if reply.kind != SUBSYSTEM << 8 | NEW_CHAIN {
         return None;
@@ -132,54 +132,54 @@ pub fn chain(reply: &Reply) -> Option<Chain> {
 }
 
 impl Chain {
-    /// Whether packets for other machines meet it.
+    /// Whether the chain is attached to the forward hook.
     pub fn forwards(&self) -> bool {
         self.hook == Some(Hook::Forward.number())
     }
 }
 
-/// Asks for all rules.
+/// Requests a dump of all rules of family `inet`.
 pub fn get_rules() -> Message {
     message(GET_RULE, 0, FAMILY_INET)
 }
 
-/// The table and the chain of a rule that is listed.
+/// Table and chain of a dumped rule; `None` for other message types.
 pub fn rule_of(reply: &Reply) -> Option<(String, String)> {
     let found = Attributes::behind(&reply.body, HEAD);
     (reply.kind == SUBSYSTEM << 8 | NEW_RULE).then_some((found.text(1)?, found.text(2)?))
 }
 
-/// Whether a piece of news tells that something of this table was removed.
+/// Whether a notification reports the removal of this table or of a part of it.
 pub fn removes_of(reply: &Reply, table: &str) -> bool {
     let removals = [DELETE_TABLE, DELETE_CHAIN, DELETE_RULE, DELETE_SET];
-    // In all four kinds the table's name is attribute 1.
+    // In all four message types, attribute 1 is the name of the table.
     removals.iter().any(|kind| reply.kind == SUBSYSTEM << 8 | kind)
         && Attributes::behind(&reply.body, HEAD).text(1).as_deref() == Some(table)
 }
 
-/// A set or a map.
+/// An nf_tables set or map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Set<'a> {
-    /// Its name.
+    /// Name of the set.
     pub name: &'a str,
-    /// Types of the parts of a key.
+    /// Types of the fields of a (concatenated) key.
     pub key: &'a [Type],
-    /// Types of the parts of a value; empty for a set.
+    /// Types of the fields of a value; empty for a set.
     pub value: &'a [Type],
-    /// Whether elements are ranges.
+    /// Whether elements are intervals.
     pub is_interval: bool,
 }
 
-/// What a part of a key or value is. The numbers are for people who list the rules.
+/// Data type of a key or value field. The numbers only serve people who list the rules (`nft list`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Type {
-    /// An address of version 4.
+    /// IPv4 address.
     Ipv4,
-    /// An address of version 6.
+    /// IPv6 address.
     Ipv6,
-    /// `tcp`, `udp`.
+    /// Transport protocol: `tcp`, `udp`.
     Protocol,
-    /// A port.
+    /// Transport port.
     Port,
 }
 
@@ -193,7 +193,7 @@ impl Type {
         }
     }
 
-    /// Bytes in a key, padded.
+    /// Size in a key, bytes, padded to a multiple of four.
     fn length(self) -> u32 {
         if self == Self::Ipv6 { 16 } else { 4 }
     }
@@ -203,7 +203,7 @@ fn type_of(parts: &[Type]) -> (u32, u32) {
     parts.iter().fold((0, 0), |(number, length), part| (number << 6 | part.number(), length + part.length()))
 }
 
-/// Makes a set or a map; `id` is its own within the transaction.
+/// Creates a set or map; `id` identifies it within the transaction.
 pub fn new_set(table: &str, set: &Set<'_>, id: u32) -> Message {
     const INTERVAL: u32 = 4;
     const MAP: u32 = 8;
@@ -226,23 +226,23 @@ pub fn new_set(table: &str, set: &Set<'_>, id: u32) -> Message {
 /// An element of a set or map.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Element {
-    /// Its key, each part padded to four bytes.
+    /// Key, each field padded to four bytes.
     pub key: Vec<u8>,
-    /// Its value, in maps.
+    /// Value; `None` in sets.
     pub value: Option<Vec<u8>>,
-    /// Whether it is the first key that no longer belongs to a range.
+    /// Whether the key is the exclusive end of an interval.
     pub ends_range: bool,
 }
 
-/// Elements that go into one message.
+/// Maximum number of elements per message.
 const ELEMENTS: usize = 250;
 
-/// Adds elements; a key that is there already fails.
+/// Adds elements; fails on an existing key.
 pub fn new_elements(table: &str, set: &str, elements: &[Element]) -> Vec<Message> {
     element_messages(NEW_ELEMENT, CREATE | EXCLUSIVE, table, set, elements)
 }
 
-/// Removes elements; a key that is not there fails.
+/// Deletes elements; fails on a missing key.
 pub fn delete_elements(table: &str, set: &str, elements: &[Element]) -> Vec<Message> {
     element_messages(DELETE_ELEMENT, 0, table, set, elements)
 }
@@ -269,7 +269,7 @@ fn element_messages(kind: u16, flags: u16, table: &str, set: &str, elements: &[E
         .collect()
 }
 
-/// Adds a rule to the end of a chain.
+/// Appends a rule to a chain.
 pub fn new_rule(table: &str, chain: &str, expressions: &[Expression<'_>]) -> Message {
     message(NEW_RULE, CREATE | APPEND, FAMILY_INET).with_text(1, table).with_text(2, chain).with_nest(4, |m| {
         expressions.iter().fold(m, |m, expression| {
@@ -278,63 +278,63 @@ pub fn new_rule(table: &str, chain: &str, expressions: &[Expression<'_>]) -> Mes
     })
 }
 
-/// What is asked about a packet without looking into it.
+/// Packet metadata that a rule can load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Meta {
-    /// The name of the link it came by: 16 bytes.
+    /// Name of the input interface: 16 bytes.
     InputName,
-    /// The name of the link it goes by: 16 bytes.
+    /// Name of the output interface: 16 bytes.
     OutputName,
-    /// Its family: one byte.
+    /// Address family: one byte.
     Family,
-    /// The protocol inside: one byte.
+    /// Transport protocol: one byte.
     Protocol,
 }
 
-/// Where a packet's bytes are counted from.
+/// Header that a payload offset is relative to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Base {
-    /// The head of the internet protocol.
+    /// The IP header.
     Network,
-    /// The head of the protocol inside.
+    /// The transport header.
     Transport,
 }
 
-/// A step of a rule.
+/// An expression of a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expression<'a> {
-    /// Loads a fact into a register.
+    /// Loads metadata into a register.
     Meta(Meta, u32),
-    /// Loads bytes of the packet: base, first, how many, register.
+    /// Loads bytes of the packet: base, offset, length, register.
     Payload(Base, u32, u32, u32),
-    /// Loads what kind of address the destination is here.
+    /// Loads the local address type of the destination (`fib daddr type`).
     DestinationType(u32),
-    /// Loads the tracked connection's status bits.
+    /// Loads the conntrack status bits.
     Status(u32),
-    /// Loads the tracked connection's state bits.
+    /// Loads the conntrack state bits.
     State(u32),
-    /// Keeps these bits of a register.
+    /// Masks a register: register, bits to keep.
     And(u32, u32),
-    /// Goes on if the register has this value.
+    /// Continues if the register equals the value.
     Is(u32, &'a [u8]),
-    /// Goes on if it has another.
+    /// Continues if the register differs from the value.
     IsNot(u32, &'a [u8]),
-    /// Goes on if the set has what the register holds.
+    /// Continues if the set contains the register's value.
     In(u32, &'a str),
-    /// Goes on if it has not.
+    /// Continues if the set does not contain the register's value.
     NotIn(u32, &'a str),
-    /// Replaces a key by its value in a map; ends the rule where there is none.
+    /// Replaces the register's value by its map entry; ends the rule if the key is missing.
     Map(u32, &'a str),
-    /// Changes the destination: family, register of the address, register of the port.
+    /// Destination NAT: family, register of the address, register of the port.
     Redirect(u8, u32, u32),
-    /// Changes the source to the leaving link's address; ports at random where so.
+    /// Source NAT to the address of the output interface.
     Masquerade {
-        /// Whether ports are chosen at random.
+        /// Whether source ports are chosen at random (`fully-random`).
         random: bool,
     },
-    /// Lets it pass this chain.
+    /// Accepts the packet in this chain.
     Accept,
-    /// Drops it.
+    /// Drops the packet.
     Drop,
 }
 
@@ -355,7 +355,7 @@ impl Expression<'_> {
     }
 
     fn fill(&self, m: Message) -> Message {
-        /// Registers of four bytes begin at this number.
+        /// Number of the first four-byte register (`NFT_REG32_00`).
         const WORDS: u32 = 8;
         const STATE: u32 = 0;
         const STATUS: u32 = 2;
@@ -371,7 +371,7 @@ impl Expression<'_> {
                 let base = if base == Base::Network { 1 } else { 2 };
                 m.with_be32(1, WORDS + r).with_be32(2, base).with_be32(3, at).with_be32(4, length)
             }
-            // The type of the address, by its destination.
+            // Result `NFT_FIB_RESULT_ADDRTYPE`, flag `NFTA_FIB_F_DADDR`.
             Self::DestinationType(r) => m.with_be32(1, WORDS + r).with_be32(2, 3).with_be32(3, 2),
             Self::Status(r) => m.with_be32(1, WORDS + r).with_be32(2, STATUS),
             Self::State(r) => m.with_be32(1, WORDS + r).with_be32(2, STATE),

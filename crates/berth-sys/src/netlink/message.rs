@@ -1,19 +1,19 @@
-//! Netlink messages: written, and read without trust. Pure.
+//! Netlink message encoder and defensive decoder: headers and attributes. Pure.
 //!
 //! Layout: `nlmsghdr`, a fixed head of the protocol, then attributes (`nlattr`), each padded to four bytes.
 
-/// Bytes of `nlmsghdr`.
+/// Size of `nlmsghdr`, bytes.
 pub const HEADER: usize = 16;
-/// Bytes of an attribute's head.
+/// Size of an attribute header, bytes.
 const ATTRIBUTE: usize = 4;
-/// Marks an attribute that holds attributes.
+/// `NLA_F_NESTED`: the attribute contains attributes.
 const NESTED: u16 = 1 << 15;
-/// The bits of an attribute's type that are a type.
+/// Mask of the type in an attribute's type field (`NLA_TYPE_MASK`).
 const KIND: u16 = 0x3fff;
 
 /// `NLM_F_REQUEST`.
 pub const REQUEST: u16 = 0x01;
-/// `NLM_F_ACK`: an answer is wanted also when all is well.
+/// `NLM_F_ACK`: requests an acknowledgement on success too.
 pub const ACK: u16 = 0x04;
 /// `NLM_F_DUMP`.
 pub const DUMP: u16 = 0x300;
@@ -26,14 +26,14 @@ pub const CREATE: u16 = 0x400;
 /// `NLM_F_APPEND`.
 pub const APPEND: u16 = 0x800;
 
-/// A message to the kernel. Lengths are right at any time.
+/// A message to the kernel. Its length fields are correct at any time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
     bytes: Vec<u8>,
 }
 
 impl Message {
-    /// One of this type, a request with these further flags, and with the protocol's fixed head.
+    /// A request of this type with additional flags and the protocol's fixed header.
     pub fn new(kind: u16, flags: u16, head: &[u8]) -> Self {
         let mut bytes = Vec::with_capacity(128);
         bytes.extend([0; 4]);
@@ -45,12 +45,12 @@ impl Message {
         message
     }
 
-    /// What is sent.
+    /// Encoded message.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Numbers it, and asks for an answer where `wants_answer`.
+    /// Sets the sequence number, and requests an acknowledgement if `wants_answer`.
     pub fn stamp(&mut self, sequence: u32, wants_answer: bool) {
         self.put(8, &sequence.to_ne_bytes());
         if wants_answer {
@@ -59,7 +59,7 @@ impl Message {
         }
     }
 
-    /// The same with further flags.
+    /// Adds flags.
     #[must_use]
     pub fn flagged(mut self, flags: u16) -> Self {
         let flags = u16::from_ne_bytes([self.bytes[6], self.bytes[7]]) | flags;
@@ -70,14 +70,14 @@ impl Message {
     /// Adds an attribute.
     ///
     /// # Panics
-    /// If the value is longer than an attribute can say; callers divide long lists.
+    /// If the value exceeds the maximum length of an attribute; callers split long lists.
     #[must_use]
     pub fn with(mut self, kind: u16, value: &[u8]) -> Self {
         self.attribute(kind, value);
         self
     }
 
-    /// Adds a text with a zero at its end.
+    /// Adds a NUL-terminated string attribute.
     #[must_use]
     pub fn with_text(self, kind: u16, text: &str) -> Self {
         let mut value = text.as_bytes().to_vec();
@@ -85,19 +85,19 @@ impl Message {
         self.with(kind, &value)
     }
 
-    /// Adds a number in the machine's order.
+    /// Adds an integer attribute in native byte order.
     #[must_use]
     pub fn with_u32(self, kind: u16, value: u32) -> Self {
         self.with(kind, &value.to_ne_bytes())
     }
 
-    /// Adds a number in the network's order.
+    /// Adds an integer attribute in network byte order.
     #[must_use]
     pub fn with_be32(self, kind: u16, value: u32) -> Self {
         self.with(kind, &value.to_be_bytes())
     }
 
-    /// Adds an attribute that holds what `fill` adds.
+    /// Adds a nested attribute with the attributes that `fill` adds.
     #[must_use]
     pub fn with_nest(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let at = self.bytes.len();
@@ -110,7 +110,7 @@ impl Message {
         filled
     }
 
-    /// Adds bytes as they are: a fixed head inside a nest.
+    /// Adds raw bytes: a fixed header inside a nested attribute.
     #[must_use]
     pub fn with_head(mut self, head: &[u8]) -> Self {
         self.append(head);
@@ -140,8 +140,7 @@ impl Message {
     }
 }
 
-/// The messages in what was received: type, flags, sequence number, the bytes behind the header. Ends at the first that
-/// makes no sense.
+/// Iterates over received messages: type, flags, sequence number, payload. Stops at the first malformed one.
 pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, u16, u32, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::try_from(u32_at(bytes, 0)?).ok()?;
@@ -152,41 +151,41 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, u16, u32, &[u8])
     })
 }
 
-/// The attributes of a message or of a nest: type and value. Ends at the first that makes no sense.
+/// Iterator over the attributes of a message or of a nested attribute: type and value. Stops at a malformed one.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Attributes<'a> {
-    /// Those behind a fixed head of so many bytes.
+    /// Attributes after a fixed header of `head` bytes.
     pub fn behind(body: &'a [u8], head: usize) -> Self {
         Self { bytes: body.get(head.next_multiple_of(4)..).unwrap_or_default() }
     }
 
-    /// The value of the first of this type.
+    /// Value of the first attribute of this type.
     pub fn get(self, kind: u16) -> Option<&'a [u8]> {
         self.into_iter().find(|(k, _)| *k == kind).map(|(_, value)| value)
     }
 
-    /// Those inside the first of this type; none where there is none.
+    /// Attributes nested in the first attribute of this type; empty if there is none.
     pub fn nest(self, kind: u16) -> Self {
         Self { bytes: self.get(kind).unwrap_or_default() }
     }
 
-    /// A text, as far as its first zero.
+    /// String value up to its first NUL.
     pub fn text(self, kind: u16) -> Option<String> {
         let value = self.get(kind)?;
         let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
         Some(String::from_utf8_lossy(value.get(..end)?).into_owned())
     }
 
-    /// A number in the machine's order.
+    /// Integer value in native byte order.
     pub fn u32(self, kind: u16) -> Option<u32> {
         u32_at(self.get(kind)?, 0)
     }
 
-    /// A number in the network's order.
+    /// Integer value in network byte order.
     pub fn be32(self, kind: u16) -> Option<u32> {
         u32_at(self.get(kind)?, 0).map(u32::from_be)
     }
@@ -204,17 +203,17 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// The number at this place, in the machine's order.
+/// Integer at this offset, in native byte order; `None` beyond the end.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at.checked_add(4)?)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// The number at this place, in the machine's order.
+/// Integer at this offset, in native byte order; `None` beyond the end.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_ne_bytes)
 }
 
-/// The number at this place, in the machine's order.
+/// Integer at this offset, in native byte order; `None` beyond the end.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at.checked_add(2)?)?.try_into().ok().map(u16::from_ne_bytes)
 }

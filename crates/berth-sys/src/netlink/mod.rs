@@ -1,13 +1,13 @@
-//! Talking to the kernel about links, addresses, routes, packet filters and tracked connections.
+//! Netlink client: links, addresses, routes, nf_tables, and conntrack.
 //!
 //! ```text
 //!  builders (route, filter, connections) ─► Message ─► Socket ─► kernel
 //!                                                 replies ─► Attributes ◄─┘
 //! ```
 //!
-//! Our own writer and reader instead of the packet crates: one tenth of the code serves four protocols, what a pod needs
-//! travels in one system call, and the reader takes anything without panicking. A socket belongs to the network namespace
-//! of the thread that opened it, wherever it is used later. Everything blocks, for [`LIMIT`] at most.
+//! An own encoder and decoder instead of the packet crates: one tenth of the code serves four protocols, the setup of a
+//! pod takes one system call, and the decoder accepts any input without panicking. A socket belongs to the network
+//! namespace of the thread that opened it, wherever it is used later. Every call blocks, for at most [`LIMIT`].
 
 pub mod connections;
 pub mod counters;

@@ -1,4 +1,4 @@
-//! Links, addresses, routes and queues, as messages and from them. Pure.
+//! rtnetlink messages: encoder and decoder for links, addresses, routes, and qdiscs. Pure.
 //!
 //! Numbers are those of `linux/if_link.h`, `linux/rtnetlink.h`, `linux/if_bridge.h` and `linux/pkt_sched.h`.
 
@@ -48,53 +48,53 @@ const PROTOCOL_STATIC: u8 = 4;
 const UNICAST: u8 = 1;
 
 const UP: u32 = 1;
-/// States of a link that sends: unknown, up.
+/// Operational states of a link that transmits: unknown, up.
 const RUNNING: [u8; 2] = [0, 6];
 const INET: u8 = 2;
 const INET6: u8 = 10;
 
-/// Bytes of `ifinfomsg`.
+/// Size of `ifinfomsg`, bytes.
 const LINK_HEAD: usize = 16;
-/// Bytes of `ifaddrmsg`.
+/// Size of `ifaddrmsg`, bytes.
 const ADDRESS_HEAD: usize = 8;
-/// Bytes of `rtmsg`.
+/// Size of `rtmsg`, bytes.
 const ROUTE_HEAD: usize = 12;
 
-/// A link's hardware address.
+/// Hardware (MAC) address of a link.
 pub type Mac = [u8; 6];
 
-/// A link of the namespace that was asked.
+/// A network interface of the queried namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// Its number.
+    /// Interface index.
     pub index: u32,
-    /// Its name.
+    /// Interface name.
     pub name: String,
-    /// What somebody noted on it.
+    /// Interface alias (`ifalias`).
     pub alias: String,
-    /// `veth`, `bridge`; empty for a device.
+    /// Link kind, e.g. `veth`, `bridge`; empty for a physical device.
     pub kind: String,
-    /// The bridge it is a port of; 0: none.
+    /// Interface index of the bridge it is a port of; 0 for none.
     pub master: u32,
-    /// Bytes a packet may have.
+    /// MTU, bytes.
     pub mtu: u32,
-    /// Whether it is up.
+    /// Whether the link is administratively up.
     pub is_up: bool,
-    /// Whether it sends what it is given; a link that was just taken up does a moment later. Kernels of 6.8 and later see
-    /// to it when they are asked.
+    /// Whether the link is operational; a link just set up becomes so a moment later. Kernels 6.8 and later update the
+    /// state when it is queried.
     pub is_running: bool,
 }
 
-/// A route of the main table.
+/// A route of the main routing table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
-    /// The first address; `None` for a default route.
+    /// Destination prefix; `None` for a default route.
     pub destination: Option<IpAddr>,
-    /// Bits of the destination that count.
+    /// Prefix length, bits.
     pub prefix: u8,
-    /// The link's number; 0 where it has several.
+    /// Output interface index; 0 for a multipath route.
     pub link: u32,
-    /// Whether it is of the sixth version.
+    /// Whether it is an IPv6 route.
     pub is_v6: bool,
 }
 
@@ -106,7 +106,7 @@ fn link_head(index: u32, flags: u32, change: u32) -> [u8; LINK_HEAD] {
     head
 }
 
-/// Makes a bridge without spanning tree and without delay.
+/// Creates a bridge without STP and forwarding delay.
 pub fn new_bridge(name: &str, mac: Mac, mtu: u32) -> Message {
     Message::new(NEW_LINK, CREATE | EXCLUSIVE, &link_head(0, 0, 0))
         .with_text(IFLA_IFNAME, name)
@@ -118,7 +118,7 @@ pub fn new_bridge(name: &str, mac: Mac, mtu: u32) -> Message {
         })
 }
 
-/// Puts a bridge that is there right: hardware address, MTU, no spanning tree, up.
+/// Corrects an existing bridge: hardware address, MTU, no STP, up.
 pub fn set_bridge(index: u32, mac: Mac, mtu: u32) -> Message {
     Message::new(NEW_LINK, 0, &link_head(index, UP, UP)).with(IFLA_ADDRESS, &mac).with_u32(IFLA_MTU, mtu).with_nest(
         IFLA_LINKINFO,
@@ -129,24 +129,24 @@ pub fn set_bridge(index: u32, mac: Mac, mtu: u32) -> Message {
     )
 }
 
-/// A pair of links: one here, a port of a bridge, the other in another namespace.
+/// A veth pair: one end here as a bridge port, the other in another network namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair<'a> {
-    /// The name here.
+    /// Interface name of the local end.
     pub name: &'a str,
-    /// The bridge's number.
+    /// Interface index of the bridge.
     pub bridge: u32,
-    /// The name there.
+    /// Interface name of the peer.
     pub peer: &'a str,
-    /// Its hardware address.
+    /// Hardware address of the peer.
     pub mac: Mac,
-    /// An open descriptor of the other namespace.
+    /// Open descriptor of the peer's network namespace.
     pub namespace: i32,
-    /// Bytes a packet may have.
+    /// MTU of both ends, bytes.
     pub mtu: u32,
 }
 
-/// Makes a pair.
+/// Creates a veth pair.
 pub fn new_pair(pair: &Pair<'_>) -> Message {
     let namespace = pair.namespace.cast_unsigned();
     Message::new(NEW_LINK, CREATE | EXCLUSIVE, &link_head(0, 0, 0))
@@ -166,7 +166,7 @@ pub fn new_pair(pair: &Pair<'_>) -> Message {
         })
 }
 
-/// Notes a text on a port, lets it send back what it received (a pod talking to its own port), and takes it up.
+/// Configures a bridge port: alias, hairpin mode (a pod reaches its own host port), up.
 pub fn set_port(name: &str, alias: &str) -> Message {
     Message::new(NEW_LINK, 0, &link_head(0, UP, UP))
         .with_text(IFLA_IFNAME, name)
@@ -176,27 +176,27 @@ pub fn set_port(name: &str, alias: &str) -> Message {
         })
 }
 
-/// Takes a link up.
+/// Sets a link up.
 pub fn up(index: u32) -> Message {
     Message::new(SET_LINK, 0, &link_head(index, UP, UP))
 }
 
-/// Removes a link, by number.
+/// Deletes a link by index.
 pub fn delete_link(index: u32) -> Message {
     Message::new(DELETE_LINK, 0, &link_head(index, 0, 0))
 }
 
-/// Asks for one link.
+/// Requests one link by name.
 pub fn get_link(name: &str) -> Message {
     Message::new(GET_LINK, 0, &link_head(0, 0, 0)).with_text(IFLA_IFNAME, name)
 }
 
-/// Asks for all links.
+/// Requests a dump of all links.
 pub fn get_links() -> Message {
     Message::new(GET_LINK, 0, &link_head(0, 0, 0))
 }
 
-/// Reads a link.
+/// Decodes a link; `None` for another message type.
 pub fn link(reply: &Reply) -> Option<Link> {
     if reply.kind != NEW_LINK {
         return None;
@@ -241,23 +241,23 @@ fn address_message(kind: u16, flags: u16, link: u32, of: IpAddr, prefix: u8) -> 
     Message::new(kind, flags, &head).with(IFA_LOCAL, &octets(of)).with(IFA_ADDRESS, &octets(of))
 }
 
-/// Gives a link an address that is used at once: nobody asks whether another has it.
+/// Adds an address that is usable immediately: without duplicate address detection.
 pub fn new_address(link: u32, of: IpAddr, prefix: u8) -> Message {
     let message = address_message(NEW_ADDRESS, CREATE | REPLACE, link, of, prefix);
     if of.is_ipv6() { message.with_u32(IFA_FLAGS, NO_DUPLICATE_DETECTION) } else { message }
 }
 
-/// Takes an address from a link.
+/// Deletes an address of a link.
 pub fn delete_address(link: u32, of: IpAddr, prefix: u8) -> Message {
     address_message(DELETE_ADDRESS, 0, link, of, prefix)
 }
 
-/// Asks for all addresses.
+/// Requests a dump of all addresses.
 pub fn get_addresses() -> Message {
     Message::new(GET_ADDRESS, 0, &[0; ADDRESS_HEAD])
 }
 
-/// Reads an address: the link, the address, the bits of its net.
+/// Decodes an address: interface index, address, prefix length.
 pub fn address_of(reply: &Reply) -> Option<(u32, IpAddr, u8)> {
     if reply.kind != NEW_ADDRESS {
         return None;
@@ -267,7 +267,7 @@ pub fn address_of(reply: &Reply) -> Option<(u32, IpAddr, u8)> {
     Some((u32_at(&reply.body, 4)?, address(bytes)?, *reply.body.get(1)?))
 }
 
-/// Sends what has no other route to a gateway.
+/// Adds or replaces the default route via a gateway.
 pub fn new_default_route(link: u32, gateway: IpAddr) -> Message {
     let mut head = [0; ROUTE_HEAD];
     head[0] = family(gateway);
@@ -277,14 +277,14 @@ pub fn new_default_route(link: u32, gateway: IpAddr) -> Message {
     Message::new(NEW_ROUTE, CREATE | REPLACE, &head).with(RTA_GATEWAY, &octets(gateway)).with_u32(RTA_LINK, link)
 }
 
-/// Asks for all routes of a version.
+/// Requests a dump of all IPv4 or all IPv6 routes.
 pub fn get_routes(is_v6: bool) -> Message {
     let mut head = [0; ROUTE_HEAD];
     head[0] = if is_v6 { INET6 } else { INET };
     Message::new(GET_ROUTE, 0, &head)
 }
 
-/// Reads a unicast route of the main table.
+/// Decodes a unicast route of the main table; `None` for any other.
 pub fn route(reply: &Reply) -> Option<Route> {
     let head = reply.body.get(..ROUTE_HEAD)?;
     if reply.kind != NEW_ROUTE || head[4] != TABLE_MAIN || head[7] != UNICAST {
@@ -299,18 +299,18 @@ pub fn route(reply: &Reply) -> Option<Route> {
     })
 }
 
-/// A token bucket on what a link sends.
+/// Parameters of a token bucket filter qdisc.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TokenBucket {
-    /// Bytes in a second.
+    /// Rate, bytes per second.
     pub rate: u64,
-    /// Bytes that may go at once.
+    /// Bucket size, bytes.
     pub burst: u32,
-    /// Bytes that may wait.
+    /// Queue limit, bytes.
     pub limit: u32,
 }
 
-/// Puts a token bucket on a link, in place of whatever queue it has.
+/// Sets a token bucket filter as the root qdisc of a link, replacing any other.
 pub fn set_bucket(link: u32, bucket: &TokenBucket) -> Message {
     const TCA_KIND: u16 = 1;
     const TCA_OPTIONS: u16 = 2;
@@ -319,7 +319,7 @@ pub fn set_bucket(link: u32, bucket: &TokenBucket) -> Message {
     const TBF_BURST: u16 = 6;
     const ROOT: u32 = 0xffff_ffff;
     const HANDLE: u32 = 1 << 16;
-    /// Says that the link is an Ethernet: else a table of rates is wanted.
+    /// Link layer Ethernet: otherwise the kernel requires a rate table.
     const ETHERNET: u8 = 1;
     let mut head = [0; 20];
     head[4..8].copy_from_slice(&link.to_ne_bytes());
@@ -335,7 +335,7 @@ pub fn set_bucket(link: u32, bucket: &TokenBucket) -> Message {
     })
 }
 
-/// Forgets which hardware an address belongs to.
+/// Deletes a neighbor (ARP or NDP) entry.
 pub fn delete_neighbour(link: u32, of: IpAddr) -> Message {
     const DELETE_NEIGHBOUR: u16 = 29;
     const NDA_DESTINATION: u16 = 1;
@@ -345,15 +345,15 @@ pub fn delete_neighbour(link: u32, of: IpAddr) -> Message {
     Message::new(DELETE_NEIGHBOUR, 0, &head).with(NDA_DESTINATION, &octets(of))
 }
 
-/// Makes a link a port of a bridge.
+/// Attaches a link to a bridge as a port.
 pub fn set_master(link: u32, bridge: u32) -> Message {
     Message::new(SET_LINK, 0, &link_head(link, UP, UP)).with_u32(IFLA_MASTER, bridge)
 }
 
-/// The name of a link that news tell was removed.
+/// Name of the link whose removal a notification reports; `None` for other notifications.
 pub fn removed_link(reply: &Reply) -> Option<String> {
     (reply.kind == DELETE_LINK).then(|| Attributes::behind(&reply.body, LINK_HEAD).text(IFLA_IFNAME)).flatten()
 }
 
-/// Group of the news of links, as a bit.
+/// Multicast group of link notifications (`RTMGRP_LINK`), as a bit mask.
 pub const LINK_NEWS: u32 = 1;

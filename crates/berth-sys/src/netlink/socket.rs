@@ -1,7 +1,7 @@
-//! A netlink socket: questions, batches, dumps and news.
+//! Netlink socket: requests, batches, nf_tables transactions, dumps, and multicast notifications.
 //!
-//! Blocking with [`LIMIT`] on every receive; the kernel answers within the system call, so that only a kernel that lost an
-//! answer makes anybody wait. A watching socket does not block: its owner polls the descriptor.
+//! Every receive blocks for at most [`LIMIT`]; the kernel answers within the system call, so that only a lost reply
+//! makes a caller wait. A notification socket does not block: its owner polls the descriptor.
 
 use std::{
     io,
@@ -24,42 +24,42 @@ use tokio::io::unix::AsyncFd;
 
 use super::message::{self, DUMP, Message, u32_at};
 
-/// The longest wait for an answer.
+/// Receive timeout of a reply.
 pub const LIMIT: Duration = Duration::from_secs(10);
-/// Room for one receive; the kernel's dumps come in pieces of 32 KiB at most.
+/// Receive buffer size, bytes; the kernel's dumps come in chunks of at most 32 KiB.
 const RECEIVE: usize = 64 * 1024;
-/// Room for what is sent in one go.
+/// Send buffer size of the socket, bytes.
 const SEND: usize = 4 << 20;
-/// `NLMSG_ERROR`, also a success when its number is 0.
+/// `NLMSG_ERROR`, an acknowledgement if its error number is 0.
 const ERROR: u16 = 2;
 /// `NLMSG_DONE`.
 const DONE: u16 = 3;
-/// `NLM_F_DUMP_INTR`: what was listed changed meanwhile.
+/// `NLM_F_DUMP_INTR`: the dumped objects changed during the dump.
 const INTERRUPTED: u16 = 0x10;
-/// Times a dump is begun anew because it was interrupted.
+/// Maximum attempts for a dump that was interrupted.
 const DUMP_TRIES: u32 = 5;
 
-/// Whom a socket talks to.
+/// Netlink family of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
-    /// Links, addresses, routes, queues.
+    /// `NETLINK_ROUTE`: links, addresses, routes, queueing disciplines.
     Route,
-    /// Packet filters and tracked connections.
+    /// `NETLINK_NETFILTER`: packet filters and conntrack.
     Netfilter,
 }
 
-/// Which message of a batch failed, and why.
+/// The failed message of a batch.
 #[derive(Debug, thiserror::Error)]
 #[error("message {index}: {source}")]
 pub struct Failure {
-    /// Counted from 0.
+    /// Index of the message in the batch, from 0.
     pub index: usize,
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
 impl Failure {
-    /// Whether the kernel said this.
+    /// Whether the kernel returned this errno.
     pub fn is(&self, errno: Errno) -> bool {
         self.source.raw_os_error() == Some(errno as i32)
     }
@@ -71,16 +71,16 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// One message of an answer.
+/// One message of a reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reply {
-    /// Its type.
+    /// Message type (`nlmsg_type`).
     pub kind: u16,
-    /// What follows `nlmsghdr`.
+    /// Payload after `nlmsghdr`.
     pub body: Vec<u8>,
 }
 
-/// A socket of the network namespace its thread was in.
+/// A netlink socket in the network namespace that its thread was in.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
@@ -88,34 +88,34 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// For questions.
+    /// Opens a socket for requests.
     ///
     /// # Errors
-    /// Whatever the kernel says: mostly that it lacks the protocol.
+    /// The kernel's error: usually that it lacks the protocol.
     pub fn open(protocol: Protocol) -> io::Result<Self> {
         let socket = Self::bound(protocol, SockFlag::SOCK_CLOEXEC, 0)?;
         let limit = TimeVal::new(i64::try_from(LIMIT.as_secs()).unwrap_or(10), 0);
         setsockopt(&socket.fd, sockopt::ReceiveTimeout, &limit)?;
-        // Larger batches than the usual room are refused by the kernel, which names them then.
+        // If the buffer stays at its default size, the kernel refuses larger batches and send reports that.
         let _ = setsockopt(&socket.fd, sockopt::SndBufForce, &SEND);
         Ok(socket)
     }
 
-    /// For news of these groups (a bit for each, the first is 1); does not block.
+    /// Opens a non-blocking socket subscribed to these multicast groups (a bit mask; the first group is 1).
     ///
     /// # Errors
-    /// Whatever the kernel says.
+    /// The kernel's error.
     pub fn watching(protocol: Protocol, groups: u32) -> io::Result<Self> {
         Self::bound(protocol, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, groups)
     }
 
-    /// The same, told by the runtime when news came in.
+    /// Registers the socket with the async runtime, which then notifies its owner of readability.
     ///
     /// # Errors
-    /// What the runtime says.
+    /// The runtime's error.
     pub fn polled(self) -> io::Result<AsyncFd<Self>> {
-        // SAFETY: the descriptor is owned, `as_raw_fd` always tells the same one, and nothing closes it before the socket
-        // is dropped, which `AsyncFd` does after it has deregistered it.
+        // SAFETY: the descriptor is owned, `as_raw_fd` always returns the same one, and nothing closes it before the
+        // socket is dropped, which `AsyncFd` does after it has deregistered it.
         unsafe { AsyncFd::register(self) }.map_err(Into::into)
     }
 
@@ -126,20 +126,20 @@ impl Socket {
         };
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
-        // The kernel's choice; asking for it proves that the address is one.
+        // The kernel chooses the address; reading it back proves that it is a netlink address.
         let _: NetlinkAddr = getsockname(fd.as_raw_fd())?;
         Ok(Self { fd, sequence: 1 })
     }
 
-    /// Does one thing.
+    /// Sends one message and waits for its acknowledgement.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn request(&mut self, message: Message) -> io::Result<()> {
         self.all(vec![message]).map_err(Into::into)
     }
 
-    /// Does things one after the other, in one system call. The kernel tries them all; the first failure is told.
+    /// Sends messages in one system call. The kernel tries all of them; the first failure is returned.
     ///
     /// # Errors
     /// The first message that failed.
@@ -150,10 +150,10 @@ impl Socket {
         }
     }
 
-    /// Like [`Self::all`], telling every failure: the message's place and why.
+    /// Like [`Self::all`], but returns every failure: index of the message and error.
     ///
     /// # Errors
-    /// Where no answer came.
+    /// If no reply arrived.
     pub fn each(&mut self, messages: Vec<Message>) -> io::Result<Vec<(usize, io::Error)>> {
         let first = self.sequence;
         let count = u32::try_from(messages.len()).map_err(|_| Errno::EMSGSIZE)?;
@@ -178,7 +178,7 @@ impl Socket {
         Ok(failed)
     }
 
-    /// Does all or nothing: a transaction of the packet filter, between its two marks.
+    /// Sends an nf_tables transaction between its begin and end message: all or nothing.
     ///
     /// # Errors
     /// The first message that failed; nothing was changed then.
@@ -192,7 +192,7 @@ impl Socket {
         let mut messages = messages;
         let last = messages.pop();
         bytes.extend(self.stamped(messages, false));
-        // The kernel answers every message that fails, and the last in any case.
+        // The kernel replies to every message that fails, and to the last in any case.
         bytes.extend(self.stamped(last.into_iter().collect(), true));
         bytes.extend(self.stamped(vec![end], false));
         self.send(&bytes).map_err(io)?;
@@ -206,7 +206,7 @@ impl Socket {
                 if let Some(source) = error_in(body) {
                     failure.get_or_insert(Failure { index: place.saturating_sub(1), source });
                 }
-                // Place 0 is the mark: then the whole of it was refused.
+                // Index 0 is the begin message: then the whole transaction was refused.
                 if place == 0 || place == count {
                     return failure.map_or(Ok(()), Err);
                 }
@@ -214,10 +214,10 @@ impl Socket {
         }
     }
 
-    /// The answers to one question that is not a list.
+    /// Sends a request that is not a dump and returns its reply.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn ask(&mut self, message: Message) -> io::Result<Option<Reply>> {
         let first = self.sequence;
         let bytes = self.stamped(vec![message], true);
@@ -234,10 +234,10 @@ impl Socket {
         }
     }
 
-    /// A whole list.
+    /// Requests a complete dump.
     ///
     /// # Errors
-    /// What the kernel says; `EINTR` where the list changed again and again while it was read.
+    /// The kernel's error; `EINTR` if the objects kept changing during the dump.
     pub fn dump(&mut self, message: &Message) -> io::Result<Vec<Reply>> {
         for _ in 0..DUMP_TRIES {
             if let Some(list) = self.dump_once(message.clone())? {
@@ -267,10 +267,10 @@ impl Socket {
         }
     }
 
-    /// What came in on a watching socket; `None` when there is nothing more now.
+    /// Receives pending notifications of a subscribed socket; `None` if there are none at present.
     ///
     /// # Errors
-    /// `ENOBUFS` where news were lost.
+    /// `ENOBUFS` if notifications were lost.
     pub fn news(&self) -> io::Result<Option<Vec<Reply>>> {
         match self.receive() {
             Ok(bytes) => {
@@ -327,7 +327,7 @@ impl AsRawFd for Socket {
     }
 }
 
-/// The error of an answer; none where it is a success.
+/// Error of a reply; `None` for an acknowledgement.
 fn error_in(body: &[u8]) -> Option<io::Error> {
     match u32_at(body, 0).map(|number| number.cast_signed()) {
         Some(0) => None,

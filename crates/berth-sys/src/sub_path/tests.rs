@@ -1,4 +1,4 @@
-//! Sub-paths on real directories, also against who changes them meanwhile.
+//! Tests of subPath resolution on real directories, also against concurrent changes.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -44,14 +44,14 @@ fn a_file_on_the_way_is_an_error() {
     make_inside(volume.path(), Path::new("file"), 0o755).expect("a file can be a sub-path");
 }
 
-/// What the agent does for a container: makes what is missing, and binds what it opened.
+/// As the agent does for a container: creates missing directories, and bind-mounts what it opened.
 fn bind(volume: &Path, path: &str, target: &Path) -> io::Result<()> {
     let opened = make_inside(volume, Path::new(path), 0o755)?;
     let holder = target.ancestors().nth(3).expect("a holder");
     bind_opened(&opened, holder, target)
 }
 
-/// `None` where nothing can be bound, which is said.
+/// A pod directory; `None`, with a message, if bind mounts are not permitted.
 fn pod_of_root() -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root to bind");
@@ -101,7 +101,7 @@ fn sockets_and_fifos_can_be_bound_too() {
 fn a_bind_that_fails_leaves_no_directories() {
     let pod = tempfile::tempdir().expect("a directory");
     let holder = pod.path().join("volume-subpaths");
-    // A descriptor of another kind than a file system's: it cannot be bound, as whoever the process is.
+    // A descriptor that is not of a file system: it cannot be bind-mounted, whatever the privileges.
     let (pipe, _other) = rustix::pipe::pipe().expect("a pipe");
     bind_opened(&pipe, &holder, &holder.join("v/c/0")).expect_err("a pipe");
     assert!(!holder.exists() && pod.path().exists());
@@ -109,7 +109,7 @@ fn a_bind_that_fails_leaves_no_directories() {
 
 #[test]
 fn a_link_to_the_host_is_never_bound() {
-    // CVE-2017-1002101, AC-07-25: whatever the link is and wherever it stands in the path.
+    // CVE-2017-1002101, AC-07-25: whatever the link is, and at any position of the path.
     let (volume, pod) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let at = |name: &str| volume.path().join(name);
     fs::create_dir(at("dir")).expect("makeable");
@@ -144,12 +144,12 @@ fn a_link_to_the_host_is_never_bound() {
     assert!(!Path::new("/nothing").exists());
 }
 
-/// How often a race is tried, and how long at most.
+/// Number of attempts to win a race, and the maximum time.
 const TRIES: usize = 1_000;
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Exchanges two names several times during each of `tries`. Without a pause between two exchanges the kernel may refuse
-/// every look, and nothing would be raced.
+/// Exchanges two names several times during each attempt. Without a pause between two exchanges the kernel may refuse
+/// every lookup, and there would be no race.
 fn racing(one: &Path, other: &Path, mut tries: impl FnMut()) {
     let over = std::sync::atomic::AtomicBool::new(false);
     let began = std::time::Instant::now();

@@ -1,7 +1,8 @@
-//! TLS as the reference speaks it: whatever Go's `crypto/x509` believes is believed here.
+//! TLS configuration compatible with Go's `crypto/x509`: everything Go trusts is trusted here.
 //!
-//! The library ([`rustls`] with `ring` and `webpki`) knows fewer signatures than Go and takes no authority for a server, nor
-//! a server's own certificate for an authority. [`provider`] adds the signatures, [`ServerVerifier`] and [`verify_pinned`] the rest.
+//! The library ([`rustls`] with `ring` and `webpki`) supports fewer signatures than Go, and accepts neither an
+//! authority as a server certificate nor a server certificate as its own authority. [`provider`] adds the signatures,
+//! [`ServerVerifier`] and [`verify_pinned`] the rest.
 
 mod signatures;
 mod verifier;
@@ -10,7 +11,7 @@ use rustls::crypto::{CryptoProvider, ring};
 
 pub use verifier::{ServerVerifier, Use, verify_pinned};
 
-/// The provider of all our connections.
+/// Crypto provider of all TLS connections.
 pub fn provider() -> CryptoProvider {
     CryptoProvider { signature_verification_algorithms: signatures::all(), ..ring::default_provider() }
 }

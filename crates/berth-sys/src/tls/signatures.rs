@@ -1,5 +1,7 @@
-//! Signatures of certificates and handshakes that Go verifies and `ring` does not: ECDSA with SHA-512 on P-256 and P-384, and
-//! all of P-521. Verified by the curves' crates of the RustCrypto project.
+//! Signature algorithms that Go verifies and `ring` does not: more ECDSA curves and hashes.
+//!
+//! For certificates and handshakes: ECDSA with SHA-512 on P-256 and P-384, and all of P-521, verified by the curve
+//! crates of the RustCrypto project.
 
 use std::sync::LazyLock;
 
@@ -11,23 +13,23 @@ use rustls::{
 };
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-/// Bytes of a number on P-521: shorter digests are filled up with zeros, which their crate does not do.
+/// Size of a P-521 scalar, bytes: shorter digests are padded with zeros, which the crate does not do.
 const P521_BYTES: usize = 66;
 
-/// What `ring` verifies, and what it does not.
+/// All supported algorithms: those of `ring` and the additional ones.
 pub fn all() -> WebPkiSupportedAlgorithms {
     static ALL: LazyLock<WebPkiSupportedAlgorithms> = LazyLock::new(|| {
         let known = ring::default_provider().signature_verification_algorithms;
         let mut mapping = known.mapping.to_vec();
         mapping.push((SignatureScheme::ECDSA_NISTP521_SHA512, &WITH_SHA512));
         let all = [known.all, &MORE].concat();
-        // Once for the life of the program.
+        // Leaked once for the lifetime of the program.
         WebPkiSupportedAlgorithms { all: all.leak(), mapping: mapping.leak() }
     });
     *ALL
 }
 
-/// Of a handshake: in TLS 1.3 the first one only, before that whatever curve the certificate has.
+/// Algorithms of a handshake: TLS 1.3 uses only the first one, earlier versions the curve of the certificate.
 static WITH_SHA512: [&dyn SignatureVerificationAlgorithm; 3] = [
     &Ecdsa { curve: Curve::P521, hash: Hash::Sha512 },
     &Ecdsa { curve: Curve::P384, hash: Hash::Sha512 },

@@ -1,4 +1,4 @@
-//! Who is believed to be whom. Behaviour: Go's `x509.Certificate.Verify`.
+//! TLS server certificate verification, compatible with Go's `x509.Certificate.Verify`.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -17,17 +17,17 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{provider, signatures};
 
-/// What a certificate is shown for.
+/// Purpose for which a certificate is presented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// A server says who it is.
+    /// Server authentication.
     Server,
-    /// A client says who it is.
+    /// Client authentication.
     Client,
 }
 
-/// Believes servers that an authority vouches for, and those whose own certificate is among the authorities: a
-/// self-signed one, or one that somebody pinned.
+/// Accepts servers that a certificate authority vouches for, and those whose own certificate is among the authorities:
+/// a self-signed or pinned one.
 #[derive(Debug)]
 pub struct ServerVerifier {
     signed: Arc<WebPkiServerVerifier>,
@@ -35,10 +35,10 @@ pub struct ServerVerifier {
 }
 
 impl ServerVerifier {
-    /// The authorities: certificates, and those that the library brings along.
+    /// A verifier with these authorities: certificates, and the root store of the library.
     ///
     /// # Errors
-    /// There is none.
+    /// If there are no authorities.
     pub fn new(
         mut roots: RootCertStore,
         known: impl IntoIterator<Item = CertificateDer<'static>>,
@@ -90,12 +90,12 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// Judges a certificate that is believed as it is: it must hold now, and be for that use where it says for what it is.
+/// Verifies a certificate that is trusted as such: it must be valid now, and permit the use if it restricts its uses.
 ///
 /// # Errors
-/// It has expired, is not yet valid, is for another use, or cannot be read.
+/// If it has expired, is not yet valid, is for another use, or cannot be parsed.
 pub fn verify_pinned(certificate: &CertificateDer<'_>, shown_for: Use, now: UnixTime) -> Result<(), Error> {
-    // Refuses what the library cannot judge: unknown critical extensions above all.
+    // Rejects what the library cannot verify, notably unknown critical extensions.
     ParsedCertificate::try_from(certificate)?;
     let wrong = |error| Err(Error::InvalidCertificate(error));
     let Ok(([], parsed)) = X509Certificate::from_der(certificate) else { return wrong(CertificateError::BadEncoding) };

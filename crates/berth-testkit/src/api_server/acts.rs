@@ -1,4 +1,4 @@
-//! What users do to the cluster while a test runs: the same verbs and rules, without a connection, and not in the log.
+//! In-process API client for tests: same verbs and rules as over HTTP, but unrecorded.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use super::{
     view::{Caller, DeleteOptions, Refusal, Request, View},
 };
 
-/// Somebody who acts.
+/// Client that acts as one user.
 pub struct User<'a> {
     server: &'a ApiServer,
     caller: Caller,
@@ -21,10 +21,10 @@ pub struct User<'a> {
 type Outcome = Result<Arc<Value>, Refusal>;
 
 impl User<'_> {
-    /// Makes an object; its kind says where.
+    /// Creates an object; its kind and apiVersion select the resource.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn create(&self, object: Value) -> Outcome {
         self.write("create", "", object)
     }
@@ -32,31 +32,31 @@ impl User<'_> {
     /// Replaces an object.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn update(&self, object: Value) -> Outcome {
         self.write("update", "", object)
     }
 
-    /// Replaces an object's `status`, `resize`, `approval`.
+    /// Replaces an object's `status`, `resize`, or `approval`.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn update_sub(&self, subresource: &str, object: Value) -> Outcome {
         self.write("update", subresource, object)
     }
 
-    /// Strategic merge patch of an object.
+    /// Applies a strategic merge patch to an object.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn patch(&self, resource: &str, namespace: &str, name: &str, patch: Value) -> Outcome {
         self.patch_sub(resource, namespace, name, "", patch)
     }
 
-    /// Strategic merge patch of an object's subresource.
+    /// Applies a strategic merge patch to a subresource.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn patch_sub(&self, resource: &str, namespace: &str, name: &str, subresource: &str, patch: Value) -> Outcome {
         let content_type = "application/strategic-merge-patch+json".to_owned();
         let subresource = subresource.to_owned();
@@ -68,10 +68,10 @@ impl User<'_> {
         )
     }
 
-    /// Creates below an object: `binding`, `eviction`, `token`.
+    /// Creates a subresource: `binding`, `eviction`, or `token`.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn post_sub(&self, resource: &str, namespace: &str, name: &str, subresource: &str, body: Value) -> Outcome {
         let subresource = subresource.to_owned();
         self.ask(
@@ -82,10 +82,10 @@ impl User<'_> {
         )
     }
 
-    /// Deletes an object; the grace is in seconds.
+    /// Deletes an object; the grace period is in seconds.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str, grace: Option<i64>) -> Outcome {
         let options = DeleteOptions { grace, ..DeleteOptions::default() };
         self.ask(resource, namespace, name, Request { verb: "delete", options, ..Request::default() })
@@ -94,15 +94,15 @@ impl User<'_> {
     /// Reads an object.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn read(&self, resource: &str, namespace: &str, name: &str) -> Outcome {
         self.ask(resource, namespace, name, Request { verb: "get", ..Request::default() })
     }
 
-    /// Reads a list by selectors.
+    /// Lists objects by field and label selector.
     ///
     /// # Errors
-    /// As the server refuses.
+    /// The refusal of the server.
     pub fn list(&self, resource: &str, namespace: &str, fields: &str, labels: &str) -> Outcome {
         let (fields, labels) = (parse_fields(fields)?, parse_labels(labels)?);
         self.ask(resource, namespace, "", Request { verb: "list", fields, labels, ..Request::default() })
@@ -133,7 +133,7 @@ impl User<'_> {
 }
 
 impl ApiServer {
-    /// Somebody of these groups.
+    /// Client of a user in these groups and in `system:authenticated`.
     pub fn user(&self, name: &str, groups: &[&str]) -> User<'_> {
         let groups = groups.iter().copied().chain(["system:authenticated"]).map(str::to_owned).collect();
         let caller = Caller {
@@ -146,64 +146,64 @@ impl ApiServer {
         User { server: self, caller }
     }
 
-    /// Who may do everything.
+    /// Client of the administrator, who may do everything.
     pub fn admin(&self) -> User<'_> {
         self.user("admin", &["system:masters"])
     }
 
-    /// Makes an object, as administrator.
+    /// Creates an object as administrator.
     ///
     /// # Panics
-    /// It is refused.
+    /// The server refuses the request.
     pub fn create(&self, object: Value) -> Arc<Value> {
         self.admin().create(object).unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
     }
 
-    /// Replaces an object, as administrator.
+    /// Replaces an object as administrator.
     ///
     /// # Panics
-    /// It is refused.
+    /// The server refuses the request.
     pub fn update(&self, object: Value) -> Arc<Value> {
         self.admin().update(object).unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
     }
 
-    /// Strategic merge patch, as administrator.
+    /// Applies a strategic merge patch as administrator.
     ///
     /// # Panics
-    /// It is refused.
+    /// The server refuses the request.
     pub fn patch(&self, resource: &str, namespace: &str, name: &str, patch: Value) -> Arc<Value> {
         let outcome = self.admin().patch(resource, namespace, name, patch);
         outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
     }
 
-    /// Deletes an object, as administrator.
+    /// Deletes an object as administrator; the grace period is in seconds.
     ///
     /// # Panics
-    /// It is refused.
+    /// The server refuses the request.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str, grace: Option<i64>) -> Arc<Value> {
         let outcome = self.admin().delete(resource, namespace, name, grace);
         outcome.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"))
     }
 
-    /// What is stored.
+    /// Reads a stored object, without authorization.
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         self.shared.core().get(resource, namespace, name)
     }
 
-    /// All that is stored of a resource.
+    /// All stored objects of a resource.
     pub fn all(&self, resource: &str) -> Vec<Arc<Value>> {
         self.shared.core().list(resource)
     }
 
-    /// The last resource version.
+    /// Latest resource version.
     pub fn rv(&self) -> u64 {
         self.shared.core().store.rv()
     }
 
-    /// What a scheduler does.
+    /// Binds a pod to a node, as the scheduler does.
     ///
     /// # Panics
-    /// It is refused.
+    /// The server refuses the request.
     pub fn bind(&self, namespace: &str, pod: &str, node: &str) {
         let binding = json!({"kind": "Binding", "apiVersion": "v1", "metadata": {"name": pod, "namespace": namespace},
                              "target": {"kind": "Node", "apiVersion": "v1", "name": node}});

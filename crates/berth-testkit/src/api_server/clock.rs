@@ -1,11 +1,13 @@
-//! The server's clock, which tests set, and its randomness, which repeats itself. Spec 10a §1.
+//! Adjustable clock and seeded random numbers of the test API server.
+//!
+//! Implements spec 10a §1.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-/// Wall time at the start + what tokio's clock has advanced since + by how much it was set.
+/// Wall time at the start + elapsed time of tokio's clock + adjustments.
 #[derive(Debug)]
 pub struct Clock {
     wall: Timestamp,
@@ -14,7 +16,7 @@ pub struct Clock {
 }
 
 impl Default for Clock {
-    /// The true time, until somebody sets it.
+    /// Starts at the real time.
     fn default() -> Self {
         Self { wall: Timestamp::now(), start: Instant::now(), set: AtomicI64::new(0) }
     }
@@ -28,23 +30,23 @@ impl Clock {
         self.wall + elapsed + set
     }
 
-    /// Somebody sets it forward, or back.
+    /// Adjusts the clock, forward or back.
     pub fn jump(&self, by: SignedDuration) {
         let by = i64::try_from(by.as_millis()).expect("within millions of years");
         self.set.fetch_add(by, Ordering::Relaxed);
     }
 }
 
-/// As it stands in objects: whole seconds.
+/// Timestamp as in objects: RFC 3339, whole seconds, UTC.
 pub fn text(at: Timestamp) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Random numbers of a seed (splitmix64).
+/// Random numbers from a seed (splitmix64).
 #[derive(Debug)]
 pub struct Chance(AtomicU64);
 
-/// What names made up by the server end in.
+/// Alphabet of the random suffixes of generated names.
 const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 impl Chance {
@@ -63,7 +65,7 @@ impl Chance {
     }
 }
 
-/// Five characters behind a `generateName`.
+/// Five random characters that follow a `generateName`.
 pub fn suffix(mut random: u64) -> String {
     let count = LETTERS.len() as u64;
     let mut letter = || {
@@ -74,7 +76,7 @@ pub fn suffix(mut random: u64) -> String {
     (0..5).map(|_| letter()).collect()
 }
 
-/// A version 4 UUID of two random numbers.
+/// Version 4 UUID from two random numbers.
 pub fn uuid(high: u64, low: u64) -> String {
     let (high, low) = ((high & !0xF000) | 0x4000, (low & !(0b11 << 62)) | (0b10 << 62));
     let hex = format!("{high:016x}{low:016x}");

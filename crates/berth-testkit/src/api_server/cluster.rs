@@ -1,4 +1,4 @@
-//! What people and the rest of a cluster do for a node: approve requests for certificates, hand out tokens.
+//! Cluster operations in tests: certificate approval, denial, and failure; bootstrap tokens.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::SignedDuration;
@@ -11,25 +11,25 @@ use super::{
 };
 
 impl ApiServer {
-    /// Somebody approves a request for a certificate; it is signed as any other.
+    /// Approves a certificate signing request; the signer controller then signs it.
     pub fn approve(&self, csr: &str) {
         self.write(|core| controllers::approve(core, csr));
     }
 
-    /// Somebody denies a request for a certificate.
+    /// Denies a certificate signing request.
     pub fn deny(&self, csr: &str) {
         self.write(|core| controllers::deny(core, csr));
     }
 
-    /// The signer gives up on a request for a certificate.
+    /// Marks a certificate signing request as failed, as its signer would.
     pub fn fail(&self, csr: &str, why: &str) {
         self.write(|core| controllers::fail(core, csr, why));
     }
 
-    /// Makes a bootstrap token, `id.secret`, that holds for so long.
+    /// Creates a bootstrap token, `id.secret`, with a limited lifetime.
     ///
     /// # Panics
-    /// It is none.
+    /// The token has another format.
     pub fn bootstrap_token(&self, token: &str, lives: SignedDuration) {
         let (id, secret) = token.split_once('.').expect("id.secret");
         let expires = (self.now() + lives).strftime("%Y-%m-%dT%H:%M:%SZ").to_string();

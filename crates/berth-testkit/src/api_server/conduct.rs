@@ -1,4 +1,6 @@
-//! How nodes behaved: traffic that no kubelet sends, and states that no pod or lease may be in. Spec 10a §10.
+//! Conformance checks of node clients: forbidden request patterns, pod and lease transitions.
+//!
+//! Implements spec 10a §10.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +13,7 @@ use super::{
     view::Change,
 };
 
-/// Of these, a node reads only what it selects.
+/// Resources that a node may list and watch only with a field selector.
 const SELECTED: &[&str] = &[
     "pods",
     "nodes",
@@ -21,12 +23,12 @@ const SELECTED: &[&str] = &[
     "resourceslices.resource.k8s.io",
 ];
 
-/// Looks at every commit.
+/// Checks every commit for forbidden state transitions.
 #[derive(Debug, Default)]
 pub struct Witness(Vec<String>);
 
 impl Witness {
-    /// Checks one change against the rules for clients.
+    /// Checks one committed change and records its violations.
     pub fn see(&mut self, change: &Change) {
         let (Some(before), Some(after)) = (&change.before, &change.after) else { return };
         let name = || {
@@ -68,7 +70,7 @@ fn is_ready(pod: &Value) -> bool {
     conditions.into_iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
-/// Containers that ended and are something else without having been started again.
+/// Containers that went from terminated to running without an increased restart count.
 fn revived(before: &Value, after: &Value) -> Vec<(String, Value, Value)> {
     let containers = |pod: &Value| {
         let lists = ["initContainerStatuses", "containerStatuses"].map(|list| pod["status"][list].clone());
@@ -87,7 +89,7 @@ fn revived(before: &Value, after: &Value) -> Vec<(String, Value, Value)> {
 }
 
 impl ApiServer {
-    /// What nodes did that no kubelet does; refusals (403) that were announced are none.
+    /// Violations by node clients, as text; `is_announced` exempts expected 403 responses.
     pub fn offences(&self, is_announced: impl Fn(&Logged) -> bool) -> Vec<String> {
         let log = self.log().filter(|logged| logged.user.starts_with("system:node:"));
         let mut found: Vec<String> = log.iter().flat_map(|logged| of_one(logged, &is_announced)).collect();
@@ -98,18 +100,18 @@ impl ApiServer {
         found
     }
 
-    /// Nodes behaved as kubelets do.
+    /// Asserts that node clients behaved as kubelets do.
     ///
     /// # Panics
-    /// They did not.
+    /// There are violations.
     pub fn assert_conduct(&self) {
         self.assert_conduct_but(|_| false);
     }
 
-    /// Nodes behaved as kubelets do, but for refusals (403) that were announced.
+    /// Asserts that node clients behaved as kubelets do, except for expected 403 responses.
     ///
     /// # Panics
-    /// They did not.
+    /// There are violations.
     pub fn assert_conduct_but(&self, is_announced: impl Fn(&Logged) -> bool) {
         let offences = self.offences(is_announced);
         assert!(offences.is_empty(), "{}", offences.join("\n"));
@@ -137,7 +139,7 @@ fn of_one(logged: &Logged, is_announced: &impl Fn(&Logged) -> bool) -> Vec<Strin
     offences.into_iter().filter(|(is, _)| *is).map(|(_, what)| format!("{what}: {logged}")).collect()
 }
 
-/// Of each object, more than one patch that says nothing.
+/// Objects that received more than one empty patch.
 fn idle_patches(log: &Requests) -> Vec<String> {
     let mut counts: BTreeMap<(&str, &str, &str), usize> = BTreeMap::new();
     for logged in log.iter().filter(|logged| logged.verb == "patch" && is_idle(&logged.body)) {
@@ -155,7 +157,7 @@ fn is_idle(patch: &Value) -> bool {
     bare == json!({}) || bare == json!({"metadata": {}})
 }
 
-/// One pod, two DELETEs that did something.
+/// Pods that were deleted by two effective DELETEs.
 fn repeated_deletes(log: &Requests) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let deletes = log.of("pods").verb("delete").filter(|logged| logged.code == Some(200) && logged.rv.is_some());
@@ -166,7 +168,7 @@ fn repeated_deletes(log: &Requests) -> Vec<String> {
     again.map(|logged| format!("a pod is deleted twice: {logged}")).collect()
 }
 
-/// A PUT over something older than what the same client had written.
+/// PUTs with a resource version older than the same client's last write of the object.
 fn stale_puts(log: &Requests) -> Vec<String> {
     let mut written: BTreeMap<(String, String, String, String), u64> = BTreeMap::new();
     let mut found = Vec::new();

@@ -1,5 +1,7 @@
-//! The state behind the wire: objects, rules, clock, switches. Whatever happens to it happens under one lock, so
-//! that every request sees the world before it or after another, never between. Spec 10a §1-3.
+//! State of the test API server: objects, rules, clock, and switches, behind one lock.
+//!
+//! Every request is atomic: it sees the state before or after another request, never between. Implements
+//! spec 10a §1-3.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -19,29 +21,29 @@ use super::{
     view::{Caller, Later, Refusal, Reply, Request, View, Write},
 };
 
-/// How long events are kept.
+/// Lifetime of events after their last write.
 const EVENTS_LIVE: SignedDuration = SignedDuration::from_hours(1);
 
-/// What a test turns on and off.
+/// Server behavior that tests switch.
 #[derive(Clone, Debug)]
 pub struct Switches {
-    /// Streaming lists (gate WatchList); without it they are refused with 422.
+    /// Whether streaming lists (feature gate WatchList) are served; otherwise they are refused with 422.
     pub watch_list: bool,
-    /// Bookmarks for who asks for them.
+    /// Whether watches that request bookmarks get them.
     pub bookmarks: bool,
-    /// The first bookmark of a streaming list comes so late.
+    /// Delay of the bookmark that ends the initial events of a streaming list.
     pub marker_after: Duration,
-    /// Between bookmarks.
+    /// Interval of bookmarks.
     pub bookmark_every: Duration,
-    /// Namespaces are there once somebody uses them.
+    /// Whether namespaces are created on first use.
     pub namespaces_on_use: bool,
-    /// Lists and watches at resource version 0 show the world of so long ago.
+    /// Age of the state that reads at resource version 0 show; `None` shows the current state.
     pub stale: Option<Duration>,
-    /// Limited lists at resource version 0 are paged, as by a server without watch cache.
+    /// Whether limited lists at resource version 0 are paged, as by a server without watch cache.
     pub pages_at_zero: bool,
-    /// API groups, with version or not, that are not served: `certificates.k8s.io/v1beta1`.
+    /// API groups, with or without version, that are not served: `certificates.k8s.io/v1beta1`.
     pub absent: Vec<String>,
-    /// Bytes that are added to the managedFields of what is written.
+    /// Number of bytes to add to the managedFields of written objects.
     pub padding: usize,
 }
 
@@ -61,27 +63,27 @@ impl Default for Switches {
     }
 }
 
-/// The state.
+/// Complete state of the server.
 pub struct Core {
     /// The stored objects.
     pub store: Store,
-    /// Validation and defaults.
+    /// Authorization, validation, defaults, and controllers.
     pub rules: Rules,
     /// Behavior that tests switch on and off.
     pub switches: Switches,
-    /// Reviews that tests answer themselves.
+    /// Scripted answers to reviews.
     pub reviews: Verdicts,
-    /// The time of the server, which tests move.
+    /// Clock of the server, which tests can adjust.
     pub clock: Arc<Clock>,
     pub(super) pages: Pages,
     pub(super) witness: Witness,
     chance: Chance,
-    /// Per event, when it was last written.
+    /// Time of the last write of each event.
     events: HashMap<Key, Timestamp>,
     purged: Timestamp,
 }
 
-/// An answer of the state: HTTP status and object.
+/// Successful outcome of a request: HTTP status and object.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// HTTP status.
@@ -91,7 +93,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// An answer with this status and body.
+    /// Creates an answer with this status and body.
     pub fn new(code: u16, body: impl Into<Arc<Value>>) -> Self {
         Self { code, body: body.into() }
     }
@@ -124,7 +126,7 @@ impl View for Core {
 }
 
 impl Core {
-    /// A server with these rules, whose chance comes from `seed`.
+    /// Creates the state with the initial objects; `seed` determines its random numbers.
     pub fn new(rules: Rules, seed: u64) -> Self {
         let clock = Arc::new(Clock::default());
         let purged = clock.now();
@@ -145,10 +147,10 @@ impl Core {
         core
     }
 
-    /// Does what an authenticated caller asks for.
+    /// Handles a request of an authenticated caller.
     ///
     /// # Errors
-    /// He may not, it is not there, it cannot be.
+    /// The request is forbidden, its object is missing, or it is invalid.
     pub fn handle(&mut self, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
         self.admit(request, kind)?;
         if let Some(reply) = self.special(request) {
@@ -168,7 +170,7 @@ impl Core {
         }
     }
 
-    /// What comes before every request, watches included.
+    /// Authorization, event expiry, and field selector check; precedes every request, watches included.
     pub(super) fn admit(&mut self, request: &Request, kind: &Kind) -> Result<(), Refusal> {
         rules::authorize(self, request)?;
         self.purge();
@@ -196,14 +198,14 @@ impl Core {
         found.map(|object| Answer::new(200, object)).ok_or_else(missing)
     }
 
-    /// The resource version whose world a read shows: now, unless it asked for any and a fault makes that an old one.
+    /// Resource version that a read shows: the latest, unless it asks for 0 and the switch `stale` is set.
     pub fn base(&self, resource: &str, asked: Option<&str>) -> u64 {
         let past = self.switches.stale.filter(|_| asked == Some("0"));
         let then = past.and_then(|by| SignedDuration::try_from(by).ok()).map(|by| self.now() - by);
         then.map_or(self.store.rv(), |then| self.store.rv_at(resource, then))
     }
 
-    /// Commits unless nothing changed; the object as it is stored comes back.
+    /// Commits the object unless nothing changed; returns the stored object.
     pub fn store(&mut self, resource: &str, old: Option<&Value>, new: Value) -> Arc<Value> {
         let key = key(&new);
         let now = self.now();
@@ -218,13 +220,13 @@ impl Core {
         self.store.commit(resource, &key, Some(new), now)
     }
 
-    /// Removes an object; as it last was, with the RV of its end, it comes back.
+    /// Removes an object; returns its last state.
     pub fn remove(&mut self, resource: &str, key: &Key) -> Arc<Value> {
         let now = self.now();
         self.store.commit(resource, key, None, now)
     }
 
-    /// Writes of rules and tests: nobody is asked.
+    /// Commits writes of rules and tests, without authorization or validation.
     pub fn apply(&mut self, writes: Vec<Write>) {
         for write in writes {
             match write {
@@ -261,19 +263,19 @@ impl Core {
         self.store(resource, old.as_deref(), object);
     }
 
-    /// A new one.
+    /// Generates a UID.
     pub fn uid(&self) -> String {
         uuid(self.random(), self.random())
     }
 
-    /// What controllers are to do about what happened since it was last asked.
+    /// Controller jobs for the changes since the last call.
     pub fn controllers(&mut self) -> Vec<Later> {
         let changes = self.store.take_changes();
         changes.iter().for_each(|change| self.witness.see(change));
         changes.iter().flat_map(|change| rules::controllers(self, change)).collect()
     }
 
-    /// Forgets events that nobody wrote for an hour.
+    /// Removes events that were not written for an hour; runs at most once a second.
     fn purge(&mut self) {
         let now = self.now();
         if now.duration_since(self.purged) < SignedDuration::from_secs(1) {
@@ -290,7 +292,7 @@ impl Core {
         }
     }
 
-    /// Notes who writes in the object's managedFields.
+    /// Records the writer in the object's managedFields.
     pub fn manage(&self, caller: &Caller, request: &Request, object: &mut Value) {
         let manager = caller.user_agent.split('/').next().unwrap_or_default();
         let mut entry = json!({"manager": manager, "operation": "Update", "apiVersion": request.api_version,
@@ -309,12 +311,12 @@ impl Core {
     }
 }
 
-/// 405.
+/// 405: the resource does not support the method.
 pub fn method_not_allowed() -> Refusal {
     Refusal::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 }
 
-/// Whether nothing changed but what the server itself notes.
+/// Whether two objects are equal except for resourceVersion, managedFields, and null metadata fields.
 pub fn is_same(old: &Value, new: &Value) -> bool {
     let (Some(old), Some(new)) = (old.as_object(), new.as_object()) else { return false };
     let bare = |value: &Value| {

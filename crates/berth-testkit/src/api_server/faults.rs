@@ -1,4 +1,6 @@
-//! What goes wrong, on demand: a rule says which requests, what happens to them, and how often. Spec 10a §9.
+//! Fault injection for the test API server: match rules, effects, and repetition.
+//!
+//! Implements spec 10a §9.
 
 use std::time::Duration;
 
@@ -7,64 +9,64 @@ use tokio_util::sync::CancellationToken;
 
 use super::{clock::Chance, recorder::Logged, refusal::Refusal};
 
-/// What goes wrong with a request.
+/// Simple failure of a request.
 #[derive(Clone, Debug)]
 pub enum Trouble {
-    /// Nothing, after a while.
+    /// Delays the request; no failure.
     Late(Duration),
-    /// A status, with `Retry-After` in seconds or without, and no body of use.
+    /// Returns a status, with or without `Retry-After` in seconds, and an empty body.
     Status(u16, Option<u32>),
-    /// The connection is cut.
+    /// Closes the connection.
     Cut,
-    /// No answer, ever.
+    /// Never responds.
     Hang,
-    /// 200 and nothing that makes sense.
+    /// Returns 200 with truncated JSON.
     Garbage,
 }
 
-/// What happens to a request.
+/// Effect of a fault on a request.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// It waits.
+    /// Delays the request.
     Delay(Duration),
-    /// It waits until the fault is cleared.
+    /// Blocks the request until the fault is cleared.
     Hang,
-    /// It is refused so; `Retry-After` as the refusal has it.
+    /// Refuses the request; `Retry-After` as in the refusal.
     Refuse(Refusal),
-    /// Status, `Retry-After`, content type and body, word for word.
+    /// Returns exactly this status, `Retry-After` in seconds, content type, and body.
     Answer(u16, Option<u32>, &'static str, String),
-    /// Its connection ends with RST.
+    /// Resets the connection (RST).
     Reset,
-    /// Its connection ends with FIN.
+    /// Closes the connection (FIN).
     Close,
-    /// Its connection is told to go away; the request is answered.
+    /// Sends GOAWAY on the connection; the request is still answered.
     Goaway,
-    /// Its connection is neither read nor written any more.
+    /// Turns the connection into a black hole: neither read nor written any more.
     Blackhole,
-    /// The answer breaks off after so many bytes, and the connection with it.
+    /// Cuts the response, and the connection, after so many bytes.
     CutBody(usize),
-    /// The watch breaks off after so many events and so many bytes of the next.
+    /// Cuts the watch after so many events and so many bytes of the next one.
     Truncate(usize, usize),
-    /// The watch breaks off before the bookmark that ends the initial events.
+    /// Cuts the watch before the bookmark that ends the initial events.
     CutBeforeMarker,
-    /// The watch ends as watches end, after so many events.
+    /// Ends the watch cleanly after so many events.
     EndWatch(usize),
-    /// So many bytes a second.
+    /// Throttles the response to so many bytes per second.
     Slow(usize),
 }
 
 impl Effect {
-    /// A JSON refusal without `Retry-After`: `etcdserver: leader changed` is 500 and no reason.
+    /// JSON refusal without `Retry-After`; an `etcdserver: leader changed` is 500 without a reason.
     pub fn status(code: u16, reason: &str, message: &str) -> Self {
         Self::Refuse(Refusal::new(code, reason, message))
     }
 
-    /// 429 of priority and fairness: plain text.
+    /// 429 of API priority and fairness: plain text, `Retry-After` in seconds.
     pub fn too_many(seconds: u32) -> Self {
         Self::Refuse(Refusal::text(429, "Too many requests, please try again later.\n").after(seconds))
     }
 
-    /// Whether it shapes the answer, which has to be there first.
+    /// Whether the effect shapes the response, which has to exist first.
     fn shapes(&self) -> bool {
         matches!(
             self,
@@ -85,7 +87,7 @@ impl From<Trouble> for Effect {
     }
 }
 
-/// Which requests, what, how often. Every part that is not said matches everything; it happens once.
+/// Fault: match criteria, effect, and repetition. An unset criterion matches everything; the default is one hit.
 #[derive(Clone, Debug)]
 pub struct Fault {
     effect: Effect,
@@ -105,7 +107,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault of every request, as often as there are requests.
+    /// Creates a fault that matches every request and happens once.
     pub fn new(effect: Effect) -> Self {
         Self {
             is_after: effect.shapes(),
@@ -125,79 +127,79 @@ impl Fault {
         }
     }
 
-    /// Requests with that verb for that resource, main or subresource: `("patch", "pods")`; empty is any.
+    /// Matches a verb and a resource, subresources included: `("patch", "pods")`; empty matches any.
     pub fn on(mut self, verb: &str, resource: &str) -> Self {
         self.verb = (!verb.is_empty()).then(|| verb.to_owned());
         self.resource = (!resource.is_empty()).then(|| resource.to_owned());
         self
     }
 
-    /// That subresource; empty is the object itself.
+    /// Matches a subresource; empty is the object itself.
     pub fn subresource(mut self, subresource: &str) -> Self {
         self.subresource = Some(subresource.to_owned());
         self
     }
 
-    /// Only requests of this namespace.
+    /// Matches a namespace.
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = Some(namespace.to_owned());
         self
     }
 
-    /// Objects whose whole name matches; of lists and watches, the name they select.
+    /// Matches the whole object name by regular expression; for lists and watches, the name they select.
     pub fn name(mut self, pattern: &str) -> Self {
         self.name = Some(Regex::new(&format!("^(?:{pattern})$")).expect("a pattern"));
         self
     }
 
-    /// That path and query, exactly.
+    /// Matches path and query exactly.
     pub fn path(mut self, path: &str) -> Self {
         self.path = Some(path.to_owned());
         self
     }
 
-    /// Only requests of this user.
+    /// Matches a user.
     pub fn user(mut self, user: &str) -> Self {
         self.user = Some(user.to_owned());
         self
     }
 
-    /// User agents that begin so.
+    /// Matches a prefix of the user agent.
     pub fn agent(mut self, agent: &str) -> Self {
         self.agent = Some(agent.to_owned());
         self
     }
 
-    /// Only requests of this connection, by its number.
+    /// Matches a connection, by its number.
     pub fn connection(mut self, id: u64) -> Self {
         self.connection = Some(id);
         self
     }
 
-    /// Not to the first so many.
+    /// Skips the first `count` matching requests.
     pub fn skip(mut self, count: usize) -> Self {
         self.skip = count;
         self
     }
 
-    /// Only the first `count` requests that match.
+    /// Limits the fault to `count` matching requests.
     pub fn times(mut self, count: usize) -> Self {
         self.times = count;
         self
     }
 
-    /// Until it is cleared.
+    /// Repeats the fault until it is cleared.
     pub fn always(self) -> Self {
         self.times(usize::MAX)
     }
 
-    /// In so many of all cases, 0..=1.
+    /// Sets the probability of the fault, 0..=1.
     pub fn chance(mut self, share: f64) -> Self {
         self.chance = share;
         self
     }
 
-    /// Once the request has had its effect, before it is answered.
+    /// Injects the fault after the request has been committed, before the response.
     pub fn after_commit(mut self) -> Self {
         self.is_after = true;
         self
@@ -217,7 +219,7 @@ impl Fault {
     }
 }
 
-/// A fault that was told.
+/// Handle of an added fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultId(pub(super) u64);
 
@@ -228,7 +230,7 @@ struct Rule {
     cleared: CancellationToken,
 }
 
-/// All of them.
+/// All active faults.
 pub(super) struct Faults {
     next: u64,
     rules: Vec<Rule>,
@@ -247,7 +249,7 @@ impl Faults {
         id
     }
 
-    /// It does not happen any more, and who hangs in it goes on.
+    /// Removes a fault; requests that hang in it continue.
     pub fn clear(&mut self, id: FaultId) {
         self.rules.retain(|rule| {
             if rule.id == id {
@@ -261,13 +263,13 @@ impl Faults {
         self.rules.drain(..).for_each(|rule| rule.cleared.cancel());
     }
 
-    /// How often it happened.
+    /// Number of times that the fault happened.
     pub fn hits(&self, id: FaultId) -> usize {
         let rule = self.rules.iter().find(|rule| rule.id == id);
         rule.map_or(0, |rule| rule.hits.saturating_sub(rule.fault.skip))
     }
 
-    /// What happens to that request now; the token ends a hang.
+    /// Effect of the first fault that matches the request now; the token ends a hang.
     pub fn due(&mut self, request: &Logged, is_after: bool) -> Option<(Effect, CancellationToken)> {
         for rule in &mut self.rules {
             let fault = &rule.fault;

@@ -1,4 +1,4 @@
-//! Files that say how to reach the server, and as whom.
+//! Kubeconfig files for clients of the test API server: certificates, tokens, bootstrap tokens.
 
 use std::path::PathBuf;
 
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use super::{ApiServer, clock};
 
 impl ApiServer {
-    /// How to reach it, as administrator.
+    /// Kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig")
     }
 
-    /// As that user, by a client certificate of thirty days.
+    /// Kubeconfig of a user, with a client certificate valid for thirty days.
     pub fn kubeconfig_for(&self, user: &str, groups: &[&str]) -> PathBuf {
         self.write_kubeconfig(
             &format!("kubeconfig-{}", user.replace(['/', ':'], "-")),
@@ -23,12 +23,12 @@ impl ApiServer {
         )
     }
 
-    /// As that node.
+    /// Kubeconfig of a node.
     pub fn node_kubeconfig(&self, node: &str) -> PathBuf {
         self.kubeconfig_for(&format!("system:node:{node}"), &["system:nodes"])
     }
 
-    /// With a bootstrap token, `id.secret`; its Secret is made if there is none, and good for a day.
+    /// Kubeconfig with a bootstrap token, `id.secret`; creates its Secret with one day of lifetime if absent.
     pub fn bootstrap_kubeconfig(&self, token: &str) -> PathBuf {
         let (id, secret) = token.split_once('.').unwrap_or((token, ""));
         let name = format!("bootstrap-token-{id}");
@@ -49,22 +49,22 @@ impl ApiServer {
         self.token_kubeconfig(&name, token)
     }
 
-    /// With that bearer token.
+    /// Kubeconfig with a bearer token.
     pub fn token_kubeconfig(&self, file: &str, token: &str) -> PathBuf {
         self.write_kubeconfig(file, &json!({"token": token}))
     }
 
-    /// A client certificate that holds so many days, on the server's clock, from an hour ago.
+    /// Client certificate that is valid for so many days on the server's clock, starting an hour ago.
     pub fn client(&self, user: &str, groups: &[&str], days: i64) -> Issued {
         self.authority.client(user, groups, Validity::days(self.now(), days)).expect("a certificate")
     }
 
-    /// The authority's certificate, PEM.
+    /// Certificate of the authority, PEM.
     pub fn authority_pem(&self) -> &str {
         &self.authority.own().certificate
     }
 
-    /// A kubeconfig with that `user`.
+    /// Kubeconfig with that `user` entry.
     pub fn kubeconfig_text(&self, user: &Value) -> String {
         json!({
             "apiVersion": "v1",

@@ -1,4 +1,6 @@
-//! LIST: what a resource version means, pages, and the refusals of options that do not go together. Spec 10a §3.
+//! LIST requests: resource version semantics, pagination, and validation of list options.
+//!
+//! Implements spec 10a §3.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,10 +13,10 @@ use super::{
     view::{Cause, Refusal, Request},
 };
 
-/// Rests of lists that clients have not fetched.
+/// Maximum number of stored continuations; the oldest are dropped.
 const RESTS: usize = 100;
 
-/// Lists begun and not ended.
+/// Continuations of paginated lists.
 #[derive(Debug, Default)]
 pub struct Pages {
     next: u64,
@@ -40,14 +42,14 @@ impl Pages {
         id
     }
 
-    /// After a compaction nobody can go on.
+    /// Removes the continuations that a compaction makes too old.
     pub fn forget(&mut self, resource: &str, rv: u64) {
         self.rests.retain(|rest| rest.resource != resource || rest.rv > rv);
     }
 }
 
 impl Core {
-    /// A list, or a page of it.
+    /// Returns a list, or a page of it.
     pub(super) fn page(&mut self, request: &Request, kind: &Kind) -> Result<Value, Refusal> {
         refuse_options(request, false, self.switches.watch_list)?;
         let version = version(request)?;
@@ -60,7 +62,7 @@ impl Core {
             }
             None => self.matching(request, version)?,
         };
-        // The watch cache ignores limits of lists at any version but the current one.
+        // The watch cache ignores the limit of lists at any resource version but the current one.
         let is_paged = version.is_none() || (version == Some(0) && self.switches.pages_at_zero);
         let mut more = None;
         if let Some(limit) = limit.filter(|limit| is_paged && *limit < items.len()) {
@@ -98,15 +100,15 @@ impl Core {
     }
 }
 
-/// What a request is of.
+/// Filter of a list, watch, or deletecollection request.
 pub fn filter(request: &Request) -> Filter {
     Filter { namespace: request.namespace.clone(), fields: request.fields.clone(), labels: request.labels.clone() }
 }
 
-/// The resource version it names; 0 is a version, nothing is none.
+/// Resource version of the request; `None` if unset, which differs from 0.
 ///
 /// # Errors
-/// 422: it is no number.
+/// 422: it is not a number.
 pub fn version(request: &Request) -> Result<Option<u64>, Refusal> {
     let Some(text) = request.query("resourceVersion").filter(|text| !text.is_empty()) else { return Ok(None) };
     text.parse().map(Some).map_err(|_| {
@@ -116,7 +118,7 @@ pub fn version(request: &Request) -> Result<Option<u64>, Refusal> {
     })
 }
 
-/// 504: nobody has seen that yet.
+/// 504: the resource version does not exist yet.
 pub fn too_large(asked: u64, current: u64) -> Refusal {
     let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
     let cause = Cause::new("ResourceVersionTooLarge", "", "Too large resource version");
@@ -131,7 +133,7 @@ fn too_old_to_continue() -> Refusal {
     Refusal::new(410, "Expired", text)
 }
 
-/// Options that do not go together.
+/// Validates combinations of list options.
 ///
 /// # Errors
 /// 422, with the texts of the real server.
@@ -176,7 +178,7 @@ pub fn refuse_options(request: &Request, is_watch: bool, has_watch_list: bool) -
     if causes.is_empty() { Ok(()) } else { Err(Refusal::invalid("ListOptions.meta.k8s.io", "", causes)) }
 }
 
-/// A list; its items do not say of which kind they are.
+/// Encloses items in a list object; the items lose kind and apiVersion.
 pub fn envelope(kind: &Kind, rv: u64, items: &[Arc<Value>]) -> Value {
     let bare = |item: &Arc<Value>| {
         let fields = item.as_object().into_iter().flatten();

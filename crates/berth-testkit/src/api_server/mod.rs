@@ -1,12 +1,16 @@
-//! An API server on loopback for tests, true where truth matters: it refuses what a real one refuses, orders and
-//! loses what a real network orders and loses, and tells afterwards what happened. Spec 10a §I.
+//! Test API server on loopback with realistic validation, ordering, and failure modes.
 //!
-//!   wire ─► serve ─► faults ─► core (one lock: authorise, rules, store, tell who watches) ─► faults ─► answer
-//!                     recorder sees all of it              └─► controllers, later
+//! Refuses what a real API server refuses, orders and loses what a real network orders and loses, and records every
+//! request for later inspection. Implements spec 10a §I.
 //!
-//! `resources` is the list of what there is, `verbs`, `lists` and `watch` what holds for all of it, `rules` what
-//! holds for each, through the seam `view`; `tables` is what kubectl prints. Tests act as user through `acts`, and break
-//! things through `faults`; whoever is no test does both through `sim`.
+//! ```text
+//! wire ─► serve ─► faults ─► core (one lock: authorize, rules, store, notify watchers) ─► faults ─► response
+//!                   recorder sees all of it              └─► controllers, later
+//! ```
+//!
+//! `resources` is the table of resources; `verbs`, `lists`, and `watch` implement what is common to all of them,
+//! `rules` what is specific to each, through the interface `view`; `tables` renders what kubectl prints. Tests act as
+//! users through `acts` and inject failures through `faults`; other processes do both through `sim`.
 
 pub mod acts;
 pub mod clock;
@@ -65,36 +69,36 @@ use self::{
     wire::Door,
 };
 
-/// What a restart leaves of the events.
+/// Effect of a restart on the event ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
-    /// Watches go on where they were.
+    /// Watches resume where they were.
     Keep,
-    /// Watches from before get 410.
+    /// Watches from before the restart get 410.
     Wipe,
 }
 
-/// What connections and controllers share.
+/// State shared by connections and controllers.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     recorder: Mutex<Recorder>,
     faults: Mutex<Faults>,
-    /// What faults found for answers that are not there yet, by request.
+    /// Response-shaping fault effects that wait for their response, by request ID.
     shapes: Mutex<HashMap<u64, Effect>>,
     door: Door,
-    /// Moves with every request, answer and commit.
+    /// Counter that changes with every request, response, and commit.
     changed: Sender<u64>,
-    /// The server goes down: watches end, requests are refused.
+    /// Cancelled while the server shuts down: watches end, requests are refused.
     ending: Mutex<CancellationToken>,
-    /// Nobody needs it any more.
+    /// Cancelled when the server is dropped.
     over: CancellationToken,
     runtime: Handle,
-    /// How it proves itself to kubelets.
+    /// TLS client configuration for connections to kubelets.
     kubelets: OnceLock<Arc<rustls::ClientConfig>>,
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A test that panicked while it looked has changed nothing.
+    // Recovers from poisoning: a test that panicked while it read has changed nothing.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -123,7 +127,7 @@ impl Shared {
         held(&self.ending).clone()
     }
 
-    /// Something happened.
+    /// Notifies waiters of a request, response, or commit.
     fn moved(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
@@ -139,7 +143,7 @@ impl Shared {
         !absent.iter().any(|absent| path.contains(&format!("/{absent}/")) || *absent == whole)
     }
 
-    /// Changes the state, and sets controllers to work on what changed.
+    /// Changes the state and starts controllers for the changes.
     fn act<T>(self: &Arc<Self>, change: impl FnOnce(&mut Core) -> T) -> T {
         let (outcome, later) = {
             let mut core = self.core();
@@ -169,48 +173,48 @@ impl Shared {
     }
 }
 
-/// How a server is started.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it listens.
+    /// Listen address, `host:port`.
     pub address: String,
-    /// Of names, UIDs and chances.
+    /// Seed of names, UIDs, and probabilities.
     pub seed: u64,
-    /// Names and addresses it is reached by, if not by where it listens.
+    /// Additional DNS names and addresses in the serving certificate; the first one is the host in kubeconfigs.
     pub names: Vec<String>,
-    /// Signs; None: a new one.
+    /// Certificate authority; `None` creates one.
     pub authority: Option<Issued>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        // Not one of the kernel's choice: while nobody listens there, others must not get it.
+        // Not a port chosen by the kernel: while the server does not listen, no other process must get it.
         let [port] = free_ports();
         Self { address: format!("127.0.0.1:{port}"), seed: 1, names: Vec::new(), authority: None }
     }
 }
 
-/// The server; gone when dropped.
+/// Running server; drop stops it and closes its connections.
 pub struct ApiServer {
     address: SocketAddr,
-    /// As kubeconfigs have it.
+    /// Server URL in kubeconfigs.
     url: String,
     shared: Arc<Shared>,
     folder: tempfile::TempDir,
-    /// Signs its own certificate and those of clients.
+    /// Signs the server's certificate and those of clients.
     pub authority: Authority,
 }
 
 impl ApiServer {
-    /// Answers from now on.
+    /// Starts a server with default options.
     pub async fn start() -> Self {
         Self::start_with(Options::default()).await
     }
 
-    /// Answers from now on, as told.
+    /// Starts a server with these options.
     ///
     /// # Panics
-    /// The address is somebody else's, or the authority no authority.
+    /// The address is in use, or the authority is invalid.
     pub async fn start_with(options: Options) -> Self {
         let validity = Validity::days(Timestamp::now(), 365);
         let authority = match options.authority {
@@ -235,7 +239,7 @@ impl ApiServer {
             runtime: Handle::current(),
             kubelets: OnceLock::new(),
         });
-        shared.act(|_| ()); // controllers see the first objects
+        shared.act(|_| ()); // runs controllers for the initial objects
         shared.door.listen(&shared, listener);
         let folder = tempfile::tempdir().expect("a folder");
         let url = format!("https://{}:{}", names[0], address.port());
@@ -244,34 +248,34 @@ impl ApiServer {
         server
     }
 
-    /// Where it listens.
+    /// Listen address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Nobody listens any more; connections there are go on.
+    /// Stops accepting connections; open connections stay.
     pub async fn stop_listening(&mut self) {
         self.shared.door.stop().await;
     }
 
-    /// It is gone: nobody listens, and all connections are cut.
+    /// Takes the server away: stops listening and closes all connections.
     pub async fn vanish(&mut self) {
         self.go().await;
     }
 
-    /// As [`ApiServer::vanish`]; [`ApiServer::come_back`] ends it.
+    /// Same as [`ApiServer::vanish`] on a shared reference; [`ApiServer::come_back`] ends it.
     pub async fn go(&self) {
         self.shared.door.stop().await;
         self.connections().iter().for_each(|connection| connection.close());
     }
 
-    /// It listens again, at the same port.
+    /// Listens again on the same port.
     pub async fn come_back(&self) {
         let listener = TcpListener::bind(self.address).await.expect("its own port");
         self.shared.door.listen(&self.shared, listener);
     }
 
-    /// It goes down as servers do (watches end, GOAWAY), and is there again after a while.
+    /// Restarts gracefully (watches end, GOAWAY), with a downtime of `after`.
     pub async fn restart(&self, ring: Ring, after: Duration) {
         self.shared.door.stop().await;
         self.shared.ending().cancel();
@@ -284,7 +288,7 @@ impl ApiServer {
         self.come_back().await;
     }
 
-    /// All connections, those that come included, are neither read nor written; until it is light again.
+    /// Turns all connections, present and new, into black holes (neither read nor written), or back.
     pub fn black(&self, is_black: bool) {
         self.shared.door.is_black.store(is_black, Ordering::Relaxed);
         self.connections().iter().for_each(|connection| connection.black(is_black));
@@ -295,66 +299,66 @@ impl ApiServer {
         self.shared.door.connections()
     }
 
-    /// Connections that ever came.
+    /// Number of connections accepted so far.
     pub fn accepted(&self) -> u64 {
         self.shared.door.accepted()
     }
 
-    /// New connections may have so many streams (HTTP/2).
+    /// Sets the maximum of concurrent HTTP/2 streams of new connections.
     pub fn max_streams(&self, count: u32) {
         self.shared.door.streams.store(count, Ordering::Relaxed);
     }
 
-    /// New connections speak HTTP/1.1 only, or HTTP/2 too.
+    /// Restricts new connections to HTTP/1.1, or offers HTTP/2 too.
     pub fn only_http1(&self, is_old: bool) {
         self.shared.door.is_old.store(is_old, Ordering::Relaxed);
         self.shared.door.show(None);
     }
 
-    /// Shows that certificate to new connections.
+    /// Sets the serving certificate of new connections.
     pub fn show_certificate(&self, identity: Issued) {
         self.shared.door.show(Some(identity));
     }
 
-    /// That goes wrong.
+    /// Adds a fault.
     pub fn fault(&self, fault: Fault) -> FaultId {
         self.shared.faults().add(fault)
     }
 
-    /// That does not go wrong any more; who hangs in it goes on.
+    /// Removes a fault; requests that hang in it continue.
     pub fn clear(&self, id: FaultId) {
         self.shared.faults().clear(id);
     }
 
-    /// Nothing goes wrong any more.
+    /// Removes all faults.
     pub fn clear_all(&self) {
         self.shared.faults().clear_all();
     }
 
-    /// How often it went wrong.
+    /// Number of times that a fault happened.
     pub fn hits(&self, id: FaultId) -> usize {
         self.shared.faults().hits(id)
     }
 
-    /// The next requests for that path have these troubles, one each.
+    /// Adds one fault each for the next requests of that path.
     pub fn trouble(&self, path: &str, troubles: impl IntoIterator<Item = Trouble>) {
         for trouble in troubles {
             self.fault(Fault::new(trouble.into()).path(path));
         }
     }
 
-    /// The server's clock.
+    /// Current time of the server's clock.
     pub fn now(&self) -> Timestamp {
         self.shared.core().clock.now()
     }
 
-    /// Somebody sets the server's clock.
+    /// Adjusts the server's clock.
     pub fn jump(&self, by: SignedDuration) {
         self.shared.core().clock.jump(by);
         self.shared.moved();
     }
 
-    /// Turns something on or off.
+    /// Changes the behavior switches.
     pub fn switch(&self, change: impl FnOnce(&mut Switches)) {
         change(&mut self.shared.core().switches);
     }
@@ -364,19 +368,19 @@ impl ApiServer {
         change(&mut self.shared.core().rules)
     }
 
-    /// Everything that is stored.
+    /// Dumps all stored objects.
     pub fn dump(&self) -> Value {
         self.shared.core().store.dump()
     }
 
-    /// Stores what was dumped.
+    /// Stores the objects of a dump.
     pub fn load(&self, dump: &Value) {
         let objects = dump["items"].as_array().cloned().unwrap_or_default();
         let put = |object: Value| Some(Write::Put { resource: resources::of(&object)?.id.to_owned(), object });
         self.with(|core| core.apply(objects.into_iter().filter_map(put).collect()));
     }
 
-    /// Changes the state itself; controllers see what changed.
+    /// Changes the state directly; controllers react to the changes.
     pub fn with<T>(&self, change: impl FnOnce(&mut Core) -> T) -> T {
         self.shared.act(change)
     }

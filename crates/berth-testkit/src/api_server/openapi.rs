@@ -1,11 +1,12 @@
-//! As much of the OpenAPI description as kubectl reads before it applies: what is patched where, and that this server
-//! itself looks for fields that nobody knows. Pure. Spec 10a §3.
+//! OpenAPI v3 documents that kubectl reads before apply: patch paths, field validation. Pure.
+//!
+//! Implements spec 10a §3.
 
 use serde_json::{Map, Value, json};
 
 use super::resources::{KINDS, Kind};
 
-/// A page below `/openapi/v3`.
+/// OpenAPI document at or below `/openapi/v3`.
 pub fn page(path: &str) -> Option<Value> {
     let place = path.strip_prefix("/openapi/v3")?.trim_matches('/');
     if place.is_empty() {
@@ -21,7 +22,7 @@ pub fn page(path: &str) -> Option<Value> {
     Some(json!({"openapi": "3.0.0", "info": info, "paths": paths}))
 }
 
-/// `api/v1`, `apis/coordination.k8s.io/v1`
+/// Group-version path: `api/v1`, `apis/coordination.k8s.io/v1`.
 fn root(kind: &Kind) -> String {
     let group = kind.group();
     if group.is_empty() { format!("api/{}", kind.version) } else { format!("apis/{group}/{}", kind.version) }
@@ -36,7 +37,8 @@ fn patch(kind: &Kind) -> Value {
         "x-kubernetes-action": "patch",
         "x-kubernetes-group-version-kind": {"group": kind.group(), "version": kind.version, "kind": kind.kind},
         "parameters": parameters,
-        // Without schemas nobody can make a strategic patch of this; kubectl knows the types itself.
+        // Without schemas, clients cannot compute strategic merge patches from this document; kubectl has built-in
+        // types.
         "requestBody": {"content": {"application/merge-patch+json": {}}},
     })
 }

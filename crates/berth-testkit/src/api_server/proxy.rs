@@ -1,4 +1,4 @@
-//! `log`, `exec`, `attach` and `portforward` of pods, passed on to the kubelet that the Node object names.
+//! Proxy of pod `log`, `exec`, `attach`, and `portforward` to the kubelet of the pod's node.
 
 use std::sync::Arc;
 
@@ -24,18 +24,18 @@ use super::{
 };
 use crate::kube_front::{Kubelet, pass_on, target};
 
-/// Longest refusal of a kubelet that is told on, in bytes.
+/// Maximum size of a kubelet's error text that is passed on, in bytes.
 const LONGEST: usize = 10_000;
 
-/// Whether a kubelet answers it.
+/// Whether the request is proxied to a kubelet.
 pub(super) fn is_meant(place: &Place) -> bool {
     ["log", "exec", "attach", "portforward"].contains(&place.subresource.as_str())
 }
 
-/// What the kubelet answers.
+/// Proxies the request to the kubelet and returns its response.
 ///
 /// # Errors
-/// 403, 404, 500: nobody can be asked.
+/// 403, 404, 500: not allowed, no such pod, or the kubelet is unreachable.
 pub(super) async fn pass(
     shared: &Arc<Shared>,
     caller: &Caller,
@@ -49,7 +49,7 @@ pub(super) async fn pass(
     }
     let failed = |e: anyhow::Error| Refusal::internal(&format!("error dialing backend: {e:#}"));
     let target = target(&kubelet, &place.namespace, &place.name, &place.subresource, &query).await.map_err(failed)?;
-    *request.version_mut() = http::Version::HTTP_11; // whatever it came by
+    *request.version_mut() = http::Version::HTTP_11; // whatever version the client used
     let answer = pass_on(&kubelet, request, &target).await.map_err(failed)?;
     if place.subresource == "log" && !answer.status().is_success() {
         return Err(refusal_of(answer).await);
@@ -57,7 +57,7 @@ pub(super) async fn pass(
     Ok(answer.map(|body| body.map_err(|_| Cut).boxed_unsync()))
 }
 
-/// What a kubelet refuses in plain words, as the server tells it.
+/// Converts a kubelet's plain-text error into a `Status`, as the API server does.
 async fn refusal_of(answer: Response<axum::body::Body>) -> Refusal {
     let (code, body) = (answer.status().as_u16(), Limited::new(answer.into_body(), LONGEST).collect().await);
     let text = body.map(|body| String::from_utf8_lossy(&body.to_bytes()).into_owned()).unwrap_or_default();
@@ -68,7 +68,7 @@ async fn refusal_of(answer: Response<axum::body::Body>) -> Refusal {
     }
 }
 
-/// The kubelet of a pod, and the pod's first container.
+/// Kubelet of a pod, and the pod's first container.
 fn kubelet(shared: &Shared, caller: &Caller, place: &Place, is_get: bool) -> Result<(Kubelet, String), Refusal> {
     let core = shared.core();
     let asked = Request {
@@ -100,7 +100,7 @@ fn address(node: &Value) -> Option<std::net::SocketAddr> {
     Some((internal["address"].as_str()?.parse::<std::net::IpAddr>().ok()?, u16::try_from(port).ok()?).into())
 }
 
-/// The server's own identity towards kubelets; theirs it does not check, as by default.
+/// TLS client identity towards kubelets; their certificates are not verified, as by default.
 fn tls(authority: &berth::wiring::certificates::Issued) -> Arc<ClientConfig> {
     let signer = Authority::load(authority.clone()).expect("the authority");
     let own = signer

@@ -1,4 +1,6 @@
-//! Every request that came, and what became of it; and waiting for what shall come. Spec 10a §10.
+//! Request log of the test API server, and waiting for conditions on requests and objects.
+//!
+//! Implements spec 10a §10.
 
 use std::{cell::RefCell, collections::VecDeque, fmt, ops::Deref, sync::Arc, time::Duration};
 
@@ -9,13 +11,13 @@ use tokio::time::Instant;
 
 use super::{ApiServer, Shared, view::View};
 
-/// Requests that are remembered.
+/// Maximum number of recorded requests; the oldest are dropped.
 const REMEMBERED: usize = 200_000;
 
-/// A request that came.
+/// Recorded request and its outcome.
 #[derive(Clone, Debug)]
 pub struct Logged {
-    /// From 1 in the order of arrival.
+    /// ID, from 1 in the order of arrival.
     pub id: u64,
     /// HTTP method.
     pub method: Method,
@@ -23,43 +25,43 @@ pub struct Logged {
     pub path: String,
     /// Request headers.
     pub headers: HeaderMap,
-    /// The body; null where it was no JSON.
+    /// Request body; null if it is not JSON.
     pub body: Value,
-    /// On the server's clock.
+    /// Time of arrival on the server's clock.
     pub at: Timestamp,
-    /// When the request arrived.
+    /// Time of arrival on tokio's clock.
     pub begun: Instant,
-    /// None as long as it lasts: the last byte of a watch.
+    /// End of the response; `None` while it lasts. For a watch, its last byte.
     pub ended: Option<Instant>,
     /// Number of the connection, from 1.
     pub connection: u64,
-    /// `h2` or `http/1.1`
+    /// Negotiated protocol: `h2` or `http/1.1`.
     pub alpn: &'static str,
-    /// Of the client's certificate, in hexadecimal; mostly empty.
+    /// Serial number of the client certificate, hexadecimal; mostly empty.
     pub serial: String,
     /// Name of the authenticated user.
     pub user: String,
-    /// As authorisation spells it; empty for paths that are no resources.
+    /// Verb as in authorization; empty for non-resource paths.
     pub verb: &'static str,
-    /// `pods`, `leases.coordination.k8s.io`
+    /// Resource name: `pods`, `leases.coordination.k8s.io`.
     pub resource: String,
-    /// Empty for the object itself.
+    /// Subresource; empty for the object itself.
     pub subresource: String,
-    /// Empty for cluster-scoped objects.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
-    /// Of a list or watch, the name it selects.
+    /// Object name; for a list or watch, the name in its field selector.
     pub name: String,
-    /// None as long as there is no answer.
+    /// HTTP status of the response; `None` while there is none.
     pub code: Option<u16>,
-    /// What it committed.
+    /// Resource version that the request committed, if any.
     pub rv: Option<u64>,
-    /// Of the answer's body.
+    /// Size of the response body, in bytes.
     pub bytes: usize,
-    /// Of a watch: events sent, bookmarks included.
+    /// Number of events sent by a watch, bookmarks included.
     pub events: usize,
-    /// Why the watch ended: `deadline`, `shutdown`, `slow`, `fault`, `client`, …
+    /// Reason for the end of a watch: `deadline`, `shutdown`, `slow`, `fault`, `client`, …
     pub end: Option<&'static str>,
-    /// What a fault did to it, as text.
+    /// Effect of a fault on the request, as text.
     pub fault: Option<String>,
 }
 
@@ -106,7 +108,7 @@ impl fmt::Display for Logged {
     }
 }
 
-/// Some requests, in order of arrival.
+/// Selection of recorded requests, in order of arrival.
 #[derive(Clone, Debug, Default)]
 pub struct Requests(Vec<Arc<Logged>>);
 
@@ -124,12 +126,12 @@ impl Requests {
         Self(self.0.iter().filter(|logged| keep(logged)).cloned().collect())
     }
 
-    /// For that resource, subresources included.
+    /// The requests for this resource, subresources included.
     pub fn of(&self, resource: &str) -> Self {
         self.filter(|logged| logged.resource == resource)
     }
 
-    /// For that object.
+    /// The requests for this object.
     pub fn at(&self, resource: &str, namespace: &str, name: &str) -> Self {
         self.of(resource).filter(|logged| logged.namespace == namespace && logged.name == name)
     }
@@ -149,7 +151,7 @@ impl Requests {
         self.filter(|logged| logged.user == user)
     }
 
-    /// After that one.
+    /// The requests with a greater ID.
     pub fn since(&self, id: u64) -> Self {
         self.filter(|logged| logged.id > id)
     }
@@ -159,12 +161,12 @@ impl Requests {
         self.0.iter().map(|logged| logged.verb).collect()
     }
 
-    /// Codes; 0 where there is no answer.
+    /// Status codes of the responses; 0 if there is none.
     pub fn codes(&self) -> Vec<u16> {
         self.0.iter().map(|logged| logged.code.unwrap_or_default()).collect()
     }
 
-    /// Connections they came on.
+    /// Number of distinct connections of the requests.
     pub fn connections(&self) -> usize {
         let mut ids: Vec<u64> = self.0.iter().map(|logged| logged.connection).collect();
         ids.sort_unstable();
@@ -179,7 +181,7 @@ impl fmt::Display for Requests {
     }
 }
 
-/// What was recorded.
+/// Bounded log of requests.
 #[derive(Default)]
 pub(super) struct Recorder {
     log: VecDeque<Arc<Logged>>,
@@ -187,7 +189,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// A request came.
+    /// Records a new request; returns its ID.
     pub fn begin(&mut self, mut logged: Logged) -> u64 {
         self.last += 1;
         logged.id = self.last;
@@ -220,7 +222,7 @@ impl Recorder {
     }
 }
 
-/// What a condition looks at; it notes what was looked at, so that a failure can tell about that.
+/// State that a condition reads; records the objects it reads, for the failure message.
 pub struct Seen<'a> {
     shared: &'a Shared,
     log: &'a Requests,
@@ -228,7 +230,7 @@ pub struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// An object of the store.
+    /// Reads an object from the store.
     pub fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let place = (resource.to_owned(), namespace.to_owned(), name.to_owned());
         let mut looked = self.looked.borrow_mut();
@@ -238,37 +240,37 @@ impl Seen<'_> {
         self.shared.core().get(resource, namespace, name)
     }
 
-    /// Objects of the store.
+    /// All objects of a resource in the store.
     pub fn all(&self, resource: &str) -> Vec<Arc<Value>> {
         self.shared.core().list(resource)
     }
 
-    /// Requests that came.
+    /// All recorded requests.
     pub fn log(&self) -> &Requests {
         self.log
     }
 }
 
 impl ApiServer {
-    /// Requests for that path and query, as they came.
+    /// The recorded requests for that path and query.
     pub fn requests(&self, path: &str) -> Vec<Logged> {
         self.log().filter(|logged| logged.path == path).iter().map(|logged| Logged::clone(logged)).collect()
     }
 
-    /// All requests, as they came.
+    /// All recorded requests.
     pub fn log(&self) -> Requests {
         self.shared.recorder().all()
     }
 
-    /// The last request; for [`Requests::since`].
+    /// ID of the last request, for [`Requests::since`].
     pub fn last(&self) -> u64 {
         self.shared.recorder().last()
     }
 
-    /// Waits until that holds; looked at after each request, answer and commit.
+    /// Waits until `holds` returns true; evaluates it after each request, response, and commit.
     ///
     /// # Panics
-    /// It does not within the deadline: with the requests about the objects that were looked at, and the objects.
+    /// The deadline passed: the message contains the requests about the objects that were read, and the objects.
     pub async fn wait_until(&self, what: &str, deadline: Duration, holds: impl Fn(&Seen<'_>) -> bool) {
         let end = Instant::now() + deadline;
         let mut changes = self.shared.changed.subscribe();

@@ -1,42 +1,43 @@
-//! Why a request is refused: the `Status` object of a real server, and the few refusals that are plain text.
-//! Pure. Spec 10a §3 "errors".
+//! API errors as `Status` objects of a real server, and the few that are plain text. Pure.
+//!
+//! Implements spec 10a §3 "errors".
 
 use serde_json::{Value, json};
 
-/// One field that is wrong.
+/// Cause of a validation error: one invalid field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// `FieldValueInvalid`, `FieldValueRequired`, …
+    /// Cause type: `FieldValueInvalid`, `FieldValueRequired`, …
     pub reason: &'static str,
-    /// `metadata.uid`; empty where no field is meant.
+    /// Field path: `metadata.uid`; empty if the cause concerns no field.
     pub field: String,
-    /// What stands after the field: `Invalid value: "U": field is immutable`.
+    /// Text after the field: `Invalid value: "U": field is immutable`.
     pub message: String,
 }
 
 impl Cause {
-    /// `field: Invalid value: "value": detail`; strings come quoted, other values as they are.
+    /// Cause `field: Invalid value: "value": detail`; strings are quoted, other values are not.
     pub fn invalid(field: &str, value: &Value, detail: &str) -> Self {
         Self::new("FieldValueInvalid", field, format!("Invalid value: {value}: {detail}"))
     }
 
-    /// `field: Required value: detail`
+    /// Cause `field: Required value: detail`.
     pub fn required(field: &str, detail: &str) -> Self {
         let tail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
         Self::new("FieldValueRequired", field, format!("Required value{tail}"))
     }
 
-    /// `field: Forbidden: detail`
+    /// Cause `field: Forbidden: detail`.
     pub fn forbidden(field: &str, detail: &str) -> Self {
         Self::new("FieldValueForbidden", field, format!("Forbidden: {detail}"))
     }
 
-    /// `field: Duplicate value: value`
+    /// Cause `field: Duplicate value: value`.
     pub fn duplicate(field: &str, value: &Value) -> Self {
         Self::new("FieldValueDuplicate", field, format!("Duplicate value: {value}"))
     }
 
-    /// Any.
+    /// Cause with any reason and message.
     pub fn new(reason: &'static str, field: &str, message: impl Into<String>) -> Self {
         Self { reason, field: field.to_owned(), message: message.into() }
     }
@@ -46,43 +47,43 @@ impl Cause {
     }
 }
 
-/// What a refusal is about; empty where it is about nothing.
+/// Object in the `details` of a refusal; empty if it concerns no object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// `details.name`.
     pub name: String,
     /// `details.group`.
     pub group: String,
-    /// `details.kind`: a resource's plural, or a kind for what is invalid.
+    /// `details.kind`: the resource's plural, or the kind for validation errors.
     pub kind: String,
 }
 
-/// A refused request.
+/// Error response to a refused request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// HTTP status.
     pub code: u16,
     /// `NotFound`, `Conflict`, …; may be empty.
     pub reason: String,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
-    /// What it is about.
+    /// Object that the refusal concerns.
     pub about: Box<About>,
     /// `details.causes`.
     pub causes: Vec<Cause>,
-    /// `details.retryAfterSeconds`, and the header.
+    /// `details.retryAfterSeconds` and the `Retry-After` header, in seconds.
     pub retry_after: Option<u32>,
-    /// The body is the message as plain text, no `Status`.
+    /// Whether the body is the message as plain text instead of a `Status`.
     pub is_text: bool,
 }
 
-/// `leases.coordination.k8s.io` as plural and group.
+/// Splits `leases.coordination.k8s.io` into plural and group.
 pub fn split(resource: &str) -> (&str, &str) {
     resource.split_once('.').unwrap_or((resource, ""))
 }
 
 impl Refusal {
-    /// A `Status` about no object.
+    /// `Status` that concerns no object.
     pub fn new(code: u16, reason: &str, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -95,19 +96,19 @@ impl Refusal {
         }
     }
 
-    /// About one object of a resource (`pods`, `leases.coordination.k8s.io`).
+    /// `Status` that concerns one object of a resource (`pods`, `leases.coordination.k8s.io`).
     pub fn about(code: u16, reason: &str, resource: &str, name: &str, message: impl Into<String>) -> Self {
         let (plural, group) = split(resource);
         let about = About { name: name.to_owned(), group: group.to_owned(), kind: plural.to_owned() };
         Self { about: Box::new(about), ..Self::new(code, reason, message) }
     }
 
-    /// 404 of an object.
+    /// 404: the object does not exist.
     pub fn not_found(resource: &str, name: &str) -> Self {
         Self::about(404, "NotFound", resource, name, format!("{resource} \"{name}\" not found"))
     }
 
-    /// 409 of a create.
+    /// 409: the object of a create exists already.
     pub fn already_exists(resource: &str, name: &str) -> Self {
         Self::about(409, "AlreadyExists", resource, name, format!("{resource} \"{name}\" already exists"))
     }
@@ -118,7 +119,7 @@ impl Refusal {
         Self::about(409, "Conflict", resource, name, message)
     }
 
-    /// 409 of a stale resource version.
+    /// 409: the resource version is stale.
     pub fn modified(resource: &str, name: &str) -> Self {
         let why = "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(resource, name, why)
@@ -141,40 +142,40 @@ impl Refusal {
         Self { causes, ..Self::about(422, "Invalid", kind, name, message) }
     }
 
-    /// 400.
+    /// 400: malformed request.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", message)
     }
 
-    /// 401.
+    /// 401: not authenticated.
     pub fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 500 `Internal error occurred: …`.
+    /// 500: `Internal error occurred: …`.
     pub fn internal(why: &str) -> Self {
         let message = format!("Internal error occurred: {why}");
         Self { causes: vec![Cause::new("", "", why)], ..Self::new(500, "InternalError", message) }
     }
 
-    /// A plain error of the server's own code: 500, no reason.
+    /// 500 without a reason: plain error of the server's own code.
     pub fn plain(message: impl Into<String>) -> Self {
         Self::new(500, "", message)
     }
 
-    /// That text and nothing else.
+    /// Plain-text response without a `Status`.
     pub fn text(code: u16, message: &str) -> Self {
         Self { is_text: true, ..Self::new(code, "", message) }
     }
 
-    /// With more causes.
+    /// Adds a cause.
     #[must_use]
     pub fn because(mut self, cause: Cause) -> Self {
         self.causes.push(cause);
         self
     }
 
-    /// Try again after so many seconds.
+    /// Sets `Retry-After`, in seconds.
     #[must_use]
     pub fn after(mut self, seconds: u32) -> Self {
         self.retry_after = Some(seconds);

@@ -1,33 +1,35 @@
-//! Every resource the server has, and how each differs from the others. A table. Spec 10a §1, §2, §3.
+//! Table of API resources of the test API server, their properties, paths, and discovery.
+//!
+//! Implements spec 10a §1, §2, §3.
 
 use serde_json::{Value, json};
 
 use super::refusal::split;
 
-/// A resource.
+/// API resource type.
 #[derive(Debug)]
 pub struct Kind {
-    /// `pods`, `leases.coordination.k8s.io`
+    /// Resource name: `pods`, `leases.coordination.k8s.io`.
     pub id: &'static str,
-    /// `v1`
+    /// Version: `v1`.
     pub version: &'static str,
-    /// `Pod`
+    /// Kind: `Pod`.
     pub kind: &'static str,
-    /// For people who are in a hurry: `po`.
+    /// Short names for kubectl: `po`.
     pub short: &'static [&'static str],
-    /// Whether its objects live in namespaces.
+    /// Whether objects are namespaced.
     pub is_namespaced: bool,
-    /// `status`, `token`, …
+    /// Subresources: `status`, `token`, …
     pub subresources: &'static [&'static str],
-    /// Fields to select by, beyond name and namespace.
+    /// Selectable fields besides name and namespace.
     pub fields: &'static [&'static str],
-    /// A DELETE answers with the object.
+    /// Whether a DELETE returns the object.
     pub returns_deleted: bool,
-    /// A PUT without a resource version is for the latest.
+    /// Whether a PUT without a resource version updates unconditionally.
     pub is_unconditional: bool,
-    /// A PUT makes what is not there.
+    /// Whether a PUT creates a missing object.
     pub is_made_by_put: bool,
-    /// Objects are stored; the others are questions.
+    /// Whether objects are stored; the others are reviews, which only answer a create.
     pub is_stored: bool,
 }
 
@@ -89,17 +91,17 @@ impl Kind {
         self
     }
 
-    /// `leases`
+    /// Plural name: `leases`.
     pub fn plural(&self) -> &'static str {
         split(self.id).0
     }
 
-    /// `coordination.k8s.io`
+    /// API group: `coordination.k8s.io`; empty for the core group.
     pub fn group(&self) -> &'static str {
         split(self.id).1
     }
 
-    /// `coordination.k8s.io/v1`
+    /// API version: `coordination.k8s.io/v1`.
     pub fn api_version(&self) -> String {
         match self.group() {
             "" => self.version.to_owned(),
@@ -107,7 +109,7 @@ impl Kind {
         }
     }
 
-    /// Where it is served: `/api/v1/namespaces/ns/pods/p/status`; empty parts are left out.
+    /// URL path: `/api/v1/namespaces/ns/pods/p/status`; empty parts are left out.
     pub fn path(&self, namespace: &str, name: &str, subresource: &str) -> String {
         let root = if self.group().is_empty() { "/api" } else { "/apis" };
         let mut path = format!("{root}/{}", self.api_version());
@@ -173,7 +175,7 @@ const EVENT_FIELDS: &[&str] = &[
 const POD_SUBS: &[&str] =
     &["status", "binding", "eviction", "resize", "ephemeralcontainers", "log", "exec", "attach", "portforward"];
 
-/// All.
+/// All resources.
 pub static KINDS: &[Kind] = &[
     Kind::new("namespaces", "v1", "Namespace").cluster().short(&["ns"]).subs(&["status"]).returned().unconditional(),
     Kind::new("nodes", "v1", "Node")
@@ -230,28 +232,28 @@ pub static KINDS: &[Kind] = &[
     Kind::new("subjectaccessreviews.authorization.k8s.io", "v1", "SubjectAccessReview").question(),
 ];
 
-/// The resource of that name: `pods`, `leases.coordination.k8s.io`.
+/// The resource with that name: `pods`, `leases.coordination.k8s.io`.
 pub fn named(id: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.id == id)
 }
 
-/// The resource of such objects.
+/// The resource of an object, by its kind and apiVersion.
 pub fn of(object: &Value) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| object["kind"] == kind.kind && object["apiVersion"] == kind.api_version())
 }
 
-/// What a path names.
+/// Object or collection that a path names.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Empty for cluster-scoped objects.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
-    /// Empty for lists.
+    /// Object name; empty for collections.
     pub name: String,
-    /// Empty for the object itself.
+    /// Subresource; empty for the object itself.
     pub subresource: String,
 }
 
-/// The resource and object of a path; None where there is none.
+/// Parses a URL path into resource and object; `None` if it names none.
 pub fn at(path: &str) -> Option<(&'static Kind, Place)> {
     let parts: Vec<String> = path.split('/').filter(|part| !part.is_empty()).map(decoded).collect();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -281,13 +283,13 @@ pub fn at(path: &str) -> Option<(&'static Kind, Place)> {
     fits.then_some((kind, Place { namespace, name, subresource }))
 }
 
-/// Without percent signs.
+/// Decodes percent escapes of a path segment.
 fn decoded(part: &str) -> String {
     let escaped = part.replace('+', "%2B");
     form_urlencoded::parse(escaped.as_bytes()).next().map(|(key, _)| key.into_owned()).unwrap_or_default()
 }
 
-/// Pages about resources: `/api`, `/apis`, `/api/v1`, `/apis/group`, `/apis/group/version`.
+/// Discovery documents: `/api`, `/apis`, `/api/v1`, `/apis/group`, `/apis/group/version`.
 pub fn discovery(path: &str) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     match parts.as_slice() {

@@ -1,4 +1,4 @@
-//! TokenReview and SubjectAccessReview with verdicts that were told before; they go before the rules.
+//! TokenReview and SubjectAccessReview with scripted answers, which take precedence over the rules.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,22 +6,22 @@ use serde_json::{Value, json};
 
 use super::{ApiServer, view::Request};
 
-/// Path of TokenReview.
+/// URL path of TokenReview.
 pub const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
-/// Path of SubjectAccessReview.
+/// URL path of SubjectAccessReview.
 pub const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
-/// What it says to reviews.
+/// Scripted review answers.
 #[derive(Default)]
 pub struct Verdicts {
-    /// Token to the status of its review.
+    /// Review status by token.
     tokens: HashMap<String, Value>,
-    /// User, verb and subresource.
+    /// Allowed combinations of user, verb, and subresource of nodes.
     allowed: HashSet<(String, String, String)>,
 }
 
 impl Verdicts {
-    /// The answer to a review whose verdict was told.
+    /// Scripted answer to a review, if there is one.
     pub(super) fn told(&self, request: &Request) -> Option<Value> {
         let review = request.body.as_ref().filter(|_| request.verb == "create")?;
         let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -40,7 +40,7 @@ impl Verdicts {
         }
     }
 
-    /// The answer to a review that nobody has one for.
+    /// Negative answer to a review without a scripted or computed one.
     pub(super) fn refused(request: &Request) -> Value {
         let status = match request.plural() {
             "tokenreviews" => json!({"authenticated": false, "user": {}}),
@@ -57,26 +57,26 @@ fn answered(review: &Value, status: Value) -> Value {
 }
 
 impl ApiServer {
-    /// That token is that user's.
+    /// Accepts a token as that user's.
     pub fn accept_token(&self, token: &str, user: &str, groups: &[&str]) {
         let status = json!({"authenticated": true, "user": {"username": user, "uid": format!("uid-{user}"),
                             "groups": groups, "extra": {"seen": ["yes"]}}});
         self.shared.core().reviews.tokens.insert(token.to_owned(), status);
     }
 
-    /// That token is nobody's, and this is why.
+    /// Rejects a token with that error.
     pub fn refuse_token(&self, token: &str, why: &str) {
         let status = json!({"authenticated": false, "user": {}, "error": why});
         self.shared.core().reviews.tokens.insert(token.to_owned(), status);
     }
 
-    /// That user may do that with that subresource of nodes.
+    /// Allows the user that verb on that subresource of nodes.
     pub fn allow(&self, user: &str, verb: &str, subresource: &str) {
         let access = (user.to_owned(), verb.to_owned(), subresource.to_owned());
         self.shared.core().reviews.allowed.insert(access);
     }
 
-    /// He may not any more.
+    /// Revokes what [`ApiServer::allow`] has granted.
     pub fn forbid(&self, user: &str, verb: &str, subresource: &str) {
         let access = (user.to_owned(), verb.to_owned(), subresource.to_owned());
         self.shared.core().reviews.allowed.remove(&access);

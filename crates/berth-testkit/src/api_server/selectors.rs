@@ -1,34 +1,36 @@
-//! Field and label selectors. Pure. Spec 10a §3.
+//! Field and label selectors: parsing and matching. Pure.
+//!
+//! Implements spec 10a §3.
 
 use serde_json::Value;
 
 use super::refusal::Refusal;
 
-/// How a value is compared.
+/// Selector operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// `=`, `==`
+    /// `=` or `==`.
     Equal,
-    /// `!=`; true of what is not there
+    /// `!=`; matches a missing value.
     NotEqual,
-    /// `in (a,b)`
+    /// `in (a,b)`.
     In,
-    /// `notin (a,b)`; true of what is not there
+    /// `notin (a,b)`; matches a missing value.
     NotIn,
-    /// `key`
+    /// `key`.
     Exists,
-    /// `!key`
+    /// `!key`.
     Absent,
 }
 
-/// One part of a selector; all must hold.
+/// One requirement of a selector; all must match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
-    /// `spec.nodeName`
+    /// Field path or label key: `spec.nodeName`.
     pub key: String,
-    /// How.
+    /// Operator.
     pub op: Op,
-    /// One, but for `In` and `NotIn`.
+    /// One value; several for `In` and `NotIn`; none for `Exists` and `Absent`.
     pub values: Vec<String>,
 }
 
@@ -48,10 +50,10 @@ impl Requirement {
     }
 }
 
-/// A field selector. Spec 10a §3: `=`, `==`, `!=`, comma.
+/// Parses a field selector: `=`, `==`, `!=`, comma. Implements spec 10a §3.
 ///
 /// # Errors
-/// 400: it cannot be read.
+/// 400: the selector is malformed.
 pub fn parse_fields(text: &str) -> Result<Vec<Requirement>, Refusal> {
     let parts = text.split(',').filter(|part| !part.is_empty());
     let requirement = |part: &str| {
@@ -62,10 +64,10 @@ pub fn parse_fields(text: &str) -> Result<Vec<Requirement>, Refusal> {
     parts.map(requirement).collect()
 }
 
-/// A resource has these fields, beside name and namespace.
+/// Checks that the resource supports these fields; name and namespace are always supported.
 ///
 /// # Errors
-/// 400: not that one.
+/// 400: a field is not supported.
 pub fn check_fields(selector: &[Requirement], known: &[&str]) -> Result<(), Refusal> {
     let is_known = |key: &str| ["metadata.name", "metadata.namespace"].contains(&key) || known.contains(&key);
     match selector.iter().find(|requirement| !is_known(&requirement.key)) {
@@ -80,15 +82,15 @@ fn equality(part: &str) -> Option<(&str, Op, &str)> {
     not.or_else(|| split("==").or_else(|| split("=")).map(|(key, value)| (key, Op::Equal, value)))
 }
 
-/// A label selector: equality, `in`, `notin`, existence.
+/// Parses a label selector: equality, `in`, `notin`, existence.
 ///
 /// # Errors
-/// 400: it cannot be read.
+/// 400: the selector is malformed.
 pub fn parse_labels(text: &str) -> Result<Vec<Requirement>, Refusal> {
     outside_brackets(text).into_iter().map(|part| label(part.trim())).collect()
 }
 
-/// Parts between commas that stand in no brackets.
+/// Splits at the commas outside of parentheses.
 fn outside_brackets(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut depth) = (Vec::new(), 0, 0_u32);
     for (at, c) in text.char_indices() {
@@ -128,13 +130,13 @@ fn label(part: &str) -> Result<Requirement, Refusal> {
     }
 }
 
-/// Whether an object is selected.
+/// Whether the selectors match an object.
 pub fn selects(fields: &[Requirement], labels: &[Requirement], object: &Value) -> bool {
     fields.iter().all(|r| r.holds(Some(&field(object, &r.key))))
         && labels.iter().all(|r| r.holds(object["metadata"]["labels"][r.key.as_str()].as_str()))
 }
 
-/// The field's text; what is not there is empty, as in a real server.
+/// Text of a field; a missing field is empty, as in a real server.
 fn field(object: &Value, key: &str) -> String {
     if key == "source" {
         let component = &object["source"]["component"];

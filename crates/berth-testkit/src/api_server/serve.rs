@@ -1,4 +1,6 @@
-//! One request from its first byte to its answer's last: authenticate, record, faults, do, faults, answer. Spec 10a §3, §6.
+//! Request pipeline of the test API server: authentication, recording, faults, handling, response.
+//!
+//! Implements spec 10a §3, §6.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,20 +29,20 @@ use super::{
     wire::{Connection, Cut},
 };
 
-/// Body of an answer.
+/// Response body.
 pub(super) type Body = UnsyncBoxBody<Bytes, Cut>;
 
-/// Longest body of a request.
+/// Maximum size of a request body, in bytes.
 const LONGEST: usize = 3 << 20;
-/// How long a list waits for a version that is not there yet.
+/// Time that a list waits for a future resource version.
 const FUTURE: Duration = Duration::from_secs(3);
-/// Slow answers go out so often.
+/// Send interval of throttled responses.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Answers a request.
+/// Handles a request and returns its response.
 ///
 /// # Errors
-/// The connection is to be cut.
+/// The connection has to be cut.
 pub(super) async fn answer(
     shared: Arc<Shared>,
     connection: Arc<Connection>,
@@ -158,7 +160,7 @@ fn verb(head: &Parts, place: &Place) -> &'static str {
     }
 }
 
-/// What a rule of faults does before or after; an answer it gives instead.
+/// Applies the first matching fault before or after handling; returns a response that replaces the regular one.
 async fn fault(
     shared: &Shared,
     connection: &Connection,
@@ -184,7 +186,7 @@ async fn fault(
         Effect::Blackhole => {
             connection.black(true);
             if !is_after {
-                connection.over().await; // as if it had not been read
+                connection.over().await; // as if the request had not been read
             }
         }
         shaping => shared.shape(id, shaping),
@@ -192,7 +194,7 @@ async fn fault(
     if connection.is_ended() { Err(Cut) } else { Ok(None) }
 }
 
-/// The answer as the faults found for it shape it.
+/// Shapes the response body as the faults of the request require.
 fn shaped(shared: &Arc<Shared>, connection: &Arc<Connection>, id: u64, answer: Response<Body>) -> Response<Body> {
     let Some(effect) = shared.take_shape(id) else { return answer };
     shared.recorder().change(id, |logged| logged.end = Some("fault"));
@@ -250,10 +252,10 @@ fn shaped(shared: &Arc<Shared>, connection: &Arc<Connection>, id: u64, answer: R
     answer
 }
 
-/// That, and then the connection is no more.
+/// Body that closes the connection after its frames.
 fn broken_off(frames: impl futures::Stream<Item = Bytes> + Send + 'static, connection: Arc<Connection>) -> Body {
     let end = futures::stream::once(async move {
-        // What was written goes out first.
+        // Lets written data leave before the connection closes.
         tokio::time::sleep(TICK).await;
         connection.close();
         Err(Cut)
@@ -261,7 +263,7 @@ fn broken_off(frames: impl futures::Stream<Item = Bytes> + Send + 'static, conne
     BodyExt::boxed_unsync(StreamBody::new(frames.map(|frame| Ok(Frame::data(frame))).chain(end)))
 }
 
-/// Notes the answer, and gives it the headers all have.
+/// Adds the common headers and records the response.
 fn finish(shared: &Arc<Shared>, id: u64, mut answer: Response<Body>) -> Response<Body> {
     let audit = {
         let core = shared.core();
@@ -289,7 +291,7 @@ fn finish(shared: &Arc<Shared>, id: u64, mut answer: Response<Body>) -> Response
     answer
 }
 
-/// A page that is no resource's.
+/// Responds to a non-resource path: health, version, discovery, OpenAPI.
 fn page(shared: &Shared, head: &Parts) -> Response<Body> {
     let path = head.uri.path();
     match path {
@@ -310,7 +312,7 @@ fn page(shared: &Shared, head: &Parts) -> Response<Body> {
     }
 }
 
-/// What the state answers.
+/// Handles a resource request against the state.
 async fn respond(
     shared: &Arc<Shared>,
     id: u64,
@@ -354,7 +356,7 @@ async fn respond(
     }
 }
 
-/// The request as the rules see it.
+/// Parses the HTTP request into a resource request.
 fn request(kind: &'static Kind, place: Place, caller: Caller, head: &Parts, body: &Bytes) -> Result<Request, Refusal> {
     let accepted = header_text(&head.headers, "accept");
     if !accepted.is_empty() && !["json", "*/*", "application/*"].iter().any(|fine| accepted.contains(fine)) {
@@ -413,20 +415,20 @@ fn options(request: &Request) -> DeleteOptions {
     }
 }
 
-/// Who asks for a version that is not there yet waits a while for it.
+/// Waits for a resource version that does not exist yet, at most three seconds.
 async fn wait_for_version(shared: &Shared, request: &Request) {
     let Ok(Some(asked)) = version(request) else { return };
     let mut changes = shared.changed.subscribe();
     let current = || shared.core().store.rv();
     let reached = async {
         while current() < asked {
-            let _ = changes.changed().await; // there is no end of it: the sender is ours
+            let _ = changes.changed().await; // never fails: `shared` owns the sender
         }
     };
-    let _ = tokio::time::timeout(FUTURE, reached).await; // what comes of it is said by whoever asked
+    let _ = tokio::time::timeout(FUTURE, reached).await; // the caller's read reports a version that is still too large
 }
 
-/// Whether the answer is to be a table.
+/// Requested table format, if the response is to be a table.
 fn tables(head: &Parts, request: &Request) -> Option<tables::Wanted> {
     let reads = ["get", "list", "watch"].contains(&request.verb) && request.subresource.is_empty();
     let wanted = || tables::wanted(header_text(&head.headers, "accept"), request.query("includeObject"));
@@ -450,7 +452,7 @@ async fn open(shared: &Arc<Shared>, id: u64, kind: &'static Kind, request: Reque
     }
 }
 
-/// A refusal as it is sent.
+/// HTTP response of a refusal.
 pub(super) fn refused(refusal: &Refusal) -> Response<Body> {
     let mut answer = if refusal.is_text {
         reply(refusal.code, "text/plain; charset=utf-8", refusal.message.clone().into())

@@ -1,11 +1,12 @@
-//! The second door, `/sim/v1/…`, for a server that stands alone: whoever comes in acts as user, controller and
-//! network, and reads what happened. Loopback only, and in the clear. Spec 10a §1, §9, §10.
+//! Control API `/sim/v1/…` of a standalone test API server: act, inject faults, read the log.
+//!
+//! Clients act as user, controller, and network. Loopback only, without TLS. Implements spec 10a §1, §9, §10.
 //!
 //! ```text
-//! GET    /sim/v1/requests?since=ID                 what was asked, in order
+//! GET    /sim/v1/requests?since=ID                 recorded requests, in order
 //! GET    /sim/v1/connections
 //! POST   /sim/v1/faults         {"effect":{"status":[503,"ServiceUnavailable","later"]},"verb":"patch","resource":"pods"}
-//! GET    /sim/v1/faults/ID      how often it happened
+//! GET    /sim/v1/faults/ID      number of hits
 //! DELETE /sim/v1/faults[/ID]
 //! POST   /sim/v1/bind           {"namespace":"default","pod":"web","node":"n1"}
 //! POST   /sim/v1/certificates   {"name":"csr-x","decision":"approve"}     deny, fail
@@ -34,7 +35,7 @@ use super::{ApiServer, Effect, Fault, FaultId, Ring, recorder::Logged};
 
 type Server = State<Arc<ApiServer>>;
 
-/// What is wrong with what was sent.
+/// 400 response with the error as text.
 struct Bad(String);
 
 impl IntoResponse for Bad {
@@ -43,10 +44,10 @@ impl IntoResponse for Bad {
     }
 }
 
-/// Opens the door of a server, at a port of loopback; it is open as long as the process lives.
+/// Serves the control API on a loopback port until the process exits.
 ///
 /// # Panics
-/// The port is somebody else's.
+/// The port is in use.
 pub async fn open(server: Arc<ApiServer>, port: u16) -> SocketAddr {
     let listener = TcpListener::bind(("127.0.0.1", port)).await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -117,7 +118,7 @@ struct Wanted {
     connection: Option<u64>,
     #[serde(default)]
     skip: usize,
-    /// Once; 0 is until it is cleared.
+    /// Number of hits; absent: once; 0: until cleared.
     times: Option<usize>,
     chance: Option<f64>,
     #[serde(default)]
@@ -127,11 +128,11 @@ struct Wanted {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Happening {
-    /// Milliseconds.
+    /// Delay in milliseconds.
     Delay(u64),
     Hang,
     Status(u16, String, String),
-    /// Seconds.
+    /// `Retry-After` in seconds.
     TooMany(u32),
     Reset,
     Close,

@@ -1,5 +1,7 @@
-//! Objects as raw JSON, one counter for all, and per resource the last thousand events with the object before
-//! and after. Who watches is told within the commit, so that nobody sees a change late or twice. Spec 10a §2, §5.
+//! In-memory object store with a global resource version, per-resource event ring, and watches.
+//!
+//! Objects are raw JSON. The ring has the last 1000 events of a resource, with the object before and after. A commit
+//! notifies watches synchronously, so that no watch sees a change late or twice. Implements spec 10a §2, §5.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -16,20 +18,20 @@ use super::{
     view::Change,
 };
 
-/// Events kept per resource.
+/// Capacity of the event ring of a resource.
 const RING: usize = 1000;
-/// Events a watch may be behind.
+/// Buffer capacity of a watch; a watch that is further behind is cut.
 pub const BUFFER: usize = 100;
-/// Resource versions begin above it.
+/// Initial resource version.
 const FIRST: u64 = 1000;
 
 /// Namespace and name.
 pub type Key = (String, String);
 
-/// What a list or watch is of.
+/// Selection of a list or watch.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Empty: all.
+    /// Namespace; empty selects all.
     pub namespace: String,
     pub fields: Vec<Requirement>,
     pub labels: Vec<Requirement>,
@@ -42,7 +44,7 @@ impl Filter {
     }
 }
 
-/// A committed change.
+/// Committed change of an object.
 #[derive(Debug)]
 pub struct Event {
     pub rv: u64,
@@ -53,7 +55,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// The line of a watch with that filter: into it ADDED, out of it DELETED, within it MODIFIED.
+    /// Line of a watch with that filter: ADDED, MODIFIED, or DELETED, by whether the filter matches before and after.
     pub fn line(&self, filter: &Filter) -> Option<Bytes> {
         let takes = |object: &Option<Arc<Value>>| object.as_deref().is_some_and(|object| filter.takes(object));
         match (takes(&self.before), takes(&self.after)) {
@@ -74,23 +76,23 @@ impl Event {
     }
 }
 
-/// One event of a watch, as it is sent.
+/// Encodes one watch event as a JSON line.
 pub fn line(kind: &str, object: &Value) -> Bytes {
     Bytes::from(format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"))
 }
 
-/// What a watch is sent.
+/// Item in the queue of a watch.
 #[derive(Debug)]
 pub enum Item {
     Event(Bytes),
-    /// The stream ends, because: as the recorder has it.
+    /// Ends the stream; the text is the reason in the request log.
     End(&'static str),
 }
 
 #[derive(Debug)]
 struct Listener {
     filter: Arc<Filter>,
-    /// Nothing up to it is told.
+    /// Resource version up to which events are not sent.
     after: u64,
     sender: mpsc::Sender<Item>,
 }
@@ -99,12 +101,12 @@ struct Listener {
 struct Table {
     objects: BTreeMap<Key, Arc<Value>>,
     ring: VecDeque<Arc<Event>>,
-    /// Watches may begin at it and later.
+    /// Lowest resource version at which a watch may start.
     floor: u64,
     listeners: Vec<Listener>,
 }
 
-/// Everything that is stored.
+/// All stored objects, events, and watches.
 #[derive(Debug)]
 pub struct Store {
     rv: u64,
@@ -117,12 +119,12 @@ impl Store {
         Self { rv: FIRST, tables: HashMap::new(), changes: Vec::new() }
     }
 
-    /// The last resource version.
+    /// Latest resource version.
     pub fn rv(&self) -> u64 {
         self.rv
     }
 
-    /// Changes since it was last asked.
+    /// Takes the changes since the last call.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
@@ -131,12 +133,12 @@ impl Store {
         self.tables.get(resource)?.objects.get(key)
     }
 
-    /// As it is, by namespace and name.
+    /// All objects of a resource, sorted by namespace and name.
     pub fn list(&self, resource: &str) -> Vec<Arc<Value>> {
         self.tables.get(resource).map(|table| table.objects.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// As it was at that resource version, as far as the ring reaches.
+    /// All objects of a resource as of `rv`, as far back as the ring reaches.
     pub fn list_at(&self, resource: &str, rv: u64) -> Vec<Arc<Value>> {
         let Some(table) = self.tables.get(resource) else { return Vec::new() };
         if table.ring.back().is_none_or(|event| event.rv <= rv) {
@@ -153,25 +155,25 @@ impl Store {
         objects.into_values().collect()
     }
 
-    /// The resource version that was the last at that time, as far as the ring reaches.
+    /// Latest resource version at that time, as far back as the ring reaches.
     pub fn rv_at(&self, resource: &str, at: Timestamp) -> u64 {
         let Some(table) = self.tables.get(resource) else { return self.rv };
         let newer = table.ring.iter().rev().take_while(|event| event.at > at).last();
         newer.map_or(self.rv, |event| event.rv.saturating_sub(1))
     }
 
-    /// The newest resource version of that resource.
+    /// Resource version of the resource's latest event.
     pub fn newest(&self, resource: &str) -> u64 {
         let last = self.tables.get(resource).and_then(|table| table.ring.back());
         last.map_or(FIRST, |event| event.rv)
     }
 
-    /// Before it no watch can begin.
+    /// Lowest resource version at which a watch of the resource may start.
     pub fn floor(&self, resource: &str) -> u64 {
         self.tables.get(resource).map_or(FIRST, |table| table.floor)
     }
 
-    /// Stores an object, or removes it; it is told to who watches. What it was or is comes back, with its RV.
+    /// Stores an object, or removes it, and notifies watches; returns the new object, or the removed one.
     pub fn commit(&mut self, resource: &str, key: &Key, after: Option<Value>, at: Timestamp) -> Arc<Value> {
         self.rv += 1;
         let rv = self.rv;
@@ -191,7 +193,7 @@ impl Store {
         last
     }
 
-    /// Events after `rv` that the filter takes, and what comes from now on.
+    /// Adds a watch: returns the matching events after `rv`, and a receiver of later ones.
     pub fn subscribe(&mut self, resource: &str, filter: &Arc<Filter>, rv: u64) -> (Vec<Bytes>, mpsc::Receiver<Item>) {
         let (sender, receiver) = mpsc::channel(BUFFER);
         let table = self.table(resource);
@@ -200,18 +202,18 @@ impl Store {
         (missed, receiver)
     }
 
-    /// Sends that to every watch of the resource: lines that no change stands behind, or an end.
+    /// Sends an item without a change, such as an injected line or an end, to every watch of the resource.
     pub fn tell(&mut self, resource: &str, item: impl Fn() -> Item) {
         self.table(resource).listeners.retain(|listener| listener.sender.try_send(item()).is_ok());
     }
 
-    /// How many watch it.
+    /// Number of open watches of the resource.
     pub fn watches(&self, resource: &str) -> usize {
         let open = |table: &Table| table.listeners.iter().filter(|listener| !listener.sender.is_closed()).count();
         self.tables.get(resource).map_or(0, open)
     }
 
-    /// Forgets events up to that resource version.
+    /// Removes events up to `rv`.
     pub fn compact(&mut self, resource: &str, rv: u64) {
         let rv = rv.min(self.rv);
         let table = self.table(resource);
@@ -219,7 +221,7 @@ impl Store {
         table.floor = table.floor.max(rv);
     }
 
-    /// Forgets all events.
+    /// Removes all events.
     pub fn wipe(&mut self) {
         let rv = self.rv;
         for table in self.tables.values_mut() {
@@ -228,7 +230,7 @@ impl Store {
         }
     }
 
-    /// Everything, to be kept in a file.
+    /// Dumps all objects as JSON.
     pub fn dump(&self) -> Value {
         let objects: Vec<&Arc<Value>> = self.tables.values().flat_map(|table| table.objects.values()).collect();
         let objects: Vec<&Value> = objects.into_iter().map(Arc::as_ref).collect();
@@ -248,7 +250,7 @@ impl Table {
                 return !listener.sender.is_closed();
             }
             match event.line(&listener.filter) {
-                // Who does not read is cut off: the stream ends once he has read what is in the buffer.
+                // Cuts a slow watch: its stream ends after the buffered events.
                 Some(line) => listener.sender.try_send(Item::Event(line)).is_ok(),
                 None => !listener.sender.is_closed(),
             }

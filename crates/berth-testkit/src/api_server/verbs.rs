@@ -1,4 +1,6 @@
-//! Writing verbs: what holds for every resource. What a resource is beyond that, its rules say. Spec 10a §2, §3.
+//! Create, update, patch, and delete: behavior common to all resources.
+//!
+//! The rules of a resource add what is specific to it. Implements spec 10a §2, §3.
 
 use std::sync::Arc;
 
@@ -13,18 +15,18 @@ use super::{
     view::{Cause, DeleteEffect, Refusal, Request, View},
 };
 
-/// Longest name that `generateName` makes, without its five random characters.
+/// Maximum length of a generated name, without its five random characters.
 const GENERATED: usize = 58;
-/// Names tried.
+/// Number of attempts to generate a unique name.
 const TRIES: usize = 8;
-/// What a write cannot change.
+/// Metadata fields that a write cannot change.
 const GUARDED: [&str; 7] =
     ["creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "uid", "name", "namespace", "generation"];
 
-/// POST.
+/// Handles POST.
 ///
 /// # Errors
-/// See the crate's docs of rules; and 400, 403 (namespace goes), 404 (namespace), 409, 422.
+/// See the documentation of the module `rules`; also 400, 403 (terminating namespace), 404 (namespace), 409, 422.
 pub fn create(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
     if !request.subresource.is_empty() {
         return Err(super::core::method_not_allowed());
@@ -70,7 +72,7 @@ pub fn create(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Re
     Ok(Answer::new(201, core.store(&request.resource, None, object)))
 }
 
-/// The body as an object of its kind.
+/// Request body as an object; fills in kind, apiVersion, and metadata.
 fn body(request: &Request, kind: &Kind) -> Result<Value, Refusal> {
     let mut object = request.body.clone().filter(Value::is_object);
     let object = object.take().ok_or_else(|| Refusal::bad_request("the body of the request is no object"));
@@ -92,7 +94,7 @@ fn body(request: &Request, kind: &Kind) -> Result<Value, Refusal> {
     Ok(object)
 }
 
-/// The name of a new object.
+/// Name of a new object, given or generated.
 fn name(core: &Core, request: &Request, metadata: &Value) -> Result<String, Refusal> {
     let given = metadata["name"].as_str().unwrap_or_default();
     if !given.is_empty() {
@@ -101,7 +103,7 @@ fn name(core: &Core, request: &Request, metadata: &Value) -> Result<String, Refu
                      '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
         let cause = || vec![Cause::invalid("metadata.name", &json!(given), wrong)];
         let refuse = || Refusal::invalid(&request.group_kind(), given, cause());
-        // How requests for certificates are called, a server does not care about, as long as it is part of a path.
+        // A server accepts any name of a certificate signing request that is a valid path segment.
         let is_fine = match request.resource.as_str() {
             "certificatesigningrequests.certificates.k8s.io" => !given.contains(['/', '%']),
             _ => is_subdomain(given),
@@ -125,7 +127,7 @@ fn name(core: &Core, request: &Request, metadata: &Value) -> Result<String, Refu
     Err(refusal)
 }
 
-/// A DNS subdomain; names of cluster roles and the like, with colons, are not stored here.
+/// Whether the name is a DNS subdomain; names with colons, such as cluster roles, are not stored here.
 fn is_subdomain(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let label = |label: &str| {
@@ -134,7 +136,7 @@ fn is_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// The namespace is there, and stays.
+/// Checks that the namespace exists, or creates it, and that it is not terminating.
 fn namespace(core: &mut Core, request: &Request, kind: &Kind) -> Result<(), Refusal> {
     if !kind.is_namespaced {
         return Ok(());
@@ -158,10 +160,10 @@ fn namespace(core: &mut Core, request: &Request, kind: &Kind) -> Result<(), Refu
     Err(Refusal::forbidden(&request.resource, &request.name, &why).because(cause))
 }
 
-/// PUT.
+/// Handles PUT.
 ///
 /// # Errors
-/// 400, 404, 409, 422, and what the rules refuse.
+/// 400, 404, 409, 422, and the refusals of the rules.
 pub fn update(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
     let mut new = body(request, kind)?;
     same_place(request, &mut new)?;
@@ -188,7 +190,7 @@ pub fn update(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Re
     change(core, request, kind, &old, new)
 }
 
-/// The body names what the path names; what it leaves out is filled in.
+/// Checks that name and namespace of the body match the path; fills in a missing namespace.
 fn same_place(request: &Request, new: &mut Value) -> Result<(), Refusal> {
     let metadata = &mut new["metadata"];
     let told = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
@@ -236,10 +238,10 @@ fn precondition(request: &Request, kind: &Kind, told: &str, stored: &str) -> Ref
     Refusal::conflict(&request.resource, &request.name, &why)
 }
 
-/// PATCH.
+/// Handles PATCH.
 ///
 /// # Errors
-/// 400, 404, 409, 415, 422, 500, and what the rules refuse.
+/// 400, 404, 409, 415, 422, 500, and the refusals of the rules.
 pub fn patch(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
     let missing = || Refusal::not_found(&request.resource, &request.name);
     let old = core.get(&request.resource, &request.namespace, &request.name).ok_or_else(missing)?;
@@ -261,7 +263,7 @@ pub fn patch(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Res
     change(core, request, kind, &old, new)
 }
 
-/// What PUT and PATCH share: guards, rules, no-op, the end of the last finalizer.
+/// Common part of PUT and PATCH: guarded fields, rules, no-op check, removal after the last finalizer.
 fn change(
     core: &mut Core,
     request: &Request,
@@ -282,7 +284,7 @@ fn change(
     Ok(Answer::new(200, core.store(&request.resource, Some(old), new)))
 }
 
-/// Puts back what that request cannot change.
+/// Restores the fields that the request cannot change.
 fn guard(subresource: &str, kind: &Kind, old: &Value, new: &mut Value) {
     if subresource == "status" {
         let (metadata, status) = (new["metadata"].take(), new.get("status").cloned());
@@ -295,7 +297,7 @@ fn guard(subresource: &str, kind: &Kind, old: &Value, new: &mut Value) {
     for field in GUARDED {
         set(&mut new["metadata"], field, old["metadata"].get(field).cloned());
     }
-    // Who manages is noted by the server alone.
+    // Only the server writes managedFields.
     set(&mut new["metadata"], "managedFields", old["metadata"].get("managedFields").cloned());
 }
 
@@ -307,16 +309,16 @@ fn set(object: &mut Value, field: &str, value: Option<Value>) {
     }
 }
 
-/// Being deleted, and nobody holds it any more.
+/// Whether the object is being deleted and has no finalizers.
 fn is_final(object: &Value) -> bool {
     let metadata = &object["metadata"];
     !metadata["deletionTimestamp"].is_null() && metadata["finalizers"].as_array().is_none_or(Vec::is_empty)
 }
 
-/// DELETE.
+/// Handles DELETE of one object.
 ///
 /// # Errors
-/// 404, 409, and what the rules refuse.
+/// 404, 409, and the refusals of the rules.
 pub fn delete(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
     let missing = || Refusal::not_found(&request.resource, &request.name);
     let old = core.get(&request.resource, &request.namespace, &request.name).ok_or_else(missing)?;
@@ -348,10 +350,10 @@ fn carry_out(core: &mut Core, request: &Request, old: &Arc<Value>, effect: Delet
     }
 }
 
-/// DELETE of all that match.
+/// Handles DELETE of a collection.
 ///
 /// # Errors
-/// As DELETE, of the first that is refused.
+/// The first refusal of a single DELETE.
 pub fn delete_collection(core: &mut Core, request: &mut Request, kind: &'static Kind) -> Result<Answer, Refusal> {
     let filter =
         Filter { namespace: request.namespace.clone(), fields: request.fields.clone(), labels: request.labels.clone() };

@@ -1,6 +1,7 @@
-//! The seam between the core of the server (storage, verbs, watches, wire) and its rules (who may what,
-//! what an object must be): what the core tells the rules, and what they answer. Rules see the store,
-//! and never change it themselves.
+//! Interface between the test API server's core and its rules: `View`, requests, replies, and writes.
+//!
+//! The core is storage, verbs, watches, and wire; the rules are authorization, validation, and controllers. Rules
+//! read the store through [`View`] and never change it themselves.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -13,50 +14,51 @@ pub use super::{
     selectors::{Op, Requirement},
 };
 
-/// What the rules may know. Resources are named `pods` or `leases.coordination.k8s.io`; the namespace
-/// of a cluster-scoped object is empty. Objects are complete: kind, apiVersion, metadata.
+/// Read access of the rules to the server's state. Resources are named `pods` or `leases.coordination.k8s.io`; the
+/// namespace of a cluster-scoped object is empty. Objects are complete: kind, apiVersion, metadata.
 pub trait View {
-    /// One object.
+    /// Reads one object.
     fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
 
-    /// All of a resource, by namespace and name.
+    /// All objects of a resource, sorted by namespace and name.
     fn list(&self, resource: &str) -> Vec<Arc<Value>>;
 
-    /// All of a resource as they were then, as far as the ring of events reaches back: the graph's lag.
+    /// All objects of a resource as of `at`, as far back as the event ring reaches: simulates the lag of the
+    /// authorizer's graph.
     fn list_at(&self, resource: &str, at: Timestamp) -> Vec<Arc<Value>>;
 
-    /// The injected clock.
+    /// Current time of the server's injected clock.
     fn now(&self) -> Timestamp;
 
     /// The next random number of the server's seed.
     fn random(&self) -> u64;
 
-    /// Settings of the rules, and keys they hold.
+    /// Settings and keys of the rules.
     fn rules(&self) -> &Rules;
 }
 
-/// Who asks.
+/// Authenticated caller of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// `system:node:n1`
+    /// User name: `system:node:n1`.
     pub name: String,
-    /// Mostly empty.
+    /// User UID; mostly empty.
     pub uid: String,
-    /// `system:authenticated` included.
+    /// Groups, `system:authenticated` included.
     pub groups: Vec<String>,
-    /// Bound pod and node of a token.
+    /// Extra attributes: bound pod and node of a token.
     pub extra: BTreeMap<String, Vec<String>>,
-    /// The header; what stands before the first `/` manages fields.
+    /// `User-Agent` header; the part before the first `/` is the field manager.
     pub user_agent: String,
 }
 
 impl Caller {
-    /// Whether he is of that group.
+    /// Whether the caller is a member of that group.
     pub fn is_in(&self, group: &str) -> bool {
         self.groups.iter().any(|g| g == group)
     }
 
-    /// `n1` of `system:node:n1` in group `system:nodes`.
+    /// Node name of a node client: `n1` of `system:node:n1` in group `system:nodes`.
     pub fn node(&self) -> Option<&str> {
         self.name.strip_prefix("system:node:").filter(|name| !name.is_empty() && self.is_in("system:nodes"))
     }
@@ -75,134 +77,134 @@ pub struct DeleteOptions {
     pub propagation: Option<String>,
 }
 
-/// A request for a resource.
+/// Request for an API resource.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Who asks.
+    /// Authenticated caller.
     pub caller: Caller,
-    /// get, list, watch, create, update, patch, delete or deletecollection.
+    /// Verb: get, list, watch, create, update, patch, delete, or deletecollection.
     pub verb: &'static str,
-    /// `pods`, `leases.coordination.k8s.io`
+    /// Resource name: `pods`, `leases.coordination.k8s.io`.
     pub resource: String,
-    /// As in objects: `Pod`.
+    /// Kind as in objects: `Pod`.
     pub kind: &'static str,
-    /// `v1`, `coordination.k8s.io/v1`
+    /// API version: `v1`, `coordination.k8s.io/v1`.
     pub api_version: String,
-    /// `status`, `token`, `resize`; mostly empty.
+    /// Subresource: `status`, `token`, `resize`; mostly empty.
     pub subresource: String,
-    /// Empty for cluster-scoped objects and for all namespaces.
+    /// Namespace; empty for cluster-scoped objects and for all namespaces.
     pub namespace: String,
-    /// Empty for a create and for collections; after `generateName` the name it got.
+    /// Object name; empty for a create and for collections; set once `generateName` has produced it.
     pub name: String,
-    /// Decoded.
+    /// Query parameters, decoded.
     pub query: Vec<(String, String)>,
-    /// The object, patch or options as they came.
+    /// Object, patch, or options as sent.
     pub body: Option<Value>,
-    /// Without parameters: `application/strategic-merge-patch+json`.
+    /// Media type without parameters: `application/strategic-merge-patch+json`.
     pub content_type: String,
-    /// Of a list, watch or deletecollection.
+    /// Field selector of a list, watch, or deletecollection.
     pub fields: Vec<Requirement>,
-    /// Of a list, watch or deletecollection.
+    /// Label selector of a list, watch, or deletecollection.
     pub labels: Vec<Requirement>,
-    /// Of a DELETE.
+    /// Options of a DELETE.
     pub options: DeleteOptions,
 }
 
 impl Request {
-    /// A parameter.
+    /// First query parameter of that name.
     pub fn query(&self, name: &str) -> Option<&str> {
         self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// `coordination.k8s.io`; empty for the core group.
+    /// API group: `coordination.k8s.io`; empty for the core group.
     pub fn group(&self) -> &str {
         super::refusal::split(&self.resource).1
     }
 
-    /// `leases`
+    /// Plural name of the resource: `leases`.
     pub fn plural(&self) -> &str {
         super::refusal::split(&self.resource).0
     }
 
-    /// As `… is invalid` names it: `Pod`, `Lease.coordination.k8s.io`.
+    /// Kind with group, as in `… is invalid`: `Pod`, `Lease.coordination.k8s.io`.
     pub fn group_kind(&self) -> String {
         if self.group().is_empty() { self.kind.to_owned() } else { format!("{}.{}", self.kind, self.group()) }
     }
 
-    /// The value that the field selector demands with `=`: `spec.nodeName`.
+    /// Value that the field selector requires with `=` for a field such as `spec.nodeName`.
     pub fn field(&self, key: &str) -> Option<&str> {
         let found = self.fields.iter().find(|r| r.key == key && r.op == Op::Equal);
         found.and_then(|r| r.values.first()).map(String::as_str)
     }
 }
 
-/// What a DELETE does to the object it names.
+/// Effect of a DELETE on its object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeleteEffect {
-    /// Nothing; the answer is the stored object.
+    /// No effect; the response is the stored object.
     Nothing,
-    /// It stays, as this (a MODIFIED, unless nothing changed).
+    /// The object stays, changed to this (MODIFIED, unless nothing changed).
     Update(Value),
-    /// It goes: stored as each of these first (a MODIFIED each), then removed (DELETED, with a new RV).
+    /// The object is stored as each of these first (a MODIFIED each), then removed (DELETED, with a new RV).
     Remove(Vec<Value>),
 }
 
-/// A change that needs nobody's permission.
+/// Write of rules or tests; bypasses authorization and validation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Write {
-    /// The object as it shall be, made if it is not there; the core sets RV, and uid and
-    /// creationTimestamp of new ones. What the store holds meanwhile is lost, so read it when you write.
+    /// Stores the object as given and creates it if absent; the core sets the RV, and uid and creationTimestamp of
+    /// new objects. Overwrites the stored object: read it right before the write.
     Put {
-        /// `pods`
+        /// Resource name: `pods`.
         resource: String,
-        /// Its metadata names it.
+        /// The object; its metadata contains namespace and name.
         object: Value,
     },
-    /// The object goes at once, finalizers or not.
+    /// Removes the object at once, finalizers or not.
     Remove {
-        /// `pods`
+        /// Resource name: `pods`.
         resource: String,
-        /// Empty for cluster-scoped objects.
+        /// Namespace; empty for cluster-scoped objects.
         namespace: String,
-        /// Whose.
+        /// Object name.
         name: String,
     },
 }
 
-/// The answer to a request that storage knows nothing of: a binding, an eviction, a token, a review.
+/// Response to a request that storage does not handle: binding, eviction, token, or review.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
     /// HTTP status.
     pub code: u16,
-    /// The answer.
+    /// Response body.
     pub body: Value,
-    /// Done before it is answered, in order.
+    /// Writes to commit before the response, in order.
     pub writes: Vec<Write>,
 }
 
-/// A change that was committed.
+/// Committed change of one object.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// `pods`
+    /// Resource name: `pods`.
     pub resource: String,
-    /// None of a new object.
+    /// Object before the change; `None` if it is new.
     pub before: Option<Arc<Value>>,
-    /// None of a removed object.
+    /// Object after the change; `None` if it was removed.
     pub after: Option<Arc<Value>>,
 }
 
 impl Change {
-    /// The object as it last was.
+    /// The object after the change, or before its removal.
     pub fn object(&self) -> &Value {
         self.after.as_deref().or(self.before.as_deref()).unwrap_or(&Value::Null)
     }
 }
 
-/// Something that a controller does later. When it is due, [`super::rules::run`] says what is written.
+/// Delayed controller job. When it is due, [`super::rules::run`] computes its writes.
 #[derive(Clone, Debug)]
 pub struct Later {
-    /// From now.
+    /// Delay from now.
     pub after: Duration,
-    /// What.
+    /// Job to run.
     pub job: Job,
 }

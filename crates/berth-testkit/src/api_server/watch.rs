@@ -1,4 +1,6 @@
-//! Watches: where one begins, what it is sent, when it ends. Spec 10a §5.
+//! Watch requests of the test API server: start, initial events, bookmarks, and end.
+//!
+//! Implements spec 10a §5.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -17,33 +19,33 @@ use super::{
     view::{Refusal, Request, View},
 };
 
-/// Before its deadline a watch gets a last bookmark.
+/// Time of the last bookmark before a watch's deadline.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 
-/// A watch that began.
+/// Watch that has been started.
 pub(super) struct Opened {
-    /// What is sent first.
+    /// Lines to send first.
     lines: VecDeque<Bytes>,
-    /// Then that, if it was asked for.
+    /// Bookmark that ends the initial events, sent after them if requested.
     marker: Option<Bytes>,
-    /// What the client knows then.
+    /// Resource version of the initial events.
     base: u64,
-    /// Then these; None: it ends at once.
+    /// Later events; `None` ends the watch.
     receiver: Option<mpsc::Receiver<Item>>,
 }
 
 impl Opened {
-    /// Nothing but an error.
+    /// Watch that sends one ERROR event and ends.
     pub fn refused(refusal: &Refusal) -> Self {
         Self { lines: VecDeque::from([line("ERROR", &refusal.status())]), marker: None, base: 0, receiver: None }
     }
 }
 
 impl Core {
-    /// Begins a watch.
+    /// Starts a watch.
     ///
     /// # Errors
-    /// 400, 403, 422. What is wrong with its resource version is told by the watch itself.
+    /// 400, 403, 422. An invalid resource version is an ERROR event of the watch itself.
     pub(super) fn watch(&mut self, request: &Request, kind: &Kind) -> Result<Opened, Refusal> {
         self.admit(request, kind)?;
         refuse_options(request, true, self.switches.watch_list)?;
@@ -88,17 +90,17 @@ fn bookmark(kind: &Kind, rv: u64, is_marker: bool) -> Bytes {
     line("BOOKMARK", &json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata}))
 }
 
-/// The body of a watch.
+/// Response body of a watch.
 pub(super) struct Feed {
     shared: Arc<Shared>,
     kind: &'static Kind,
     opened: Opened,
-    /// When the marker may be sent.
+    /// Earliest time of the marker bookmark.
     marker_at: Instant,
-    /// The next bookmark; None: nobody wants any.
+    /// Time of the next bookmark; `None` without bookmarks.
     bookmark_at: Option<Instant>,
     bookmark_every: Duration,
-    /// The last bookmark told that.
+    /// Resource version of the last bookmark.
     told: u64,
     deadline: Instant,
     ending: CancellationToken,
@@ -136,13 +138,13 @@ impl Feed {
         }
     }
 
-    /// Sends tables where that is what was asked for.
+    /// Sends events as tables, if requested.
     pub fn told_as(mut self, tables: Option<Wanted>) -> Self {
         self.tables = tables;
         self
     }
 
-    /// The next line; None: it ends.
+    /// The next line; `None` ends the response.
     pub async fn next(&mut self) -> Option<Bytes> {
         let mut line = self.advance().await;
         if let Some(tables) = self.tables {
@@ -197,7 +199,7 @@ impl Feed {
         None
     }
 
-    /// The newest version of the resource; None where an event came meanwhile, which goes first.
+    /// Bookmark with the resource's latest version; `None` if an event is pending, which is sent first.
     fn bookmark(&mut self) -> Option<Bytes> {
         let shared = self.shared.clone();
         let core = shared.core();
@@ -225,23 +227,23 @@ impl Drop for Feed {
 }
 
 impl super::ApiServer {
-    /// All watches of the resource end, as they do at their deadline.
+    /// Ends all watches of the resource, as at their deadline.
     pub fn end_watches(&self, resource: &str) {
         self.shared.core().store.tell(resource, || Item::End("told"));
     }
 
-    /// All watches of the resource are sent that line: an ERROR, a duplicate, garbage.
+    /// Sends a line to all watches of the resource: an ERROR, a duplicate, or garbage.
     pub fn send_to_watches(&self, resource: &str, kind: &str, object: &Value) {
         let line = line(kind, object);
         self.shared.core().store.tell(resource, || Item::Event(line.clone()));
     }
 
-    /// Open watches of the resource.
+    /// Number of open watches of the resource.
     pub fn watches(&self, resource: &str) -> usize {
         self.shared.core().store.watches(resource)
     }
 
-    /// Watches and continued lists from before that resource version are too old.
+    /// Compacts the resource: older watches and continued lists get 410.
     pub fn compact(&self, resource: &str, rv: u64) {
         let mut core = self.shared.core();
         core.store.compact(resource, rv);

@@ -1,4 +1,6 @@
-//! Connections: TLS, HTTP/1.1 or HTTP/2 as ALPN says, and everything that can go wrong with one. Spec 10a §1, §9.
+//! Connections of the test API server: TLS, HTTP/1.1 or HTTP/2 by ALPN, and connection faults.
+//!
+//! Implements spec 10a §1, §9.
 
 use std::{
     collections::HashMap,
@@ -31,14 +33,14 @@ use tokio_util::sync::CancellationToken;
 use super::{Shared, serve};
 use berth::wiring::certificates::Issued;
 
-/// What is known of a connection, and what can be done to it.
+/// Connection of a client, with its fault controls.
 #[derive(Debug)]
 pub struct Connection {
-    /// From 1 in the order of arrival.
+    /// Number, from 1 in the order of arrival.
     pub id: u64,
-    /// `h2` or `http/1.1`; empty during the handshake.
+    /// Negotiated protocol: `h2` or `http/1.1`; empty during the handshake.
     pub alpn: std::sync::OnceLock<&'static str>,
-    /// What the client showed, leaf first.
+    /// Client certificate chain, leaf first.
     pub(super) certificates: std::sync::OnceLock<Vec<CertificateDer<'static>>>,
     ended: CancellationToken,
     goes_away: Notify,
@@ -61,12 +63,12 @@ impl Connection {
         }
     }
 
-    /// It ends with FIN.
+    /// Closes the connection (FIN).
     pub fn close(&self) {
         self.ended.cancel();
     }
 
-    /// It ends with RST.
+    /// Resets the connection (RST).
     pub fn reset(&self) {
         self.is_reset.store(true, Ordering::Relaxed);
         self.ended.cancel();
@@ -77,17 +79,17 @@ impl Connection {
         self.ended.is_cancelled()
     }
 
-    /// Once it is.
+    /// Waits until the connection has been closed.
     pub async fn over(&self) {
         self.ended.cancelled().await;
     }
 
-    /// GOAWAY; what was begun is finished.
+    /// Shuts down gracefully with GOAWAY; requests in progress finish.
     pub fn go_away(&self) {
         self.goes_away.notify_one();
     }
 
-    /// Nothing is read or written, until it is light again.
+    /// Stops all reads and writes of the socket, or resumes them.
     pub fn black(&self, is_black: bool) {
         self.is_black.store(is_black, Ordering::Relaxed);
         let sleepers = std::mem::take(&mut *self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
@@ -101,12 +103,12 @@ impl Connection {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         sleepers.retain(|waker| !waker.will_wake(context.waker()));
         sleepers.push(context.waker().clone());
-        // It may have become light before we were on the list.
+        // Checks again: the flag may have been cleared before this waker was registered.
         self.is_black.load(Ordering::Relaxed)
     }
 }
 
-/// The socket, under TLS.
+/// TCP socket below TLS, with reset and black-hole behavior.
 struct Wire {
     stream: TcpStream,
     connection: Arc<Connection>,
@@ -146,17 +148,17 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// Where the server listens, and who is connected.
+/// Listener, TLS configuration, and open connections.
 pub(super) struct Door {
     tls: Mutex<TlsAcceptor>,
     listening: Mutex<Option<JoinHandle<()>>>,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
     last: AtomicU64,
-    /// New connections are black holes.
+    /// Whether new connections are black holes.
     pub is_black: AtomicBool,
-    /// Streams per HTTP/2 connection, for new ones.
+    /// Maximum of concurrent streams of new HTTP/2 connections.
     pub streams: AtomicU32,
-    /// HTTP/2 is not offered.
+    /// Whether HTTP/2 is not offered.
     pub is_old: AtomicBool,
     identity: Mutex<Issued>,
 }
@@ -179,7 +181,7 @@ impl Door {
         }
     }
 
-    /// Shows that from now on, and offers HTTP/2 or not.
+    /// Sets the serving certificate, if given, and rebuilds the TLS configuration of new connections.
     pub fn show(&self, identity: Option<Issued>) {
         if let Some(identity) = identity {
             *held(&self.identity) = identity;
@@ -191,12 +193,12 @@ impl Door {
         *held(&self.listening) = Some(tokio::spawn(accept(shared.clone(), listener)));
     }
 
-    /// Nobody listens any more.
+    /// Stops accepting connections.
     pub async fn stop(&self) {
         let listening = held(&self.listening).take();
         if let Some(listening) = listening {
             listening.abort();
-            let _ = listening.await; // cancelled, as it was told
+            let _ = listening.await; // the expected cancellation error
         }
     }
 
@@ -212,7 +214,7 @@ impl Door {
         all
     }
 
-    /// Connections that ever came.
+    /// Number of connections accepted so far.
     pub fn accepted(&self) -> u64 {
         self.last.load(Ordering::Relaxed)
     }
@@ -237,17 +239,17 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
 }
 
 async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connection>) {
-    let _ = stream.set_nodelay(true); // slower without, no worse
+    let _ = stream.set_nodelay(true); // best effort: affects latency only
     let (tls, ending) = (held(&shared.door.tls).clone(), shared.ending());
     let Ok(stream) = tls.accept(Wire { stream, connection: connection.clone() }).await else { return };
     let session = stream.get_ref().1;
     let is_two = session.alpn_protocol() == Some(b"h2");
     let certificates = session.peer_certificates().unwrap_or_default();
-    let _ = connection.certificates.set(certificates.iter().map(|c| c.clone().into_owned()).collect()); // first and only
-    let _ = connection.alpn.set(if is_two { "h2" } else { "http/1.1" }); // first and only
+    let _ = connection.certificates.set(certificates.iter().map(|c| c.clone().into_owned()).collect()); // set only here
+    let _ = connection.alpn.set(if is_two { "h2" } else { "http/1.1" }); // set only here
     let service = hyper::service::service_fn(|request| serve::answer(shared.clone(), connection.clone(), request));
     let io = TokioIo::new(stream);
-    // Two kinds of connection, and the same to be done with them: they share no trait for it.
+    // A macro, because hyper's two connection types share no trait for this.
     macro_rules! drive {
         ($served:expr) => {{
             let mut served = pin!($served);
@@ -257,7 +259,7 @@ async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connect
                     () = connection.goes_away.notified() => served.as_mut().graceful_shutdown(),
                     () = ending.cancelled(), if !connection.ended.is_cancelled() => {
                         served.as_mut().graceful_shutdown();
-                        let _ = served.as_mut().await; // it ends, well or not
+                        let _ = served.as_mut().await; // ends either way
                         return;
                     }
                     _ = served.as_mut() => return,
@@ -275,8 +277,8 @@ async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connect
     }
 }
 
-/// Takes any client certificate that its sender has the key of: what it is worth is asked of each request, on the
-/// server's own clock, as a real server does.
+/// Accepts any client certificate whose private key the client proves to have. Each request validates the certificate
+/// itself, on the server's own clock, as a real server does.
 #[derive(Debug)]
 struct AnyClient(WebPkiSupportedAlgorithms);
 
@@ -332,7 +334,7 @@ fn acceptor(identity: &Issued, is_old: bool) -> TlsAcceptor {
         .with_client_cert_verifier(clients)
         .with_single_cert(chain.expect("a chain"), key)
         .expect("a pair");
-    // A resumed session would be nobody's, or a former self's.
+    // No session resumption: a resumed session would have no client certificate, or an old one.
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.alpn_protocols =
@@ -340,7 +342,7 @@ fn acceptor(identity: &Issued, is_old: bool) -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// The connection is to be cut.
+/// Error that makes hyper abort the connection.
 #[derive(Debug)]
 pub struct Cut;
 

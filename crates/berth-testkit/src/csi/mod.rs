@@ -1,5 +1,6 @@
-//! A CSI driver over the real contract: it keeps volumes as directories, binds them where it is told, and fails,
-//! hangs or dies on demand. What it has mounted is what the machine has mounted.
+//! Fake CSI driver with real bind mounts and fault injection.
+//!
+//! Volumes are directories. The driver fails, hangs, or dies on demand. Its mounts are real mounts of the machine.
 
 mod node;
 mod registration;
@@ -27,55 +28,55 @@ use berth_proto::csi::{
 
 pub use registration::{Asked, Manners, Plugin};
 
-/// What it is asked, in order.
+/// Recorded call, in order of arrival.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// `NodeStageVolume`.
+    /// Method name: `NodeStageVolume`.
     pub method: &'static str,
-    /// The volume; empty for calls about none.
+    /// Volume ID; empty for calls that concern no volume.
     pub volume: String,
-    /// Where: target, or staging directory.
+    /// Target path or staging directory.
     pub path: PathBuf,
-    /// The rest, as far as tests look at it.
+    /// Other request fields, as far as tests need them.
     pub rest: Value,
-    /// Whether it was answered well; `None` while it is under way.
+    /// Whether the call succeeded; `None` while it is pending.
     pub ok: Option<bool>,
 }
 
-/// What goes wrong with a call.
+/// Fault of a call.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// Refused, and nothing is done.
+    /// Returns this error without doing anything.
     Refuse(Code, &'static str),
-    /// Done, and yet that is the answer.
+    /// Carries out the call, but returns this error.
     DoneBut(Code, &'static str),
-    /// Nothing is done, and it says that it was. For calls without an answer's content only.
+    /// Returns success without doing anything. Only for calls whose response is empty.
     Lie,
-    /// No answer until [`CsiDriver::release`]; nothing is done.
+    /// Waits for [`CsiDriver::release`], then carries out the call.
     Hang,
-    /// The driver's process ends in the middle: done, and the connection is lost.
+    /// Carries out the call, then simulates the death of the driver process: the connection is lost.
     DieAfter,
 }
 
-/// How it is.
+/// Properties of a driver.
 #[derive(Clone, Debug)]
 pub struct Nature {
-    /// Its name.
+    /// Driver name.
     pub name: String,
-    /// What it calls the node.
+    /// Node ID that it reports.
     pub node_id: String,
-    /// Where the node is.
+    /// Topology segments of the node.
     pub topology: BTreeMap<String, String>,
-    /// How many volumes the node takes.
+    /// Maximum number of volumes on the node; 0 is unlimited.
     pub max_volumes: i64,
-    /// What it can do.
+    /// Node service capabilities.
     pub can: Vec<Capability>,
-    /// Whether its volumes are not well, and what it says of that.
+    /// Volume condition: whether volumes are abnormal, and the message.
     pub condition: Option<(bool, String)>,
 }
 
 impl Nature {
-    /// One that stages, counts and expands.
+    /// Driver that supports staging, volume statistics, and expansion.
     pub fn of(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -95,7 +96,7 @@ struct State {
     sizes: BTreeMap<String, i64>,
 }
 
-/// What the servers share.
+/// State that both gRPC services share.
 struct Shared {
     nature: Mutex<Nature>,
     state: Mutex<State>,
@@ -115,16 +116,16 @@ fn end(serving: &Mutex<Option<Runtime>>) {
     }
 }
 
-/// A driver, and its servers.
+/// Running CSI driver.
 pub struct CsiDriver {
     shared: Arc<Shared>,
-    /// Where it serves.
+    /// Path of its socket.
     pub endpoint: PathBuf,
     serving: Arc<Mutex<Option<Runtime>>>,
 }
 
 impl CsiDriver {
-    /// A driver that serves on `<root>/plugins/<name>/csi.sock` and keeps its volumes in `data`.
+    /// Starts a driver that serves on `<root>/plugins/<name>/csi.sock` and keeps its volumes in `data`.
     pub async fn start(nature: Nature, root: &Path, data: &Path) -> Self {
         let directory = root.join("plugins").join(&nature.name);
         fs::create_dir_all(&directory).expect("a directory");
@@ -142,7 +143,8 @@ impl CsiDriver {
         driver
     }
 
-    /// Serves, on a new socket, in a runtime of its own: when that goes, connections are lost as with a process.
+    /// Serves on a new socket, in a tokio runtime of its own: its shutdown loses connections as the end of a process
+    /// does.
     pub async fn serve(&mut self) {
         let _ = fs::remove_file(&self.endpoint); // there is none at first
         let listener = std::os::unix::net::UnixListener::bind(&self.endpoint).expect("a socket");
@@ -168,54 +170,57 @@ impl CsiDriver {
         });
     }
 
-    /// Ends, as its process would.
+    /// Stops serving, as if the process had died.
     pub async fn die(&mut self) {
         end(&self.serving);
     }
 
-    /// Changes how it is.
+    /// Changes the driver's properties.
     pub fn nature(&self, change: impl FnOnce(&mut Nature)) {
         change(&mut lock(&self.shared.nature));
     }
 
-    /// How it is.
+    /// Driver name.
     pub fn name(&self) -> String {
         lock(&self.shared.nature).name.clone()
     }
 
-    /// The next calls of that method go wrong.
+    /// Injects a fault into the next `times` calls of that method.
     pub fn fail(&self, method: &'static str, times: usize, fault: Fault) {
         lock(&self.shared.state).faults.push((method, times, fault));
     }
 
-    /// Nothing goes wrong any more.
+    /// Removes all faults and releases hanging calls.
     pub fn heal(&self) {
         lock(&self.shared.state).faults.clear();
         self.release();
     }
 
-    /// What hangs goes on.
+    /// Releases hanging calls.
     pub fn release(&self) {
         self.shared.release.send_modify(|times| *times += 1);
     }
 
-    /// Everything it was asked.
+    /// All recorded calls.
     pub fn calls(&self) -> Vec<Call> {
         lock(&self.shared.state).calls.clone()
     }
 
-    /// Names of the calls about volumes, those that only ask left out.
+    /// Method names of the recorded calls, without `NodeGet…`.
     pub fn acts(&self) -> Vec<&'static str> {
         let is_act = |call: &&Call| !call.method.starts_with("NodeGet");
         self.calls().iter().filter(is_act).map(|call| call.method).collect()
     }
 
-    /// Calls of one method.
+    /// Recorded calls of one method.
     pub fn of(&self, method: &str) -> Vec<Call> {
         self.calls().into_iter().filter(|call| call.method == method).collect()
     }
 
-    /// Waits until something holds of what it was asked.
+    /// Waits until `holds` returns true; evaluates it after each call.
+    ///
+    /// # Panics
+    /// The condition is not met within 60 seconds.
     pub async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let mut moved = self.shared.moved.subscribe();
         let waiting = async {
@@ -229,12 +234,12 @@ impl CsiDriver {
         }
     }
 
-    /// The directory behind a volume.
+    /// Directory of a volume; created if missing.
     pub fn volume(&self, id: &str) -> PathBuf {
         self.shared.volume(id)
     }
 
-    /// Bytes that a volume was expanded to.
+    /// Size in bytes that a volume was expanded to.
     pub fn size(&self, id: &str) -> Option<i64> {
         lock(&self.shared.state).sizes.get(id).copied()
     }
@@ -261,14 +266,14 @@ impl Shared {
         Some(fault.clone())
     }
 
-    /// Notes a call, lets go wrong what is to, and does the work.
+    /// Records a call, applies its fault, and runs `work`.
     async fn act<T: Default>(
         &self,
         call: Call,
         work: impl FnOnce() -> Result<T, Status>,
     ) -> Result<tonic::Response<T>, Status> {
         let method = call.method;
-        // Whoever sees the call may release it at once.
+        // Subscribes first: a test that observes the call may release it at once.
         let mut release = self.release.subscribe();
         release.mark_unchanged();
         let index = {
@@ -303,7 +308,7 @@ impl Shared {
     }
 }
 
-/// What is mounted at or below a path.
+/// Mount points at or below a path.
 pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("a table");
     let places = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);

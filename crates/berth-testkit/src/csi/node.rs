@@ -1,4 +1,4 @@
-//! The services of the driver.
+//! Identity and Node services of the fake CSI driver.
 
 use std::{
     fs, io,

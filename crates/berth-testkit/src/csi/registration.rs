@@ -1,4 +1,4 @@
-//! A registration socket, well-mannered or not.
+//! Fake plugin registration socket for the plugin watcher, with optional misbehavior.
 
 use std::{
     fs,
@@ -18,27 +18,27 @@ use berth_proto::plugin_registration::{
 
 use super::lock;
 
-/// What it was told or asked.
+/// Recorded registration call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Asked {
-    /// What it is.
+    /// `GetInfo`.
     Info,
-    /// That it is registered.
+    /// `NotifyRegistrationStatus`: registered.
     Registered,
-    /// That it is not, and why.
+    /// `NotifyRegistrationStatus`: not registered, with the error.
     Refused(String),
 }
 
-/// How it behaves.
+/// Behavior of the registration service.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Manners {
-    /// As it should.
+    /// Conforming.
     Good,
-    /// It accepts and says nothing.
+    /// Accepts connections and never answers `GetInfo`.
     Silent,
-    /// It speaks something else.
+    /// Sends bytes that are not HTTP/2.
     Garbage,
-    /// It says what it is, and does not want to know what became of it.
+    /// Answers `GetInfo`, and fails `NotifyRegistrationStatus`.
     Deaf,
 }
 
@@ -80,7 +80,7 @@ impl Registration for Service {
     }
 }
 
-/// A plugin that wants to register. Its socket goes with it.
+/// Plugin with a registration socket; drop removes the socket.
 pub struct Plugin {
     socket: PathBuf,
     service: Service,
@@ -88,12 +88,12 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// A driver that serves at `endpoint`.
+    /// Starts a conforming CSI plugin that serves at `endpoint`.
     pub fn csi(socket: &Path, name: &str, endpoint: &Path, versions: &[&str]) -> Self {
         Self::start(socket, "CSIPlugin", name, endpoint.display().to_string(), versions, Manners::Good)
     }
 
-    /// Any.
+    /// Starts a plugin of any type and behavior.
     pub fn start(socket: &Path, kind: &str, name: &str, endpoint: String, versions: &[&str], manners: Manners) -> Self {
         let info = PluginInfo {
             r#type: kind.to_owned(),
@@ -113,7 +113,7 @@ impl Plugin {
                 loop {
                     let (mut stream, _) = listener.accept().await.expect("accepted");
                     serving.note(Asked::Info);
-                    let _ = stream.write_all(&[0xAA; 4096]).await; // it may have gone already
+                    let _ = stream.write_all(&[0xAA; 4096]).await; // the client may have closed already
                 }
             }
             let incoming = UnixListenerStream::new(listener);
@@ -126,12 +126,15 @@ impl Plugin {
         Self { socket: socket.to_owned(), service, task }
     }
 
-    /// All it was told and asked.
+    /// All recorded registration calls.
     pub fn asked(&self) -> Vec<Asked> {
         lock(&self.service.asked).clone()
     }
 
-    /// Waits until something holds of that.
+    /// Waits until `holds` returns true for the recorded calls.
+    ///
+    /// # Panics
+    /// The condition is not met within 60 seconds.
     pub async fn until(&self, what: &str, holds: impl Fn(&[Asked]) -> bool) {
         let mut moved = self.service.moved.subscribe();
         let waiting = async {
@@ -145,12 +148,12 @@ impl Plugin {
         }
     }
 
-    /// Waits until it is told that it is registered.
+    /// Waits until the plugin is registered.
     pub async fn registered(&self) {
         self.until("registered", |asked| asked.contains(&Asked::Registered)).await;
     }
 
-    /// Waits until it is refused, and returns why.
+    /// Waits until registration is refused; returns the error.
     pub async fn refused(&self) -> String {
         let is_refusal = |asked: &Asked| matches!(asked, Asked::Refused(_));
         self.until("refused", |asked| asked.iter().any(is_refusal)).await;

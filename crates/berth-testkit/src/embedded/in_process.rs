@@ -1,6 +1,6 @@
-//! The embedded runtime in the test's own process, asked over memory as the agent asks it.
+//! Embedded runtime inside the test process, called over an in-memory connection as the agent does.
 //!
-//! Needs root, busybox-static and the shim's program beside the test.
+//! Needs root, busybox-static, and the shim binary beside the test.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -26,37 +26,37 @@ use super::{
     place::{bridge, group},
 };
 
-/// How long an end may take to come, and a call.
+/// Deadline of calls and container exits.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A runtime.
+/// Embedded runtime with clients of its CRI services.
 pub struct Daemon {
-    /// Asks its services.
+    /// CRI client.
     pub calls: Calls,
-    /// What answers.
+    /// The runtime.
     pub runtime: Arc<Runtime>,
-    /// Its images.
+    /// Image store.
     pub images: ImageStore,
-    /// Ends it; pods go on.
+    /// Stops the runtime; pods keep running.
     pub stop: CancellationToken,
     dial: Dial,
 }
 
-/// Whether the built-in images are made.
+/// Whether the built-in images are created.
 #[derive(PartialEq, Eq)]
 pub enum Builtin {
-    /// They are.
+    /// Built-in images are created.
     Made,
-    /// There is busybox instead.
+    /// Busybox is imported instead.
     Missing,
 }
 
-/// A runtime with busybox in a place.
+/// Starts a runtime with busybox in a directory.
 pub async fn daemon(place: &Path) -> Daemon {
     daemon_with(place, Builtin::Missing).await
 }
 
-/// A runtime in a place.
+/// Starts a runtime in a directory.
 pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
     let network = NetworkConfig { mode: "builtin".to_owned(), bridge: bridge(place), ..NetworkConfig::default() };
     let (root, state) = (place.join("root"), place.join("state"));
@@ -92,7 +92,7 @@ pub async fn daemon_with(place: &Path, builtin: Builtin) -> Daemon {
     Daemon { calls, runtime, images, stop, dial }
 }
 
-/// Imports busybox into a store that has none.
+/// Imports busybox unless the store has it.
 pub async fn has_busybox(images: &ImageStore, place: &Path) {
     if images.status(BUSYBOX).expect("asked").is_none() {
         let archive = place.join("busybox.tar");
@@ -101,7 +101,7 @@ pub async fn has_busybox(images: &ImageStore, place: &Path) {
     }
 }
 
-/// A pod on this machine's network.
+/// Sandbox configuration of a pod on the host network.
 pub fn pod(place: &Path, name: &str) -> cri::PodSandboxConfig {
     let namespaces = cri::NamespaceOption {
         network: cri::NamespaceMode::Node.into(),
@@ -114,13 +114,13 @@ pub fn pod(place: &Path, name: &str) -> cri::PodSandboxConfig {
     config
 }
 
-/// A container that runs a script and sees its own processes only.
+/// Container configuration that runs a script in its own PID namespace.
 pub fn container(name: &str, script: &str) -> cri::ContainerConfig {
     cri_calls::container(name, script, cri::NamespaceMode::Container)
 }
 
 impl Daemon {
-    /// The agent's own clients.
+    /// Connection of the agent's own CRI clients.
     pub fn connection(&self, registry: &Registry) -> Connection {
         let config = CriConfig {
             endpoint: "embedded".to_owned(),
@@ -131,27 +131,27 @@ impl Daemon {
         connect_over(self.dial.clone(), &config, registry)
     }
 
-    /// Runs a sandbox; its id.
+    /// Runs a sandbox; returns its ID.
     pub async fn run(&self, config: cri::PodSandboxConfig) -> String {
         self.calls.run(&config).await.expect("runs")
     }
 
-    /// A container that runs; its id.
+    /// Creates and starts a container; returns its ID.
     pub async fn start(&self, sandbox: &str, config: cri::ContainerConfig) -> String {
         self.calls.running(sandbox, &config).await
     }
 
-    /// Runs a script in a container: what it writes, and its code.
+    /// Runs a script in a container; returns its standard output and exit code.
     pub async fn exec(&self, id: &str, script: &str) -> (String, i32) {
         self.calls.exec(id, script).await.expect("executed")
     }
 
-    /// What a container is.
+    /// Status of a container.
     pub async fn status(&self, id: &str) -> cri::ContainerStatus {
         self.calls.status(id).await
     }
 
-    /// What a container was when it has ended.
+    /// Waits until a container has exited; returns its status.
     pub async fn exited(&self, id: &str) -> cri::ContainerStatus {
         let (pod, id) = self.runtime.container(id).expect("known");
         let over = pod.wait_for(|sandbox| sandbox.container(&id).is_ok_and(|c| c.finished().is_some()));
@@ -159,21 +159,24 @@ impl Daemon {
         self.status(&id).await
     }
 
-    /// Removes a sandbox with all that is in it.
+    /// Removes a sandbox with its containers.
     pub async fn remove(&self, id: &str) {
         self.calls.remove(id).await.expect("goes");
     }
 }
 
-/// Calls of images and sandboxes.
+/// Image and sandbox calls.
 impl Daemon {
-    /// Pulls an image; its reference.
+    /// Pulls an image; returns its reference.
+    ///
+    /// # Errors
+    /// The pull failed.
     pub async fn pull(&self, name: &str) -> Result<String, tonic::Status> {
         let request = cri::PullImageRequest { image: spec(name), ..Default::default() };
         Ok(self.calls.images.clone().pull_image(request).await?.into_inner().image_ref)
     }
 
-    /// The status of an image; `None` if it is not there.
+    /// Status of an image; `None` if it is absent.
     pub async fn image(&self, name: &str) -> Option<cri::Image> {
         let request = cri::ImageStatusRequest { image: spec(name), verbose: false };
         self.calls.images.clone().image_status(request).await.expect("answered").into_inner().image
@@ -185,7 +188,7 @@ impl Daemon {
         self.calls.images.clone().remove_image(request).await.expect("removed");
     }
 
-    /// The images of a registry, by its host.
+    /// Images of a registry, by its host.
     pub async fn images_of(&self, host: &str) -> Vec<cri::Image> {
         let listed = self.calls.images.clone().list_images(cri::ListImagesRequest::default()).await.expect("listed");
         let is_of = |image: &cri::Image| image.repo_tags.iter().chain(&image.repo_digests).any(|n| n.starts_with(host));
@@ -203,7 +206,7 @@ impl Daemon {
         self.pod_status(id).await.network.expect("a network").ip
     }
 
-    /// Waits until a sandbox is not ready any more.
+    /// Waits until a sandbox is no longer ready.
     pub async fn until_not_ready(&self, id: &str) {
         let pod = self.runtime.pod(id).expect("known");
         let over = pod.wait_for(|sandbox| !sandbox.is_ready());
@@ -212,7 +215,7 @@ impl Daemon {
     }
 }
 
-/// An image by any of its names, as requests have it.
+/// Image reference of a CRI request.
 pub fn spec(name: &str) -> Option<cri::ImageSpec> {
     Some(cri::ImageSpec { image: name.to_owned(), ..Default::default() })
 }

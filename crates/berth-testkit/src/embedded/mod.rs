@@ -1,5 +1,6 @@
-//! The embedded runtime of a test's agent: own directories, bridge, addresses and socket, and nothing left behind; and, in
-//! [`in_process`], of the test itself.
+//! Embedded runtime for test agents: own directories, bridge, subnet, and socket, cleaned up on drop.
+//!
+//! [`in_process`] runs the runtime in the test process itself.
 
 pub mod in_process;
 pub mod place;
@@ -18,7 +19,7 @@ use super::{
     subnet::Subnet,
 };
 
-/// Settings of a runtime that an agent opens; what it leaves is cleaned up when dropped.
+/// Settings of an embedded runtime that an agent opens; drop cleans up after it.
 pub struct Embedded {
     dir: tempfile::TempDir,
     bridge: String,
@@ -27,7 +28,7 @@ pub struct Embedded {
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Why pods cannot run here; `None` where they can.
+/// Reason why pods cannot run here; `None` if they can.
 pub fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root: containers are started".to_owned());
@@ -36,21 +37,24 @@ pub fn missing() -> Option<String> {
     (!is_there).then(|| "needs busybox-static, of which the test images are made".to_owned())
 }
 
-/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+/// Returns whether a test must be skipped and prints its name and the reason.
+///
+/// # Panics
+/// The test would be skipped on CI.
 pub fn skips(test: &str) -> bool {
     let Some(why) = missing() else { return false };
     skipped(test, &why);
     true
 }
 
-/// Says that a test is skipped.
+/// Prints that a test is skipped; panics on CI.
 fn skipped(test: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
     println!("skipped: {test}: {why}");
 }
 
 impl Embedded {
-    /// Writes the settings, and the test images where they are imported from.
+    /// Writes the settings, and test images into the import directory.
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("berth-emb-").tempdir().expect("a folder");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -72,28 +76,28 @@ impl Embedded {
         made
     }
 
-    /// The file of settings, for `BERTH_CONFIG`.
+    /// Settings file, for `BERTH_CONFIG`.
     pub fn settings(&self) -> PathBuf {
         self.dir.path().join("berth.yaml")
     }
 
-    /// A folder that goes with it.
+    /// Temporary directory, removed on drop.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The socket that is served while the agent runs.
+    /// CRI endpoint that the agent serves while it runs.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.dir.path().join("cri.sock").display())
     }
 
-    /// The process that holds a pod.
+    /// PID of a sandbox's shim.
     pub fn shim(&self, sandbox: &str) -> u32 {
         let text = fs::read_to_string(self.dir.path().join("state/s").join(sandbox).join("shim.pid"));
         text.expect("a shim").split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a pid")
     }
 
-    /// Lays images where they are imported from, complete at once.
+    /// Puts images into the import directory, atomically by rename.
     pub fn import(&self, name: &str, images: &[Image<'_>]) {
         let draft = self.dir.path().join("draft.tar");
         write_archive(images, &draft).expect("an archive");

@@ -1,4 +1,4 @@
-//! Directories, control group and network of a test that holds the runtime in its own process, and what is left of them.
+//! Fixture of in-process runtime tests: directories, cgroup, network, and leak checks.
 
 use std::{
     fs,
@@ -14,35 +14,38 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::traces;
 
-/// Why pods cannot run here; `None` where they can.
+/// Reason why pods cannot run here; `None` if they can.
 pub fn obstacle() -> Option<String> {
     let own = std::env::current_exe().expect("a test");
     let has_shim = own.ancestors().skip(1).take(2).any(|folder| folder.join("berth-shim").is_file());
     super::missing().or_else(|| (!has_shim).then(|| "needs berth-shim beside the test".to_owned()))
 }
 
-/// Whether a test must be skipped; says so by its name. On CI nothing may be.
+/// Returns whether a test must be skipped and prints its name and the reason.
+///
+/// # Panics
+/// The test would be skipped on CI.
 pub fn skips(test: &str) -> bool {
     let Some(why) = obstacle() else { return false };
     super::skipped(test, &why);
     true
 }
 
-/// Directories of a test; mounts, shims, groups and namespaces go with them.
+/// Directory of a test; drop removes its mounts, shims, cgroups, and namespaces as well.
 pub struct Place(tempfile::TempDir);
 
 impl Place {
-    /// An empty one.
+    /// Creates an empty directory.
     pub fn new() -> Self {
         Self(tempfile::tempdir().expect("a directory"))
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Nothing is left on the machine but the directories.
+    /// Asserts that pods have left nothing on the machine.
     pub fn is_left_clean(&self) {
         assert_eq!(left(self.path()), Vec::<String>::new());
     }
@@ -60,8 +63,8 @@ impl Drop for Place {
     }
 }
 
-/// Runs a test in a network namespace of its own, so that bridge, packet filter and settings of this machine stay as they
-/// are; says so where it cannot.
+/// Runs a test in a network namespace of its own, so that bridge, packet filter, and sysctls of the host stay
+/// unchanged; prints a message if it must be skipped.
 pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Place) -> F + Send) {
     if skips(test) {
         return;
@@ -71,7 +74,7 @@ pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Place)
             unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
             Socket::open(Protocol::Route).and_then(|mut socket| socket.request(route::up(1))).expect("loopback");
             let place = Place::new();
-            // Its threads, and the shims they start, begin in this one's namespace.
+            // Worker threads, and the shims they start, inherit this thread's namespace.
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             runtime.expect("a runtime").block_on(body(place));
         };
@@ -80,7 +83,7 @@ pub fn on_a_machine<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Place)
     });
 }
 
-/// What is left on the machine of a test below this place.
+/// Mounts, cgroups, and runtime directories that pods of a test have left.
 pub fn left(place: &Path) -> Vec<String> {
     let mut left = Vec::new();
     let mounts = fs::read_to_string("/proc/self/mounts").expect("readable");
@@ -102,22 +105,23 @@ pub fn left(place: &Path) -> Vec<String> {
     left
 }
 
-/// What a test's own things are called.
+/// Unique name of a test's resources.
 fn own_name(place: &Path) -> String {
     place.file_name().unwrap_or_default().to_string_lossy().trim_start_matches('.').to_owned()
 }
 
-/// The control group of a test's pods.
+/// Cgroup of a test's pods.
 pub fn group(place: &Path) -> String {
     format!("berth-test-{}", own_name(place))
 }
 
-/// The bridge of a test's pods: files of namespaces are called after it, which other tests would take for theirs else.
+/// Bridge of a test's pods. Namespace files are named after it; without a unique name, tests would take those of
+/// others.
 pub fn bridge(place: &Path) -> String {
     format!("bt{}", own_name(place))
 }
 
-/// The file that names a pod's network namespace.
+/// File that names a pod's network namespace.
 pub fn namespace_file(place: &Path, sandbox: &str) -> PathBuf {
     traces::namespace_file(&bridge(place), sandbox)
 }

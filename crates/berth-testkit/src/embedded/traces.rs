@@ -1,4 +1,4 @@
-//! What pods of an embedded runtime leave on the machine, and its removal: also after a test that failed.
+//! Cleanup of embedded runtime resources (shims, mounts, network), also after failed tests.
 
 use std::{
     cmp::Reverse,
@@ -16,16 +16,16 @@ use nix::{
     unistd::Pid,
 };
 
-/// Where files that name network namespaces are.
+/// Directory of the files that name network namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// Names in a directory.
+/// Names of the entries of a directory.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The process whose argument is that folder.
+/// PID of the shim whose argument is that directory.
 pub fn shim_of(folder: &Path) -> Option<u32> {
     let wanted = folder.display().to_string();
     let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
@@ -35,21 +35,21 @@ pub fn shim_of(folder: &Path) -> Option<u32> {
     })
 }
 
-/// Ends a process at once.
+/// Kills a process.
 pub fn end(pid: u32) {
-    let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL); // it may have ended
+    let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL); // it may have exited
 }
 
-/// Ends the shims below a state directory, and what they hold.
+/// Kills the shims below a state directory, and their containers.
 pub fn end_shims(state: &Path) {
     for sandbox in names(&state.join("s")) {
         let Some(shim) = shim_of(&state.join("s").join(sandbox)) else { continue };
-        // Those below first: they outlive it.
+        // Descendants first: they outlive the shim.
         below(shim).into_iter().chain([shim]).for_each(end);
     }
 }
 
-/// The processes below one, the deepest last.
+/// Descendants of a process, parents before their children.
 fn below(pid: u32) -> Vec<u32> {
     let mut all: Vec<u32> = Vec::new();
     let mut next = vec![pid];
@@ -65,20 +65,20 @@ fn below(pid: u32) -> Vec<u32> {
     all
 }
 
-/// The file that names a pod's network namespace, as long as it is there.
+/// File that names a pod's network namespace.
 pub fn namespace_file(bridge: &str, sandbox: &str) -> PathBuf {
     let (begin, end) = (format!("{bridge}-"), format!("-{}", sandbox.get(..16).unwrap_or_default()));
     let all = names(Path::new(NAMESPACES));
     let found = all.iter().find(|name| name.starts_with(&begin) && name.ends_with(&end));
-    // Where there is none: a name that nobody has.
+    // If there is none: a name that does not exist.
     Path::new(NAMESPACES).join(found.cloned().unwrap_or_else(|| format!("{bridge}{end}")))
 }
 
-/// Removes the bridge, the packet filter's table and the namespaces of a runtime's pods.
+/// Removes the bridge, the nftables table, and the network namespaces of a runtime's pods.
 pub fn remove_network(bridge: &str) {
     let own = format!("{bridge}-");
     for name in names(Path::new(NAMESPACES)).iter().filter(|name| name.starts_with(&own)) {
-        let _ = net_namespace::unbind_file(&Path::new(NAMESPACES).join(name)); // the next one, then
+        let _ = net_namespace::unbind_file(&Path::new(NAMESPACES).join(name)); // best effort
     }
     if let Ok(mut socket) = Socket::open(Protocol::Route)
         && let Ok(Some(told)) = socket.ask(route::get_link(bridge))
@@ -92,7 +92,7 @@ pub fn remove_network(bridge: &str) {
     }
 }
 
-/// Takes away the mounts below a folder, the deepest first.
+/// Unmounts every mount below a directory, deepest first.
 pub fn unmount_below(folder: &str) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut below: Vec<&str> =

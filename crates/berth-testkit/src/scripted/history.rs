@@ -1,67 +1,67 @@
-//! What happened in the runtime, moment by moment, and what must never happen there.
+//! Chronological history of sandboxes and containers in the scripted CRI, with invariant checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tokio::time::Instant;
 
-/// One thing that happened.
+/// Lifecycle event of a sandbox or container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fact {
-    /// A sandbox is ready.
+    /// Sandbox became ready.
     SandboxReady {
-        /// Its id.
+        /// Sandbox ID.
         sandbox: String,
-        /// Its pod.
+        /// UID of its pod.
         uid: String,
-        /// Its pod's name.
+        /// Name of its pod.
         pod: String,
-        /// Its attempt.
+        /// Attempt in its metadata.
         attempt: u32,
         /// Whether the pod comes from a file or URL.
         is_static: bool,
     },
-    /// A sandbox is ready no more.
+    /// Sandbox is no longer ready.
     SandboxStopped(String),
-    /// A sandbox is gone.
+    /// Sandbox was removed.
     SandboxRemoved(String),
-    /// A container was created.
+    /// Container was created.
     Created {
-        /// Its id.
+        /// Container ID.
         container: String,
-        /// In which sandbox.
+        /// ID of its sandbox.
         sandbox: String,
-        /// Its name.
+        /// Container name.
         name: String,
     },
-    /// A container runs.
+    /// Container started.
     Started(String),
-    /// A container ended, with that code.
+    /// Container exited with that exit code.
     Exited(String, i32),
-    /// A container is gone.
+    /// Container was removed.
     Removed(String),
 }
 
-/// A fact and when it came about.
+/// Lifecycle event and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
-    /// When, by the clock that nobody sets.
+    /// Time on tokio's monotonic clock.
     pub at: Instant,
-    /// What.
+    /// The event.
     pub fact: Fact,
 }
 
-/// A time during which something held.
+/// Period during which a condition was true.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// Of whom.
+    /// UID of the pod.
     pub whose: String,
-    /// From.
+    /// Start of the period.
     pub from: Instant,
-    /// Until; `None` where it still holds.
+    /// End of the period; `None` if it is still open.
     pub until: Option<Instant>,
 }
 
-/// All of it, in order.
+/// All lifecycle events, in order.
 #[derive(Debug, Clone, Default)]
 pub struct History(pub Vec<Moment>);
 
@@ -86,7 +86,7 @@ impl History {
         homes
     }
 
-    /// Times during which two static pods of one name ran containers.
+    /// Starts of containers while another static pod of the same name runs containers, as text.
     pub fn overlaps(&self) -> Vec<String> {
         let homes = self.homes();
         let mut of: BTreeMap<&str, &Home<'_>> = BTreeMap::new();
@@ -123,7 +123,7 @@ impl History {
         found
     }
 
-    /// Times during which one pod had two ready sandboxes.
+    /// Periods during which one pod had two or more ready sandboxes.
     pub fn doubled_sandboxes(&self) -> Vec<Span> {
         let homes = self.homes();
         let mut ready: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -152,7 +152,7 @@ impl History {
         spans
     }
 
-    /// How often a container of that name was started for a pod.
+    /// Number of starts of containers with that name in a pod.
     pub fn starts(&self, uid: &str, name: &str) -> usize {
         let homes = self.homes();
         let made: BTreeSet<&str> = self

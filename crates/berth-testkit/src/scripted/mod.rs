@@ -1,10 +1,9 @@
-//! The scripted CRI: an honest runtime without containers.
+//! Scripted CRI: fake container runtime that keeps the CRI v1 contract without real containers.
 //!
-//! It keeps the contract of CRI v1 (reserved names, states, idempotent stop and remove, graceful
-//! stop, events after the fact) and adds what tests need: programmed container behaviour,
-//! latencies, errors, hangs, lost, duplicated and re-ordered events, and a call log. Deadlines
-//! are inside, as the trait demands: a call that takes longer is answered `TimedOut` and goes on
-//! in the background.
+//! The contract includes reserved names, states, idempotent stop and remove, graceful stop, and events after the
+//! fact. Tests can program container behavior, latencies, errors, hangs, and lost, duplicated, or reordered events,
+//! and read a call log. Deadlines are internal, as the trait requires: a call that exceeds its deadline returns
+//! `TimedOut` and continues in the background.
 
 mod history;
 mod script;

@@ -1,4 +1,4 @@
-//! What a test tells the scripted CRI to do.
+//! Script of the scripted CRI: container behavior, faults, latencies, exec results, and the call log.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -6,18 +6,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-/// How a container behaves once started.
+/// Behavior of a container after its start.
 #[derive(Debug, Clone)]
 pub struct Behaviour {
-    /// Exits by itself after that time; `None` runs for ever.
+    /// Delay until it exits by itself; `None` runs forever.
     pub exits_after: Option<Duration>,
-    /// The code of that exit.
+    /// Exit code of that exit.
     pub exit_code: i32,
-    /// `reason` of that exit; empty means `Completed`/`Error`.
+    /// `reason` of that exit; empty means `Completed` or `Error`, by exit code.
     pub reason: String,
-    /// `StartContainer` fails with this text; the container is then exited with code 128.
+    /// Error text of a failing `StartContainer`; the container then has exited with code 128.
     pub start_error: Option<String>,
-    /// How long it takes to end after the stop signal; `None` ignores the signal until killed.
+    /// Delay between the stop signal and the exit; `None` ignores the signal until it is killed.
     pub stops_after: Option<Duration>,
     /// Exit code after the stop signal.
     pub stop_code: i32,
@@ -48,84 +48,83 @@ impl Behaviour {
     }
 }
 
-/// A fault for calls of one operation.
+/// Fault of one call.
 #[derive(Debug, Clone)]
 pub enum Fault {
-    /// Answer this error, do nothing.
+    /// Returns this error without doing anything.
     Error(Code, String),
-    /// Do it, but answer this error.
+    /// Carries out the call, but returns this error.
     ErrorAfter(Code, String),
-    /// Never answer and never do it (the deadline ends it).
+    /// Never carries out the call and never returns (the deadline ends it).
     Hang,
-    /// Do it, but only after that time.
+    /// Carries out the call after a delay.
     Delay(Duration),
-    /// Do it, but only once the test lets go.
+    /// Carries out the call once the test cancels the token.
     Held(CancellationToken),
 }
 
-/// One scripted fault.
+/// Fault with its match conditions.
 #[derive(Debug, Clone)]
 pub struct Rule {
-    /// The operation's metric label, `run_podsandbox`, `start_container`, …
+    /// Metric label of the operation: `run_podsandbox`, `start_container`, …
     pub op: String,
-    /// Substring of the call's target (pod or container name, or id); empty matches all.
+    /// Substring of the call's target (pod or container name, or ID); empty matches all.
     pub target: String,
-    /// What happens.
+    /// Fault to inject.
     pub fault: Fault,
-    /// How often it still happens; `None` for ever.
+    /// Remaining number of injections; `None` is unlimited.
     pub times: Option<u32>,
 }
 
-/// Ordinary latencies per operation.
+/// Ordinary latency per operation.
 #[derive(Debug, Clone, Default)]
 pub struct Latency(pub HashMap<String, Duration>);
 
-/// What happens to events on their way out; each a probability in 0..=1.
+/// Faults of outgoing events; each is a probability in 0..=1.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EventFaults {
-    /// Lost.
+    /// Probability that an event is lost.
     pub lose: f64,
-    /// Sent twice.
+    /// Probability that an event is sent twice.
     pub duplicate: f64,
-    /// Held back behind the next one.
+    /// Probability that an event is delayed until after the next one.
     pub reorder: f64,
 }
 
-/// One call, as it arrived.
+/// Recorded call, at its arrival.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// When.
+    /// Time of arrival.
     pub at: Instant,
-    /// The operation's metric label.
+    /// Metric label of the operation.
     pub op: &'static str,
-    /// Pod name, `pod/container`, id or image.
+    /// Pod name, `pod/container`, ID, or image.
     pub target: String,
-    /// Anything else worth asserting on, e.g. the grace period in seconds.
+    /// Operation-specific detail for assertions, for example the grace period in seconds.
     pub detail: String,
 }
 
-/// All of the script.
+/// Complete script of a runtime.
 #[derive(Debug, Default)]
 pub struct Script {
-    /// Faults, first match wins.
+    /// Faults; the first match wins.
     pub rules: Vec<Rule>,
-    /// Latencies.
+    /// Latencies by operation.
     pub latency: Latency,
-    /// Behaviour by `pod/container` or `container`; a list is used up start by start, the last
-    /// one stays.
+    /// Behavior by `pod/container` or `container`: each start consumes one entry of the list; the last one stays.
     pub behaviour: HashMap<String, Vec<Behaviour>>,
-    /// Outputs of `ExecSync` by joined command: exit code, stdout, stderr, duration.
+    /// Results of `ExecSync` by joined command: exit code, stdout, stderr, duration.
     pub exec: HashMap<String, (i32, String, String, Duration)>,
-    /// Event faults.
+    /// Faults of outgoing events.
     pub events: EventFaults,
-    /// Whether events are offered at all.
+    /// Whether the event stream is disabled.
     pub no_events: bool,
-    /// Call log.
+    /// Recorded calls.
     pub calls: Vec<Call>,
 }
 
 impl Script {
-    /// The fault for a call, used up by one.
+    /// Fault for a call; decrements its remaining count.
     pub fn fault(&mut self, op: &str, target: &str) -> Option<Fault> {
         let at = self.rules.iter().position(|r| r.op == op && target.contains(&r.target) && r.times != Some(0))?;
         let rule = &mut self.rules[at];
@@ -135,7 +134,7 @@ impl Script {
         Some(rule.fault.clone())
     }
 
-    /// The behaviour of the next start of a container.
+    /// Behavior of the next start of a container.
     pub fn next_behaviour(&mut self, pod: &str, container: &str) -> Behaviour {
         let key = format!("{pod}/{container}");
         let key = if self.behaviour.contains_key(&key) { key.as_str() } else { container };

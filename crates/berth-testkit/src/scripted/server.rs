@@ -1,4 +1,4 @@
-//! The scripted CRI as a real gRPC server on a unix socket, for whole-process tests and benches.
+//! gRPC server of the scripted CRI on a Unix socket, for whole-process tests and benchmarks.
 
 use std::{path::Path, pin::Pin, sync::Arc};
 
@@ -16,9 +16,9 @@ use tonic::{Code, Request, Response, Status, transport::Server};
 
 use super::ScriptedCri;
 
-/// Serves until cancelled.
+/// Serves runtime and image service until cancelled.
 pub async fn serve(cri: Arc<ScriptedCri>, socket: &Path, cancel: CancellationToken) {
-    let _ = std::fs::remove_file(socket); // left by an earlier server
+    let _ = std::fs::remove_file(socket); // may be left over from an earlier server
     let listener = UnixListener::bind(socket).expect("the socket can be bound");
     let rpc = Rpc(cri);
     Server::builder()
@@ -29,7 +29,7 @@ pub async fn serve(cri: Arc<ScriptedCri>, socket: &Path, cancel: CancellationTok
         .expect("the server runs");
 }
 
-/// The runtime's two services, to be served in any combination.
+/// gRPC adapter of both CRI services; tonic can serve either or both.
 #[derive(Clone)]
 pub struct Rpc(pub Arc<ScriptedCri>);
 
@@ -51,8 +51,8 @@ fn absent<T>(name: &str) -> Result<Response<T>, Status> {
 
 type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Methods the scripted runtime does not know, as an older runtime would not. Spelled as
-/// `async_trait` would: it does not see through a macro.
+/// Methods that the scripted runtime does not implement, as an older runtime would not. Written out as `async_trait`
+/// would expand them, because it does not process macro calls.
 macro_rules! unknown {
     ($($name:ident($request:ty) -> $response:ty;)*) => {
         $(fn $name<'a, 'b>(

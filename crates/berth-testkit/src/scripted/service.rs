@@ -1,4 +1,4 @@
-//! The scripted CRI as a runtime: the traits over the state machine, with time, faults and events.
+//! Scripted CRI service: CRI traits over the state machine, with latencies, faults, and events.
 
 use std::{
     collections::HashMap,
@@ -25,10 +25,10 @@ use super::{
     streams::{Offers, StreamRequest},
 };
 
-/// The deadline of ordinary calls.
+/// Deadline of ordinary calls.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// See the module's documentation.
+/// Fake CRI runtime; see the documentation of the module `scripted`.
 pub struct ScriptedCri {
     me: Weak<Self>,
     state: Mutex<State>,
@@ -57,14 +57,14 @@ fn refused((code, message): Refusal) -> CriError {
     CriError::Rpc { code, message }
 }
 
-/// What tests say and ask.
+/// Interface for tests.
 impl ScriptedCri {
-    /// A healthy runtime with the image `busybox:1`, no latencies, and room for 10,000 calls at once.
+    /// Creates a healthy runtime with the image `busybox:1`, no latencies, and 10,000 concurrent calls.
     pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
         Self::with_parallel(clock, 10_000)
     }
 
-    /// Like [`Self::new`], doing at most `parallel` changing calls at once.
+    /// Like [`Self::new`], with at most `parallel` concurrent calls among those that have a latency.
     pub fn with_parallel(clock: Arc<dyn Clock>, parallel: usize) -> Arc<Self> {
         let made = Arc::new_cyclic(|me| Self {
             me: me.clone(),
@@ -87,12 +87,12 @@ impl ScriptedCri {
         made
     }
 
-    /// Seeds the chances of event faults.
+    /// Seeds the random numbers of event faults.
     pub fn seed(&self, seed: u64) {
         lock(&self.events).chance = SmallRng::seed_from_u64(seed);
     }
 
-    /// Makes a sandbox with one running container of that id be there, without a call.
+    /// Adds a ready sandbox with one running container of that ID, without a CRI call.
     pub fn add_running(&self, uid: &str, pod: &str, name: &str, id: &str) {
         let metadata = cri::PodSandboxMetadata {
             name: pod.to_owned(),
@@ -107,7 +107,7 @@ impl ScriptedCri {
         lock(&self.state).add_running(sandbox, container, id, now);
     }
 
-    /// Makes an image present; returns its id.
+    /// Adds an image; returns its ID.
     pub fn add_image(&self, tag: &str, size: u64) -> String {
         let id = format!("sha256:{:064x}", berth_types::hash::fnv1a_64(tag.as_bytes()));
         let repo = tag.rsplit_once(':').map_or(tag, |(repo, _)| repo);
@@ -128,8 +128,8 @@ impl ScriptedCri {
         lock(&self.state).images.insert(image.id.clone(), image);
     }
 
-    /// Programs a container: `pod/container` or just `container`; a list is used start by start,
-    /// the last one stays.
+    /// Programs a container, `pod/container` or just `container`: each start consumes one entry of the list; the last
+    /// one stays.
     pub fn behave(&self, container: &str, list: impl IntoIterator<Item = Behaviour>) {
         lock(&self.script).behaviour.insert(container.to_owned(), list.into_iter().collect());
     }
@@ -139,21 +139,21 @@ impl ScriptedCri {
         lock(&self.script).rules.push(Rule { op: op.to_owned(), target: target.to_owned(), fault, times });
     }
 
-    /// Removes all faults.
+    /// Removes all call and event faults.
     pub fn heal(&self) {
         let mut script = lock(&self.script);
         script.rules.clear();
         script.events = EventFaults::default();
     }
 
-    /// Removes all faults but those of calls whose target is asked for by just that name.
+    /// Removes event faults, and all call faults except permanent ones whose target is exactly `target`.
     pub fn heal_except(&self, target: &str) {
         let mut script = lock(&self.script);
         script.rules.retain(|rule| rule.target == target && rule.times.is_none());
         script.events = EventFaults::default();
     }
 
-    /// Changes what containers are programmed to do.
+    /// Changes the programmed behavior of every container.
     pub fn each_behaviour(&self, change: impl Fn(&mut Vec<Behaviour>)) {
         lock(&self.script).behaviour.values_mut().for_each(change);
     }
@@ -163,17 +163,17 @@ impl ScriptedCri {
         lock(&self.script).latency.0.insert(op.to_owned(), latency);
     }
 
-    /// Sets what happens to events.
+    /// Sets the event faults.
     pub fn event_faults(&self, faults: EventFaults) {
         lock(&self.script).events = faults;
     }
 
-    /// Says how a command run by `ExecSync` ends.
+    /// Programs the exit code, output, and duration of a command run by `ExecSync`.
     pub fn on_exec(&self, command: &str, code: i32, stdout: &str, stderr: &str, takes: Duration) {
         lock(&self.script).exec.insert(command.to_owned(), (code, stdout.to_owned(), stderr.to_owned(), takes));
     }
 
-    /// Like a runtime without event stream: the call answers `Unimplemented`.
+    /// Disables the event stream: the call returns `Unimplemented`, as from a runtime without it.
     pub fn without_events(&self) {
         lock(&self.script).no_events = true;
     }
@@ -183,27 +183,27 @@ impl ScriptedCri {
         lock(&self.events).sender = Some(broadcast::channel(4096).0);
     }
 
-    /// Sets RuntimeReady and NetworkReady.
+    /// Sets the conditions `RuntimeReady` and `NetworkReady`.
     pub fn set_conditions(&self, runtime: bool, network: bool) {
         *lock(&self.conditions) = (runtime, network);
     }
 
-    /// Sets the version of the contract it claims to speak.
+    /// Sets the CRI version that `Version` reports.
     pub fn set_version(&self, version: &str) {
         version.clone_into(&mut lock(&self.version));
     }
 
-    /// Calls so far.
+    /// All recorded calls, in order.
     pub fn calls(&self) -> Vec<Call> {
         lock(&self.script).calls.clone()
     }
 
-    /// Forgets the calls so far.
+    /// Clears the recorded calls.
     pub fn clear_calls(&self) {
         lock(&self.script).calls.clear();
     }
 
-    /// Forgets all that has happened and all log files, and ends the calls that hang and all streams.
+    /// Restarts the runtime, which ends hanging calls and all streams, and clears calls, history, and log files.
     pub fn forget_past(&self) {
         self.restart();
         lock(&self.script).calls = Vec::new();
@@ -212,7 +212,7 @@ impl ScriptedCri {
         state.logs.clear();
     }
 
-    /// The attempt in the name of a container's last log file; those files outlive their containers.
+    /// Attempt in the name of a container's last log file; log files outlive their containers.
     pub fn last_log(&self, uid: &str, container: &str) -> Option<u32> {
         lock(&self.state).logs.get(&(uid.to_owned(), container.to_owned())).copied()
     }
@@ -222,22 +222,22 @@ impl ScriptedCri {
         self.calls().into_iter().filter(|c| c.op == op).map(|c| c.target).collect()
     }
 
-    /// How many calls of one operation there were.
+    /// Number of calls of one operation.
     pub fn count(&self, op: &str) -> usize {
         lock(&self.script).calls.iter().filter(|c| c.op == op).count()
     }
 
-    /// Broken invariants so far.
+    /// Invariant violations so far.
     pub fn violations(&self) -> Vec<String> {
         lock(&self.state).violations.clone()
     }
 
-    /// All containers, as the runtime holds them.
+    /// Statuses of all containers.
     pub fn containers(&self) -> Vec<cri::ContainerStatus> {
         lock(&self.state).containers.values().map(Container::status).collect()
     }
 
-    /// The environment of the running containers named `pod/container`.
+    /// Environment of the running containers named `pod/container`.
     pub fn environment(&self, pod: &str, container: &str) -> Vec<(String, String)> {
         let ids = self.running(pod, container);
         let state = lock(&self.state);
@@ -246,7 +246,7 @@ impl ScriptedCri {
         running.flat_map(|c| &c.config.envs).map(|pair| (pair.key.clone(), text(&pair.value))).collect()
     }
 
-    /// The devices of the running containers named `pod/container`.
+    /// Devices of the running containers named `pod/container`.
     pub fn devices(&self, pod: &str, container: &str) -> Vec<cri::Device> {
         let ids = self.running(pod, container);
         let state = lock(&self.state);
@@ -254,17 +254,17 @@ impl ScriptedCri {
         running.flat_map(|c| c.config.devices.clone()).collect()
     }
 
-    /// All containers, as a list shows them (with their sandbox), without a call.
+    /// All containers as `ListContainers` would return them (with their sandbox), without a call.
     pub fn listed(&self) -> Vec<cri::Container> {
         lock(&self.state).containers.values().map(Container::listed).collect()
     }
 
-    /// All sandboxes, as the runtime holds them.
+    /// All sandboxes as `ListPodSandbox` would return them.
     pub fn sandboxes(&self) -> Vec<cri::PodSandbox> {
         lock(&self.state).sandboxes.values().map(super::state::Sandbox::listed).collect()
     }
 
-    /// Ids of the running containers named `pod/container` (pod empty: any).
+    /// IDs of the running containers named `pod/container`; an empty pod matches any.
     pub fn running(&self, pod: &str, container: &str) -> Vec<String> {
         let state = lock(&self.state);
         let of_pod =
@@ -274,7 +274,7 @@ impl ScriptedCri {
         found.map(|c| c.id.clone()).collect()
     }
 
-    /// The kernel (or a person) ends a container's process.
+    /// Ends a container's process, as the kernel or an administrator would.
     pub fn kill(&self, id: &str, code: i32, reason: &str) {
         let now = self.now();
         let died = lock(&self.state).exit(id, code, reason, now);
@@ -283,7 +283,7 @@ impl ScriptedCri {
         }
     }
 
-    /// A sandbox's process dies; its containers with it.
+    /// Ends a sandbox and its containers.
     pub fn kill_sandbox(&self, id: &str) {
         let now = self.now();
         let died = lock(&self.state).stop_sandbox(id, now);
@@ -293,8 +293,8 @@ impl ScriptedCri {
         self.emit(id, cri::ContainerEventType::ContainerStoppedEvent);
     }
 
-    /// The runtime itself starts anew: containers go on, calls under way are not carried out and
-    /// answered `Unavailable`, streams end.
+    /// Restarts the runtime: containers keep running, pending calls are not carried out and return `Unavailable`, and
+    /// event streams end.
     pub fn restart(&self) {
         self.restarts.send_modify(|n| *n += 1);
         self.break_streams();
@@ -306,7 +306,7 @@ impl ScriptedCri {
         lock(&self.state).history.clone()
     }
 
-    /// Everything stops, as a reboot of the machine does it.
+    /// Stops all sandboxes and restarts the runtime, as a reboot of the machine does.
     pub fn reboot(&self) {
         let now = self.now();
         let mut state = lock(&self.state);
@@ -318,14 +318,17 @@ impl ScriptedCri {
         self.restart();
     }
 
-    /// Somebody removes all sandboxes and containers while nobody looks.
+    /// Removes all sandboxes and containers without events or history.
     pub fn forget_objects(&self) {
         let mut state = lock(&self.state);
         state.sandboxes.clear();
         state.containers.clear();
     }
 
-    /// Waits (in tokio's time) until `condition` holds of the state; panics after `limit`.
+    /// Waits (in tokio's time) until `condition` returns true.
+    ///
+    /// # Panics
+    /// The condition is not met within `limit`.
     pub async fn until(&self, what: &str, limit: Duration, condition: impl Fn(&Self) -> bool) {
         let mut changes = self.changed.subscribe();
         let wait = async {
@@ -339,13 +342,13 @@ impl ScriptedCri {
         }
     }
 
-    /// Where streams are to be met: the streaming server's URL without a path, `http://127.0.0.1:1234`.
-    /// Until it is set the runtime knows no streams.
+    /// Sets the streaming server's URL without a path, `http://127.0.0.1:1234`. Until it is set, streaming calls
+    /// return `Unimplemented`.
     pub fn stream_at(&self, base: impl Into<String>) {
         lock(&self.offers).base = Some(base.into());
     }
 
-    /// What a path of the streaming server stands for; each only once.
+    /// Takes the stream request of a path of the streaming server; each path is valid once.
     pub fn take_stream(&self, path: &str) -> Option<StreamRequest> {
         lock(&self.offers).take(path)
     }
@@ -411,8 +414,8 @@ impl ScriptedCri {
         }
     }
 
-    /// Logs a call, applies latency and faults, and does it within its deadline; what outlasts
-    /// the deadline goes on in the background.
+    /// Logs a call, applies faults and latency, and runs it within its deadline; a call that exceeds the deadline
+    /// continues in the background.
     async fn call<T: Send + 'static>(
         &self,
         op: &'static str,
@@ -498,10 +501,10 @@ impl ScriptedCri {
     }
 }
 
-/// An action on the runtime; a trait because closures that return futures borrowing their
-/// argument cannot be named.
+/// Asynchronous action on the runtime; a trait, because closures that return futures borrowing their argument cannot
+/// be named.
 pub trait AsyncAct<T>: Send + 'static {
-    /// Does it.
+    /// Runs the action.
     fn act(self, cri: Arc<ScriptedCri>) -> futures::future::BoxFuture<'static, CriResult<T>>;
 }
 

@@ -1,4 +1,4 @@
-//! The state machine behind the scripted CRI: values in, values out, `now` a parameter.
+//! State machine of the scripted CRI; `now` is a parameter, no I/O.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,10 +7,10 @@ use tonic::Code;
 
 use super::history::{Fact, History};
 
-/// An error of the runtime: gRPC code and text.
+/// gRPC error of the runtime: code and message.
 pub type Refusal = (Code, String);
 
-/// One sandbox.
+/// Sandbox of a pod.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     pub id: String,
@@ -21,7 +21,7 @@ pub struct Sandbox {
     pub ip: String,
 }
 
-/// One container.
+/// Container in a sandbox.
 #[derive(Debug, Clone)]
 pub struct Container {
     pub id: String,
@@ -37,23 +37,23 @@ pub struct Container {
     pub log_path: String,
 }
 
-/// Everything the runtime holds.
+/// Complete state of the runtime.
 #[derive(Debug, Default)]
 pub struct State {
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub containers: BTreeMap<String, Container>,
     pub images: HashMap<String, cri::Image>,
     next: u64,
-    /// Broken invariants: two live containers of one name in one sandbox.
+    /// Invariant violations: two live containers with one name in one sandbox.
     pub violations: Vec<String>,
-    /// What happened.
+    /// Lifecycle events so far.
     pub history: History,
-    /// The attempt of the last instance of a container that has a log file, by UID and name: a
-    /// runtime makes the file when it starts the container.
+    /// Attempt of the last container instance with a log file, by pod UID and container name: a runtime creates the
+    /// file when it starts the container.
     pub logs: HashMap<(String, String), u32>,
 }
 
-/// Name, namespace, uid and attempt of a sandbox.
+/// Name, namespace, UID, and attempt of a sandbox.
 fn sandbox_key(config: &cri::PodSandboxConfig) -> (String, String, String, u32) {
     let meta = config.metadata.clone().unwrap_or_default();
     (meta.name, meta.namespace, meta.uid, meta.attempt)
@@ -133,7 +133,7 @@ impl Sandbox {
 }
 
 impl State {
-    /// A sandbox `<id>-sandbox` and a container of that id that runs.
+    /// Adds a sandbox `<id>-sandbox` and a running container with that ID.
     pub fn add_running(&mut self, sandbox: cri::PodSandboxConfig, config: cri::ContainerConfig, id: &str, now: i64) {
         let of = format!("{id}-sandbox");
         let sandbox = Sandbox {
@@ -175,7 +175,7 @@ impl Container {
         self.state == cri::ContainerState::ContainerRunning
     }
 
-    /// What it uses: always the same little; processor and memory are the cgroup's to tell.
+    /// Constant resource usage; real CPU and memory usage comes from the cgroup.
     pub fn stats(&self, now: i64) -> cri::ContainerStats {
         let value = |value| Some(cri::UInt64Value { value });
         cri::ContainerStats {
@@ -267,7 +267,10 @@ impl State {
         format!("{:064x}", 0xabc0_0000_0000_u64 + self.next)
     }
 
-    /// Creates a sandbox; its name is reserved until it is removed.
+    /// Creates a sandbox; its name stays reserved until it is removed.
+    ///
+    /// # Errors
+    /// The name is reserved.
     pub fn run_sandbox(&mut self, config: cri::PodSandboxConfig, handler: &str, now: i64) -> Result<String, Refusal> {
         let key = sandbox_key(&config);
         if let Some(taken) = self.sandboxes.values().find(|s| sandbox_key(&s.config) == key) {
@@ -294,7 +297,7 @@ impl State {
         Ok(id)
     }
 
-    /// Stops a sandbox; returns the containers that died with it.
+    /// Stops a sandbox; returns the IDs of the containers that died with it.
     pub fn stop_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         let Some(sandbox) = self.sandboxes.get_mut(id) else { return Vec::new() };
         if std::mem::replace(&mut sandbox.ready, false) {
@@ -312,7 +315,7 @@ impl State {
         running
     }
 
-    /// Removes a sandbox and its containers; returns the ids of those containers.
+    /// Removes a sandbox and its containers; returns the IDs of those containers.
     pub fn remove_sandbox(&mut self, id: &str, now: i64) -> Vec<String> {
         self.stop_sandbox(id, now);
         if self.sandboxes.remove(id).is_some() {
@@ -325,7 +328,10 @@ impl State {
         gone
     }
 
-    /// Creates a container; its name is reserved in its sandbox until it is removed.
+    /// Creates a container; its name stays reserved in its sandbox until it is removed.
+    ///
+    /// # Errors
+    /// Sandbox or image is unknown, the sandbox is not ready, or the name is reserved.
     pub fn create(&mut self, sandbox: &str, config: cri::ContainerConfig, now: i64) -> Result<String, Refusal> {
         let Some(parent) = self.sandboxes.get(sandbox) else {
             return Err((Code::NotFound, format!("failed to find sandbox id {sandbox:?}: not found")));
@@ -377,7 +383,10 @@ impl State {
         self.logs.insert((uid, container.name().to_owned()), container.attempt());
     }
 
-    /// Whether a container runs; else the refusal of whoever wants something of its process.
+    /// Checks that a container runs.
+    ///
+    /// # Errors
+    /// The container is unknown or not running.
     pub fn running(&self, id: &str) -> Result<(), Refusal> {
         let container = self.containers.get(id).ok_or_else(|| not_found("container", id))?;
         if container.state == cri::ContainerState::ContainerRunning {
@@ -387,6 +396,9 @@ impl State {
     }
 
     /// Starts a created container.
+    ///
+    /// # Errors
+    /// The container is unknown or not in state created, or its sandbox is not ready.
     pub fn start(&mut self, id: &str, now: i64) -> Result<(), Refusal> {
         let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;
         if !self.sandboxes.get(&container.sandbox).is_some_and(|s| s.ready) {
@@ -403,7 +415,7 @@ impl State {
         Ok(())
     }
 
-    /// A container's process ends; returns whether it ran.
+    /// Ends a container's process; returns whether it ran.
     pub fn exit(&mut self, id: &str, code: i32, reason: &str, now: i64) -> bool {
         let Some(container) = self.containers.get_mut(id) else { return false };
         if container.state != cri::ContainerState::ContainerRunning {
@@ -414,7 +426,7 @@ impl State {
         true
     }
 
-    /// A container is removed, killed first where it runs; returns whether there was one.
+    /// Removes a container, and kills it first if it runs; returns whether it existed.
     pub fn remove(&mut self, id: &str, now: i64) -> bool {
         self.exit(id, 137, "", now);
         let known = self.containers.remove(id).is_some();
@@ -424,7 +436,7 @@ impl State {
         known
     }
 
-    /// A created container fails to start.
+    /// Marks a created container as failed to start.
     pub fn fail_start(&mut self, id: &str, message: &str, now: i64) {
         self.make_log(id);
         if let Some(container) = self.containers.get_mut(id) {
@@ -435,7 +447,7 @@ impl State {
         }
     }
 
-    /// An image by id, tag, digest, or tag without `docker.io/library/`.
+    /// Image by ID, tag, digest, or tag without registry and repository prefix.
     pub fn image(&self, name: &str) -> Option<&cri::Image> {
         self.images.values().find(|i| {
             i.id == name
@@ -455,7 +467,7 @@ fn fail(container: &mut Container, code: i32, reason: &str, now: i64) {
     };
 }
 
-/// The error for an unknown id.
+/// Error for an unknown ID.
 pub fn not_found(kind: &str, id: &str) -> Refusal {
     (Code::NotFound, format!("an error occurred when try to find {kind} {id:?}: not found"))
 }

@@ -1,9 +1,10 @@
-//! The streaming server of the scripted runtime: SPDY and WebSocket streams of made-up processes.
+//! Streaming server of the scripted CRI: exec, attach, and port-forward over SPDY and WebSocket.
 //!
-//! A "process" is told by its command, which does the same in a real container: `cat` echoes, `sh -c "exit N"` ends with
-//! that code, `head -c N /dev/zero` prints N bytes, [`COMPLAINS`] as many to stderr first, `stty size` prints the first
-//! terminal size it is told, `sleep` does nothing until its streams end. Two are made up: `flood N` prints N bytes, and
-//! `vanish` dies with its runtime. Ports are those of this machine's loopback.
+//! Its processes are simulated; their command selects the behavior, which is the same in a real container: `cat`
+//! echoes, `sh -c "exit N"` exits with that code, `head -c N /dev/zero` prints N bytes, [`COMPLAINS`] prints to
+//! stderr before stdout, `stty size` prints the first terminal size it receives, `sleep` does nothing until its
+//! streams end. Two commands exist here only: `flood N` prints N bytes, and `vanish` dies with its runtime. Forwarded
+//! ports are those of this machine's loopback interface.
 
 use std::{
     collections::HashMap,
@@ -40,14 +41,14 @@ use tokio_tungstenite::{
 
 use super::{ScriptedCri, StreamRequest};
 
-/// Complains and prints as many bytes as its two arguments say.
+/// Shell script that prints `$0` bytes to stderr, then `$1` bytes to stdout.
 pub const COMPLAINS: &str = "head -c $0 /dev/zero >&2; head -c $1 /dev/zero";
 
-/// The server; ends when dropped.
+/// Streaming server; stops accepting connections when dropped.
 pub struct StreamServer {
-    /// Its URL without a path.
+    /// Base URL without a path.
     pub url: String,
-    /// Streams that have not ended.
+    /// Number of open streams (SPDY or WebSocket sessions).
     pub open: Arc<AtomicUsize>,
     task: AbortHandle,
 }
@@ -59,7 +60,7 @@ impl Drop for StreamServer {
 }
 
 impl StreamServer {
-    /// Starts it, and tells the runtime where it is.
+    /// Starts the server and registers its URL with the runtime.
     pub async fn start(cri: &Arc<ScriptedCri>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -175,7 +176,7 @@ async fn run(connection: &Connection, mut incoming: SpdyStreams, expected: Expec
     connection.close();
 }
 
-/// Its exit code; `None` where nobody is told.
+/// Exit code of the simulated process; `None` if the stream ends without a status.
 async fn process(streams: &mut Command, words: &[String]) -> Option<i32> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
@@ -257,7 +258,7 @@ async fn connect(port: u16, mut data: Stream, mut error: Stream) {
                 Ok(Some(bytes)) => to.write_all(&bytes).await.expect("the port takes it"),
                 Ok(None) => {
                     is_all_said = true;
-                    let _ = to.shutdown().await; // it may have said all, too
+                    let _ = to.shutdown().await; // the peer may have closed already
                 }
                 Err(_) => return,
             },
@@ -273,7 +274,7 @@ async fn connect(port: u16, mut data: Stream, mut error: Stream) {
     let _ = error.finish().await;
 }
 
-/// Echoes channel 0 on channel 1, or greets on the channels of ports.
+/// Echoes channel 0 on channel 1; port forwarding starts with the port greetings.
 async fn channel_messages(io: hyper::upgrade::Upgraded, wanted: &StreamRequest) {
     let role = tungstenite::protocol::Role::Server;
     let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(io), role, None).await;

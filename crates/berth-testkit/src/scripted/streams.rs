@@ -1,4 +1,4 @@
-//! What the scripted runtime has offered to stream, by the one-time path of its streaming server.
+//! Pending stream requests of the scripted CRI, by one-time path of its streaming server.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use tonic::Code;
 
 use super::state::Refusal;
 
-/// What a stream was asked for.
+/// CRI request that opened a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamRequest {
-    /// A command.
+    /// Exec of a command.
     Exec(cri::ExecRequest),
-    /// A container's own process.
+    /// Attach to a container's own process.
     Attach(cri::AttachRequest),
-    /// Connections into a sandbox.
+    /// Port forwarding into a sandbox.
     PortForward(cri::PortForwardRequest),
 }
 
@@ -27,7 +27,7 @@ impl StreamRequest {
         }
     }
 
-    /// What every CRI streaming server refuses (spec 04b §5).
+    /// Rejects what every CRI streaming server rejects (spec 04b §5).
     pub(super) fn validate(&self) -> Result<(), Refusal> {
         let refuse = |text: &str| Err((Code::InvalidArgument, text.to_owned()));
         let (id, tty, stderr, any) = match self {
@@ -48,7 +48,7 @@ impl StreamRequest {
     }
 }
 
-/// Paths not yet asked for.
+/// Stream requests whose path has not been used yet.
 #[derive(Debug, Default)]
 pub(super) struct Offers {
     pub(super) base: Option<String>,

@@ -1,4 +1,4 @@
-//! Clients that speak SPDY and WebSockets, and read what comes.
+//! SPDY and WebSocket clients for exec, attach, and port-forward tests.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -13,15 +13,15 @@ use tokio::{
 };
 use tokio_tungstenite::{WebSocketStream, tungstenite, tungstenite::Message};
 
-/// No test waits longer for anything.
+/// Deadline of every wait.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// A listener that streams are asked of.
+/// Address of a streaming listener.
 #[derive(Clone, Copy)]
 pub struct Door(pub SocketAddr);
 
 impl Door {
-    /// Sends a request; the head of the answer, and the connection behind it.
+    /// Sends a request; returns the response head and the connection.
     pub async fn request(&self, head: &str) -> (Head, TcpStream) {
         let mut tcp = TcpStream::connect(self.0).await.expect("it listens");
         tcp.write_all(format!("{head}\r\nHost: node\r\n\r\n").as_bytes()).await.expect("sent");
@@ -33,7 +33,7 @@ impl Door {
         (Head::read(&String::from_utf8(text).expect("text")), tcp)
     }
 
-    /// Sends a request that gets an ordinary answer: status and body.
+    /// Sends a request with a regular response; returns status and body.
     pub async fn ask(&self, head: &str) -> (u16, String) {
         let (head, mut tcp) = self.request(&format!("{head}\r\nX-Test: 1")).await;
         let length: usize = head.header("content-length").first().expect("a length").parse().expect("a number");
@@ -42,14 +42,14 @@ impl Door {
         (head.status, String::from_utf8(body).expect("text"))
     }
 
-    /// Speaks SPDY.
+    /// Upgrades to SPDY.
     pub async fn spdy(&self, target: &str, protocols: &[&str]) -> Spdy {
         let (head, tcp) = self.request(&spdy_head(target, protocols)).await;
         assert_eq!(head.status, 101, "{head:?}");
         Spdy::over(head, tcp)
     }
 
-    /// Speaks a WebSocket.
+    /// Upgrades to a WebSocket.
     pub async fn web_socket(&self, target: &str, protocols: &str) -> (Head, WebSocketStream<TcpStream>) {
         let (head, tcp) = self.request(&web_socket_head(target, protocols)).await;
         assert_eq!(head.status, 101, "{head:?}");
@@ -57,13 +57,13 @@ impl Door {
     }
 }
 
-/// The head of a request for SPDY, without the last lines.
+/// Head of a SPDY upgrade request, without its last lines.
 pub fn spdy_head(target: &str, protocols: &[&str]) -> String {
     let lines: String = protocols.iter().map(|p| format!("\r\nX-Stream-Protocol-Version: {p}")).collect();
     format!("POST {target} HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0{lines}")
 }
 
-/// The head of a WebSocket's request, without the last lines.
+/// Head of a WebSocket upgrade request, without its last lines.
 pub fn web_socket_head(target: &str, protocols: &str) -> String {
     let line = if protocols.is_empty() { String::new() } else { format!("\r\nSec-WebSocket-Protocol: {protocols}") };
     format!(
@@ -72,7 +72,7 @@ pub fn web_socket_head(target: &str, protocols: &str) -> String {
     )
 }
 
-/// A command's words as a query spells them, with a `&` before each.
+/// Command as query parameters, with a leading `&`.
 pub fn words(words: &[&str]) -> String {
     let spelled = words
         .iter()
@@ -80,10 +80,10 @@ pub fn words(words: &[&str]) -> String {
     spelled.collect()
 }
 
-/// The head of an answer.
+/// Head of a response.
 #[derive(Debug)]
 pub struct Head {
-    /// Status.
+    /// HTTP status.
     pub status: u16,
     lines: Vec<(String, String)>,
 }
@@ -96,26 +96,26 @@ impl Head {
         Self { status, lines: pairs.map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect() }
     }
 
-    /// All values of a header.
+    /// All values of a header, by its name in lower case.
     pub fn header(&self, name: &str) -> Vec<&str> {
         self.lines.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str()).collect()
     }
 }
 
-/// A SPDY client.
+/// SPDY client.
 pub struct Spdy {
-    /// The answer's head.
+    /// Head of the upgrade response.
     pub head: Head,
-    /// Opens streams.
+    /// SPDY connection, which opens streams.
     pub connection: Connection,
-    /// The connection's task.
+    /// Task that drives the connection.
     pub task: JoinHandle<()>,
-    /// None come, but somebody has to refuse them.
+    /// Keeps the receiver of incoming streams alive; servers open none.
     _incoming: Incoming,
 }
 
 impl Spdy {
-    /// Over any connection.
+    /// Runs SPDY over any connection.
     pub fn over<T: AsyncRead + AsyncWrite + Send + 'static>(head: Head, io: T) -> Self {
         let (connection, incoming, driver) =
             session(io, Role::Client, Limits { idle: None, ping: None, streams: 4096 });
@@ -125,13 +125,13 @@ impl Spdy {
         Self { head, connection, task, _incoming: incoming }
     }
 
-    /// Within a WebSocket, in pieces that know nothing of frames.
+    /// Tunnels SPDY through a WebSocket, in messages that ignore frame boundaries.
     pub fn within(head: Head, socket: WebSocketStream<TcpStream>) -> Self {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
         let (mut from, mut to) = tokio::io::split(theirs);
         let (mut send, mut receive) = socket.split();
         tokio::spawn(async move {
-            let mut buffer = vec![0; 777]; // frames span messages
+            let mut buffer = vec![0; 777]; // an odd size, so that frames span messages
             while let Ok(read @ 1..) = from.read(&mut buffer).await {
                 if send.send(Message::Binary(Bytes::copy_from_slice(&buffer[..read]))).await.is_err() {
                     break;
@@ -146,14 +146,14 @@ impl Spdy {
         Self::over(head, ours)
     }
 
-    /// Opens any stream and waits until it is accepted.
+    /// Opens a stream and waits until it is accepted.
     pub async fn open(&self, headers: &[(&str, &str)]) -> Stream {
         let mut stream = self.connection.open(Headers::of(headers)).await.expect("open");
         timeout(LIMIT, stream.accepted()).await.expect("in time").expect("accepted");
         stream
     }
 
-    /// Opens a stream of a command.
+    /// Opens one stream of a command.
     pub async fn stream(&self, kind: &str) -> Stream {
         self.open(&[("streamType", kind)]).await
     }
@@ -167,7 +167,7 @@ impl Spdy {
         streams
     }
 
-    /// Opens the pair of a port: data, error.
+    /// Opens the stream pair of a port: data, error.
     pub async fn pair(&self, port: u16, request: &str) -> (Stream, Stream) {
         let port = port.to_string();
         let mut error = self.open(&[("port", &port), ("streamType", "error"), ("requestID", request)]).await;
@@ -176,7 +176,7 @@ impl Spdy {
     }
 }
 
-/// All that comes on a stream, until it ends in whatever way.
+/// Reads a stream to its end or failure.
 pub async fn all(stream: &mut Stream) -> String {
     let mut bytes = Vec::new();
     while let Ok(Some(more)) = timeout(LIMIT, stream.read()).await.expect("in time") {
@@ -185,7 +185,7 @@ pub async fn all(stream: &mut Stream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What comes on a stream up to a text.
+/// Reads a stream until `wanted` appears.
 pub async fn up_to(stream: &mut Stream, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
@@ -196,7 +196,7 @@ pub async fn up_to(stream: &mut Stream, wanted: &str) -> String {
     text
 }
 
-/// The next message with bytes, as bytes.
+/// Payload of the next binary or text message.
 pub async fn next(socket: &mut WebSocketStream<TcpStream>) -> Vec<u8> {
     loop {
         match timeout(LIMIT, socket.next()).await.expect("in time") {
@@ -208,7 +208,7 @@ pub async fn next(socket: &mut WebSocketStream<TcpStream>) -> Vec<u8> {
     }
 }
 
-/// Messages of channels 1 to 3 up to the end, each channel in one piece.
+/// Reads messages of channels 1 to 3 to the end; returns the text of each channel.
 pub async fn channels(socket: &mut WebSocketStream<TcpStream>) -> [String; 3] {
     let mut all = [const { Vec::new() }; 3];
     while let Some(Ok(message)) = timeout(LIMIT, socket.next()).await.expect("in time") {
@@ -219,12 +219,12 @@ pub async fn channels(socket: &mut WebSocketStream<TcpStream>) -> [String; 3] {
     all.map(|bytes| String::from_utf8(bytes).expect("text"))
 }
 
-/// Sends a message.
+/// Sends a binary message.
 pub async fn say(socket: &mut WebSocketStream<TcpStream>, message: &[u8]) {
     socket.send(Message::Binary(Bytes::copy_from_slice(message))).await.expect("sent");
 }
 
-/// Waits until a WebSocket has ended.
+/// Waits until the WebSocket has closed.
 pub async fn ended(socket: &mut WebSocketStream<TcpStream>) {
     while let Some(Ok(_)) = timeout(LIMIT, socket.next()).await.expect("closed in time") {}
 }

@@ -1,4 +1,4 @@
-//! The server's stream endpoints behind a tiny server, before any runtime that runs one pod.
+//! Streaming endpoints of the agent's server behind a minimal HTTP server, for one pod on any runtime.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -37,10 +37,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::clients::{Door, LIMIT};
 
-/// Pause between two looks at what nobody tells of.
+/// Polling interval for conditions without notifications.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What runs, as a test said.
+/// Pod observer with one fixed observation.
 struct Seen(Arc<ObservedPod>);
 
 #[async_trait]
@@ -62,7 +62,7 @@ impl PodObserver for Seen {
     }
 }
 
-/// Starts one container of a pod in the runtime; returns what PLEG would see.
+/// Starts one container of a pod in the runtime; returns the observation that PLEG would make.
 pub async fn start(
     runtime: &dyn RuntimeService,
     pod: &Pod,
@@ -107,11 +107,11 @@ pub async fn start(
     seen
 }
 
-/// The endpoints, listening.
+/// Streaming endpoints with their listener.
 pub struct Endpoints {
-    /// Where.
+    /// Address of the listener.
     pub door: Door,
-    /// What is behind them.
+    /// Streaming service behind the endpoints.
     pub streaming: Streaming,
     /// Ends all streams.
     pub stop: CancellationToken,
@@ -126,7 +126,7 @@ impl Drop for Endpoints {
 }
 
 impl Endpoints {
-    /// Serves streams of one pod.
+    /// Serves the streams of one pod.
     pub async fn serve(
         runtime: Arc<dyn RuntimeService>,
         pod: Arc<Pod>,
@@ -157,12 +157,12 @@ impl Endpoints {
         Self { door, streaming, stop, registry, task: task.abort_handle() }
     }
 
-    /// Waits until no stream is left, here and in the runtime.
+    /// Waits until no stream of the agent's server is open.
     pub async fn no_stream_is_left(&self) {
         self.until_open(0).await;
     }
 
-    /// Waits until so many streams are left.
+    /// Waits until so many streams are open.
     pub async fn until_open(&self, count: usize) {
         let reached = async {
             while self.streaming.open() != count {
@@ -173,7 +173,7 @@ impl Endpoints {
         assert!(limited.is_ok(), "{} streams are open, not {count}", self.streaming.open());
     }
 
-    /// The exposition of their metrics.
+    /// Metrics in Prometheus exposition format.
     pub fn metrics(&self) -> String {
         let mut page = Vec::new();
         Format::negotiate(None).encode(self.registry.gather(), &mut page);

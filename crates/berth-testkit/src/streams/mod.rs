@@ -1,5 +1,6 @@
-//! Exec, attach and port-forward: clients of every protocol, the server's endpoints for them, and ports to forward. The
-//! same before every runtime.
+//! Exec, attach, and port-forward tests: protocol clients, streaming endpoints, and TCP servers.
+//!
+//! Shared by the tests of all runtimes.
 
 pub mod clients;
 pub mod endpoints;

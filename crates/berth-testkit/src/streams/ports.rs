@@ -1,4 +1,4 @@
-//! Ports of this machine's loopback, and what clients say to them through a pod.
+//! Loopback TCP servers for port-forward tests, and checks through a forwarding client.
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -10,28 +10,28 @@ use tokio::{
 use super::clients::{Spdy, all};
 use crate::reservation::free_ports;
 
-/// The length of a page.
+/// Size of the page in bytes.
 const PAGE: usize = 40_000;
 
-/// Ports.
+/// Ports of the test servers.
 pub struct Ports {
-    /// Answers `pong` to five bytes, and ends.
+    /// Responds to five bytes with `pong`, and closes.
     pub line: u16,
-    /// Answers with how much it was asked, once all of the question was asked.
+    /// Responds with the size of the request, after the client has closed its side.
     pub whole: u16,
-    /// Answers five bytes with 40,000 bytes, and ends.
+    /// Responds to five bytes with 40,000 bytes, and closes.
     pub page: u16,
-    /// Nobody listens.
+    /// Port without a listener.
     pub closed: u16,
 }
 
 impl Ports {
-    /// Opens them; they are served as long as the test's runtime runs.
+    /// Starts the servers; they run as long as the test's tokio runtime.
     pub async fn open() -> Self {
         let line = served(|mut tcp| async move {
             let mut question = [0; 5];
             if tcp.read_exact(&mut question).await.is_ok() {
-                let _ = tcp.write_all(b"pong\n").await; // who asked may have gone
+                let _ = tcp.write_all(b"pong\n").await; // the client may have closed
             }
         });
         let whole = served(|mut tcp| async move {
@@ -50,7 +50,8 @@ impl Ports {
         Self { line: line.await, whole: whole.await, page: page.await, closed }
     }
 
-    /// A closed port, then an open one, on one connection. What is said of the closed one.
+    /// Forwards to a closed port, then to an open one on the same connection; returns the error text of the closed
+    /// one.
     pub async fn a_closed_one_ends_nothing(&self, client: &Spdy) -> String {
         let (mut data, mut error) = client.pair(self.closed, "0").await;
         let text = all(&mut error).await;
@@ -64,7 +65,7 @@ impl Ports {
         text
     }
 
-    /// That many requests over one connection, so many at a time: none is lost.
+    /// Sends `count` requests over one connection, `at_a_time` concurrently, and asserts that none is lost.
     pub async fn all_are_answered(&self, client: &Spdy, count: usize, at_a_time: usize) {
         let one = async |number: usize| {
             let (mut data, mut error) = client.pair(self.page, &number.to_string()).await;
@@ -78,7 +79,7 @@ impl Ports {
         futures::stream::iter((0..count).map(one)).buffer_unordered(at_a_time).count().await;
     }
 
-    /// Many at once; each is answered only once it was told that nothing more comes.
+    /// Opens many pairs at once; each gets its response only after its half-close.
     pub async fn half_closed_ones_are_answered(&self, client: &Spdy) {
         let mut pairs = Vec::new();
         for number in 2..20_usize {
@@ -94,7 +95,7 @@ impl Ports {
     }
 }
 
-/// A port whose every connection is served so.
+/// Starts a TCP server on a free port; returns the port.
 async fn served<F: Future<Output = ()> + Send + 'static>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();

@@ -1,4 +1,4 @@
-//! The writer on real directories.
+//! The atomic writer on real directories.
 
 use super::*;
 use proptest::prelude::*;
@@ -104,7 +104,7 @@ fn the_rest_of_a_crash_is_repaired() {
 
 #[test]
 fn a_failed_write_keeps_the_old_version() {
-    // AC-07-9: whatever the system refuses, a full disk or a path below a file.
+    // AC-07-9: whatever the system rejects, such as a full disk or a path below a file.
     let dir = tempfile::tempdir().expect("a directory");
     let at = dir.path();
     put(at, &[("a", "1")]).expect("written");
@@ -139,7 +139,7 @@ proptest! {
                 files.iter().map(|(p, d)| (p.clone(), Content { data: d.clone().into(), mode: 0o644, owner: None })).collect();
             match write(dir.path(), &next, |_| Ok(()), Timestamp::UNIX_EPOCH) {
                 Ok(_) => last = Some(next),
-                // A file cannot be a directory too.
+                // A path cannot be a file and a directory.
                 Err(WriteError::Io { .. }) => {}
                 Err(e) => panic!("{e}"),
             }

@@ -1,4 +1,4 @@
-//! Claims that cannot be used, and those that can.
+//! Usable and unusable claims.
 
 use async_trait::async_trait;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::*;
 use berth_ports::{Attached, StorageError};
 
-/// One claim and one volume.
+/// API server with one claim and one volume.
 struct World {
     claim: Value,
     volume: Value,

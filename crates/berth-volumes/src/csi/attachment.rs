@@ -1,13 +1,13 @@
-//! What an attachment says. Pure. Spec 07 §12.4.
+//! Status of a `VolumeAttachment`. Pure. Implements spec 07 §12.4.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
-/// Whether the volume is attached.
+/// Checks that the volume is attached.
 ///
 /// # Errors
-/// Why not, in the reference's words.
+/// If it is not, with the message of the upstream kubelet.
 pub fn verify(attachment: &VolumeAttachment, handle: &str) -> Result<(), String> {
     if attachment.metadata.deletion_timestamp.is_some() {
         return Err("volume attachment is being deleted".to_owned());
@@ -23,16 +23,16 @@ pub fn verify(attachment: &VolumeAttachment, handle: &str) -> Result<(), String>
     Err(format!("volume {handle} is not attached for volume attachment {name}"))
 }
 
-/// `ResourceExhausted`.
+/// gRPC code `ResourceExhausted`.
 const EXHAUSTED: i32 = 8;
 
-/// Whether the node takes no more volumes (spec 07 §5.1).
+/// Whether the attach failed because the node reached its attach limit (spec 07 §5.1).
 pub fn is_exhausted(attachment: &VolumeAttachment) -> bool {
     let error = attachment.status.as_ref().and_then(|status| status.attach_error.as_ref());
     error.and_then(|error| error.error_code) == Some(EXHAUSTED)
 }
 
-/// What the driver's other half says to the half on the node.
+/// Returns the publish context from the driver's controller plugin.
 pub fn metadata(attachment: &VolumeAttachment) -> BTreeMap<String, String> {
     let status = attachment.status.as_ref();
     status.and_then(|status| status.attachment_metadata.clone()).unwrap_or_default()

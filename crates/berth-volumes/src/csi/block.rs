@@ -1,4 +1,4 @@
-//! Volumes that pods get as devices. Spec 07 §12.7.
+//! CSI volumes as block devices: stage, publish, unpublish, and unstage. Implements spec 07 §12.7.
 
 use std::{
     fs, io,
@@ -35,7 +35,7 @@ impl Csi {
         layout.published(pod).map_err(|error| OpError::failed(format!("{PLUGIN}: {error}")))
     }
 
-    /// Stages a volume that pods get as a device.
+    /// Stages a block volume.
     pub(super) async fn stage_block(&self, usage: &Usage) -> Result<(), OpError> {
         let until = deadline();
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
@@ -73,7 +73,7 @@ impl Csi {
         Err(error.about(text))
     }
 
-    /// Writes down what the volume is, and makes the directory that its driver needs.
+    /// Writes the record of the volume, and creates the directory that the driver needs.
     async fn note_block(
         &self,
         usage: &Usage,
@@ -91,7 +91,7 @@ impl Csi {
         noted.await
     }
 
-    /// Gives the device to a pod.
+    /// Publishes the device to a pod.
     pub(super) async fn publish_block(&self, usage: &Usage) -> Result<Published, OpError> {
         let until = deadline();
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
@@ -125,7 +125,7 @@ impl Csi {
         Ok(NodePublishVolumeRequest {
             volume_id: volume.handle.clone(),
             publish_context: publish_context.into_iter().collect(),
-            // Sent whether it was staged or not.
+            // Sent whether or not the driver stages.
             staging_target_path: layout.staging.display().to_string(),
             target_path: target.display().to_string(),
             volume_capability: Some(context::capability(&usage.spec, volume, Mode::Block, ready.can, Whose::default())),
@@ -135,7 +135,7 @@ impl Csi {
         })
     }
 
-    /// Takes the device from a pod.
+    /// Unpublishes the device from a pod.
     pub(super) async fn unpublish_block(&self, removal: &Removal, pod: &PodUid) -> Result<(), OpError> {
         let until = deadline();
         let volume = Self::volume(&removal.spec, "", pod)?;
@@ -157,7 +157,7 @@ impl Csi {
         removed.await
     }
 
-    /// Undoes staging.
+    /// Unstages the volume.
     pub(super) async fn unstage_block(&self, removal: &Removal) -> Result<(), OpError> {
         let until = deadline();
         let volume = Self::volume(&removal.spec, "", &"".into())?;
@@ -170,7 +170,7 @@ impl Csi {
         });
         if is_there.await? {
             let driver = self.driver(&volume.driver, "blockMapper.TearDownDevice failed to get CSI client")?;
-            // Nothing was tried yet, whatever it says.
+            // Transient whatever the error: nothing was attempted yet.
             let can = driver.capabilities(until).await.map_err(|error| OpError::transient(error.to_string()))?;
             if can.stages {
                 let staging_target_path = layout.staging.display().to_string();
@@ -191,7 +191,7 @@ impl Csi {
     }
 }
 
-/// What is through and did not happen leaves nothing.
+/// Cleans up after a final error of staging.
 async fn forget(layout: BlockLayout, usage: &Usage) {
     let cleared = usage.operation.blocking(move || Ok(clear_block(&layout)));
     if let Ok(Err(error)) = cleared.await {
@@ -199,7 +199,7 @@ async fn forget(layout: BlockLayout, usage: &Usage) {
     }
 }
 
-/// Removes the directories of a block volume, empty ones only, and its record last of what says anything.
+/// Removes the directories of a block volume, if empty; removes the record only after the staging path.
 pub(super) fn clear_block(layout: &BlockLayout) -> io::Result<()> {
     gone(&layout.staging)?;
     step::reached("csi.unstage.unlinked");
@@ -216,12 +216,12 @@ fn gone(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(meta) if meta.is_dir() => remove(path),
-        // A bound device is refused by the kernel (EBUSY), as a mount point is.
+        // The kernel rejects a bound device or mount point (`EBUSY`).
         Ok(_) => fs::remove_file(path),
     }
 }
 
-/// Others may have something there still.
+/// Ignores a directory that is not empty: other pods may still have entries in it.
 fn unless_in_use(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),

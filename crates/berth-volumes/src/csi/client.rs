@@ -1,4 +1,6 @@
-//! Calls to one driver: deadlines, what they are counted as, what their failures say. Spec 07 §2.4, §12.3.
+//! gRPC client of one CSI driver: timeouts, metrics, and error classification.
+//!
+//! Implements spec 07 §2.4, §12.3.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -15,18 +17,18 @@ use berth_proto::csi::{
     self, node_client::NodeClient, node_service_capability, node_service_capability::rpc::Type as Capability,
 };
 
-/// How long all calls of one operation may take.
+/// Timeout of all calls of one operation.
 pub const LIMIT: Duration = Duration::from_secs(120);
-/// The largest answer that is taken, in bytes.
+/// Maximum response size in bytes.
 const MESSAGE: usize = 4 << 20;
 
-/// Why a call came to nothing.
+/// Error of a call.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct CallError {
-    /// What the driver said, or what is said for it.
+    /// gRPC code from the driver, or the one assigned to a local failure.
     pub code: Code,
-    /// `rpc error: code = … desc = …`.
+    /// Message `rpc error: code = … desc = …`.
     text: String,
 }
 
@@ -47,7 +49,7 @@ impl CallError {
         Self { code: Code::DeadlineExceeded, text }
     }
 
-    /// Whether the driver is through with it: it did not happen, and will not.
+    /// Whether the driver has finished the call: it did not take effect and will not.
     pub fn is_final(&self) -> bool {
         !matches!(
             self.code,
@@ -55,7 +57,7 @@ impl CallError {
         )
     }
 
-    /// What it says about the volume; `text` is for people.
+    /// Converts the error to that of a volume operation with message `text`.
     pub fn about(&self, text: impl Into<String>) -> OpError {
         let error = if self.is_final() { OpError::failed(text) } else { OpError::uncertain(text) };
         error.because(match self.code {
@@ -66,20 +68,20 @@ impl CallError {
     }
 }
 
-/// What a driver can do on a node.
+/// Capabilities of a driver's node service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Capabilities {
-    /// Staging.
+    /// `STAGE_UNSTAGE_VOLUME`.
     pub stages: bool,
-    /// Saying how full a volume is.
+    /// `GET_VOLUME_STATS`.
     pub counts: bool,
-    /// Expanding.
+    /// `EXPAND_VOLUME`.
     pub expands: bool,
-    /// Telling several writers on one node from a single one.
+    /// `SINGLE_NODE_MULTI_WRITER`: distinguishes single and multiple writers on one node.
     pub knows_single_writers: bool,
-    /// Giving a volume to a group by itself.
+    /// `VOLUME_MOUNT_GROUP`: the driver applies `fsGroup` itself.
     pub sets_group: bool,
-    /// Saying whether a volume is well.
+    /// `VOLUME_CONDITION`: reports abnormal volumes.
     pub knows_health: bool,
 }
 
@@ -95,7 +97,7 @@ impl Capabilities {
                 Ok(Capability::SingleNodeMultiWriter) => found.knows_single_writers = true,
                 Ok(Capability::VolumeMountGroup) => found.sets_group = true,
                 Ok(Capability::VolumeCondition) => found.knows_health = true,
-                // What newer drivers can do besides does not matter here.
+                // Capabilities of newer drivers are ignored.
                 Ok(Capability::Unknown) | Err(_) => {}
             }
         }
@@ -103,7 +105,7 @@ impl Capabilities {
     }
 }
 
-/// One driver's node service.
+/// Client of a driver's node service.
 #[derive(Clone, Debug)]
 pub struct DriverClient {
     driver: String,
@@ -112,18 +114,18 @@ pub struct DriverClient {
     is_migrated: bool,
 }
 
-/// When an operation that begins now is over.
+/// Returns the deadline of an operation that starts now.
 pub fn deadline() -> Instant {
     Instant::now() + LIMIT
 }
 
 impl DriverClient {
-    /// Connects when it is first called.
+    /// Creates a client that connects with its first call.
     pub fn new(driver: &str, socket: PathBuf, metrics: CsiMetrics) -> Self {
         Self { driver: driver.to_owned(), channel: berth_cri::socket_channel(socket), metrics, is_migrated: false }
     }
 
-    /// The same for calls about that volume.
+    /// Returns a client with the metrics labels of that volume.
     pub fn about(&self, spec: &VolumeSpec) -> Self {
         Self { is_migrated: spec.is_migrated, ..self.clone() }
     }
@@ -144,7 +146,7 @@ impl DriverClient {
     {
         let began = Instant::now();
         let mut request = Request::new(message);
-        // The driver learns when nobody waits any more.
+        // Passes the deadline to the driver.
         request.set_timeout(until.saturating_duration_since(began));
         let done = match timeout_at(until, send(request)).await {
             Ok(done) => done.map(Response::into_inner).map_err(CallError::from),
@@ -156,13 +158,13 @@ impl DriverClient {
         done
     }
 
-    /// What it says of this node.
+    /// Calls `NodeGetInfo`.
     pub async fn node_info(&self, until: Instant) -> Result<csi::NodeGetInfoResponse, CallError> {
         let (mut rpc, request) = (self.rpc(), csi::NodeGetInfoRequest {});
         self.call("/csi.v1.Node/NodeGetInfo", until, request, |r| async move { rpc.node_get_info(r).await }).await
     }
 
-    /// What it can do.
+    /// Calls `NodeGetCapabilities`.
     pub async fn capabilities(&self, until: Instant) -> Result<Capabilities, CallError> {
         let (mut rpc, request) = (self.rpc(), csi::NodeGetCapabilitiesRequest {});
         let method = "/csi.v1.Node/NodeGetCapabilities";
@@ -170,35 +172,35 @@ impl DriverClient {
         Ok(Capabilities::of(&answer))
     }
 
-    /// Makes a volume ready for all pods.
+    /// Calls `NodeStageVolume`.
     pub async fn stage(&self, until: Instant, request: csi::NodeStageVolumeRequest) -> Result<(), CallError> {
         let mut rpc = self.rpc();
         let method = "/csi.v1.Node/NodeStageVolume";
         self.call(method, until, request, |r| async move { rpc.node_stage_volume(r).await }).await.map(drop)
     }
 
-    /// Undoes that.
+    /// Calls `NodeUnstageVolume`.
     pub async fn unstage(&self, until: Instant, request: csi::NodeUnstageVolumeRequest) -> Result<(), CallError> {
         let mut rpc = self.rpc();
         let method = "/csi.v1.Node/NodeUnstageVolume";
         self.call(method, until, request, |r| async move { rpc.node_unstage_volume(r).await }).await.map(drop)
     }
 
-    /// Gives a volume to a pod.
+    /// Calls `NodePublishVolume`.
     pub async fn publish(&self, until: Instant, request: csi::NodePublishVolumeRequest) -> Result<(), CallError> {
         let mut rpc = self.rpc();
         let method = "/csi.v1.Node/NodePublishVolume";
         self.call(method, until, request, |r| async move { rpc.node_publish_volume(r).await }).await.map(drop)
     }
 
-    /// Takes it away again.
+    /// Calls `NodeUnpublishVolume`.
     pub async fn unpublish(&self, until: Instant, request: csi::NodeUnpublishVolumeRequest) -> Result<(), CallError> {
         let mut rpc = self.rpc();
         let method = "/csi.v1.Node/NodeUnpublishVolume";
         self.call(method, until, request, |r| async move { rpc.node_unpublish_volume(r).await }).await.map(drop)
     }
 
-    /// Makes the file system as large as its device; the size in bytes, 0 where the driver does not say.
+    /// Calls `NodeExpandVolume`; returns the size in bytes, 0 if the driver reports none.
     pub async fn expand(&self, until: Instant, request: csi::NodeExpandVolumeRequest) -> Result<i64, CallError> {
         let mut rpc = self.rpc();
         let method = "/csi.v1.Node/NodeExpandVolume";
@@ -206,7 +208,7 @@ impl DriverClient {
         Ok(answer.capacity_bytes)
     }
 
-    /// How full a volume is.
+    /// Calls `NodeGetVolumeStats`.
     pub async fn stats(
         &self,
         until: Instant,

@@ -1,4 +1,4 @@
-//! What is said to a driver about a volume and its pod. Pure. Spec 07 §12.3-12.6.
+//! CSI request fields: volume capability, pod info, and tokens. Pure. Implements spec 07 §12.3-12.6.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ use volume_capability::access_mode::Mode as AccessMode;
 const POD: &str = "csi.storage.k8s.io/pod.";
 const ACCOUNT: &str = "csi.storage.k8s.io/serviceAccount.name";
 const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
-/// Where tokens stand.
+/// Attribute or secret key of the service account tokens.
 pub const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
-/// How a volume is accessed: the first mode counts, and none is read-write by one node.
+/// Returns the CSI access mode: the first API mode counts; without one, read-write by a single node.
 fn access_mode(modes: &[String], knows_single_writers: bool) -> AccessMode {
     match (modes.first().map(String::as_str), knows_single_writers) {
         (Some("ReadOnlyMany"), _) => AccessMode::MultiNodeReaderOnly,
@@ -35,23 +35,23 @@ fn access_mode(modes: &[String], knows_single_writers: bool) -> AccessMode {
     }
 }
 
-/// Whose a volume is to be.
+/// Group and SELinux label of a volume.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Whose<'a> {
-    /// The group, for drivers that give it away by themselves.
+    /// Group for drivers that apply it themselves.
     pub group: Option<u32>,
-    /// The label of SELinux.
+    /// SELinux label of the mount.
     pub label: Option<&'a str>,
 }
 
 impl<'a> Whose<'a> {
-    /// As a pod wants it.
+    /// Returns the ownership that a pod requests.
     pub fn of(usage: &'a Usage) -> Self {
         Self { group: usage.group.map(|group| group.group), label: usage.label.as_deref() }
     }
 }
 
-/// How the volume is to be made accessible.
+/// Returns the volume capability of a request.
 pub fn capability(
     spec: &VolumeSpec,
     volume: &CsiVolume,
@@ -79,10 +79,10 @@ pub fn capability(
     }
 }
 
-/// Whether the driver takes volumes of that life.
+/// Checks that the driver supports volumes of that lifecycle mode.
 ///
 /// # Errors
-/// It does not, in the reference's words.
+/// If it does not, with the message of the upstream kubelet.
 pub fn takes(driver: Option<&CSIDriver>, name: &str, life: Lifecycle) -> Result<(), String> {
     let wanted = life.as_str();
     match driver {
@@ -99,27 +99,27 @@ pub fn takes(driver: Option<&CSIDriver>, name: &str, life: Lifecycle) -> Result<
     }
 }
 
-/// Whether somebody attaches the driver's volumes to nodes.
+/// Whether the driver's volumes must be attached (`attachRequired`, default true).
 pub fn is_attached(driver: Option<&CSIDriver>) -> bool {
     driver.and_then(|driver| driver.spec.attach_required).unwrap_or(true)
 }
 
-/// Whether volumes are mounted with labels of SELinux.
+/// Whether the driver supports SELinux mount labels (`seLinuxMount`).
 pub fn takes_labels(driver: Option<&CSIDriver>) -> bool {
     driver.and_then(|driver| driver.spec.se_linux_mount).unwrap_or(false)
 }
 
-/// Whether volumes are published again with every turn of their pod.
+/// Whether volumes are published again with every sync of their pod (`requiresRepublish`).
 pub fn is_republished(driver: Option<&CSIDriver>) -> bool {
     driver.and_then(|driver| driver.spec.requires_republish).unwrap_or(false)
 }
 
-/// Whether tokens go among the secrets.
+/// Whether tokens are passed in the secrets (`serviceAccountTokenInSecrets`).
 pub fn keeps_tokens_secret(driver: Option<&CSIDriver>) -> bool {
     driver.and_then(|driver| driver.spec.service_account_token_in_secrets).unwrap_or(false)
 }
 
-/// What a driver that wants to know is told of the pod.
+/// Returns the pod's attributes if the driver requests them (`podInfoOnMount`).
 pub fn pod_info(driver: Option<&CSIDriver>, pod: &Pod, life: Lifecycle) -> BTreeMap<String, String> {
     if !driver.and_then(|driver| driver.spec.pod_info_on_mount).unwrap_or(false) {
         return BTreeMap::new();
@@ -135,15 +135,15 @@ pub fn pod_info(driver: Option<&CSIDriver>, pod: &Pod, life: Lifecycle) -> BTree
     ])
 }
 
-/// The tokens that a driver wants of its pods.
+/// Returns the tokens that the driver requests for its pods.
 pub fn asks(driver: Option<&CSIDriver>) -> Vec<TokenAsk> {
     let requests = driver.and_then(|driver| driver.spec.token_requests.as_deref()).unwrap_or_default();
     let ask = |audience: &str, expiration_seconds| TokenAsk { audience: audience.to_owned(), expiration_seconds };
     requests.iter().map(|request| ask(&request.audience, request.expiration_seconds)).collect()
 }
 
-/// Tokens as drivers read them. When one expires stands in the token itself; where it does not, it is told
-/// to expire now, so that nobody relies on it.
+/// Returns the tokens as JSON in the drivers' format. The expiration comes from the token itself; for a token without
+/// one it is now, so that no driver relies on it.
 pub fn tokens(tokens: &[(TokenAsk, String)], now: Timestamp) -> String {
     let all: BTreeMap<&str, Value> = tokens
         .iter()

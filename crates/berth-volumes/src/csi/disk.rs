@@ -1,4 +1,6 @@
-//! Directories beside mounts. Blocking, and never a look at what is mounted: that may hang. Spec 07 §17.
+//! Directories and mount points of CSI volumes. Blocking. Implements spec 07 §17.
+//!
+//! Never accesses a mounted file system, which may hang.
 
 use std::{
     fs::{self, DirBuilder},
@@ -14,7 +16,7 @@ use berth_sys::{
     step,
 };
 
-/// Makes a directory and those above it. One that is there is not looked at.
+/// Creates a directory and its parents. Does not `stat` an existing directory.
 pub fn make(directory: &Path) -> io::Result<()> {
     if let Some(parent) = directory.parent() {
         DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
@@ -25,13 +27,13 @@ pub fn make(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// What is mounted exactly there, the last on top.
+/// Returns the topmost mount at exactly that path.
 pub fn mounted(path: &Path) -> io::Result<Option<Mount>> {
     let mounts = mount_table::read()?;
     Ok(mounts.into_iter().rfind(|mount| mount.target == path))
 }
 
-/// Removes an empty directory; one that is not there is fine.
+/// Removes an empty directory; a missing one is no error.
 pub fn remove(directory: &Path) -> io::Result<()> {
     match fs::remove_dir(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -39,23 +41,23 @@ pub fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// The mount is still there, or the system refused.
+/// Error of a cleanup.
 #[derive(Debug, thiserror::Error)]
 pub enum LeftBehind {
-    /// The driver is through with it, and did not unmount it.
+    /// The driver completed its call without unmounting.
     #[error("{0} is still mounted")]
     Mounted(String),
-    /// Something is in the way: data, perhaps.
+    /// A removal failed, such as of a directory with data.
     #[error("failed to remove {path}: {cause}")]
     Io {
-        /// What was to go.
+        /// Path that could not be removed.
         path: String,
-        /// Why it did not.
+        /// Error of the system call.
         cause: io::Error,
     },
 }
 
-/// What failed for good and is there all the same has to be undone.
+/// Makes a final error uncertain if the mount still exists and must be undone.
 pub fn still_there(left: &LeftBehind, error: OpError) -> OpError {
     match left {
         LeftBehind::Mounted(_) => OpError::uncertain(error.text).because(error.trouble),
@@ -63,8 +65,8 @@ pub fn still_there(left: &LeftBehind, error: OpError) -> OpError {
     }
 }
 
-/// Removes a mount point, the record beside it and their directory: nothing that is mounted, and no data. The
-/// record goes last of what says anything, so that whoever is interrupted can be followed.
+/// Removes a mount point, its record, and their directory; never a mount, and no data. The record is removed after the
+/// mount point, so that an interrupted cleanup can be resumed.
 pub fn clear(mount_point: &Path, steps: [&str; 3]) -> Result<(), LeftBehind> {
     let failed = |path: &Path| {
         let path = path.display().to_string();

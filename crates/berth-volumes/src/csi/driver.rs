@@ -1,4 +1,4 @@
-//! One registration of a driver.
+//! Registration of one CSI driver: socket, version, client, and cached capabilities.
 
 use std::path::PathBuf;
 
@@ -10,33 +10,33 @@ use super::{
     version::Version,
 };
 
-/// A driver as it registered.
+/// Registered CSI driver.
 #[derive(Debug)]
 pub struct Driver {
-    /// Its name.
+    /// Name of the driver.
     pub name: String,
-    /// The socket it registered by.
+    /// Registration socket.
     pub socket: PathBuf,
-    /// The version of the contract.
+    /// CSI version.
     pub version: Version,
-    /// Its node service.
+    /// Client of its node service.
     pub client: DriverClient,
-    /// Ends what runs for this registration.
+    /// Canceled when the registration ends or is replaced.
     pub gone: CancellationToken,
     capabilities: OnceCell<Capabilities>,
 }
 
 impl Driver {
-    /// Nothing was asked yet.
+    /// Creates the registration; makes no call yet.
     pub fn new(name: &str, socket: PathBuf, version: Version, client: DriverClient) -> Self {
         let (gone, capabilities) = (CancellationToken::new(), OnceCell::new());
         Self { name: name.to_owned(), socket, version, client, gone, capabilities }
     }
 
-    /// What it can do: asked once per registration.
+    /// Returns the capabilities of the node service, read once per registration.
     ///
     /// # Errors
-    /// It does not say; it is asked again next time.
+    /// If the call fails; the next request retries it.
     pub async fn capabilities(&self, until: Instant) -> Result<Capabilities, CallError> {
         self.capabilities.get_or_try_init(|| self.client.capabilities(until)).await.copied()
     }

@@ -1,7 +1,7 @@
-//! The drivers that registered. Spec 07 §12.1.
+//! Registry of CSI drivers: validation, registration, and deregistration.
 //!
-//! A driver is known once it said what it calls this node, and that was written: until then what waits for it waits.
-//! A registration replaces an older one only when it succeeds.
+//! A driver becomes available once its `NodeGetInfo` response is written to the node's objects; volumes that need it
+//! wait until then. A new registration replaces an older one only if it succeeds. Implements spec 07 §12.1.
 
 use std::{
     collections::BTreeMap,
@@ -25,24 +25,24 @@ use berth_metrics::CsiMetrics;
 use berth_ports::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo, StorageObjects};
 use berth_proto::csi::NodeGetInfoResponse;
 
-/// The longest name that the API takes.
+/// Maximum length of a driver name in the API.
 const LONGEST_NAME: usize = 63;
 
-/// What the registry needs of others.
+/// Dependencies of the registry.
 pub struct DriversDeps {
-    /// Keeps what the node says of drivers.
+    /// Writes the drivers' data to the node's objects.
     pub node: Arc<dyn NodeDrivers>,
-    /// The drivers' objects.
+    /// Access to `CSIDriver` objects.
     pub objects: Arc<dyn StorageObjects>,
-    /// What is counted.
+    /// CSI metrics.
     pub metrics: CsiMetrics,
-    /// Where tasks are counted.
+    /// Tracker of spawned tasks.
     pub tasks: TaskTracker,
-    /// Ends them.
+    /// Stops all tasks.
     pub stop: CancellationToken,
 }
 
-/// The drivers.
+/// Registered CSI drivers.
 pub struct Drivers {
     pub(super) deps: DriversDeps,
     known: Mutex<BTreeMap<String, Arc<Driver>>>,
@@ -50,21 +50,21 @@ pub struct Drivers {
 }
 
 impl Drivers {
-    /// None yet.
+    /// Creates an empty registry.
     pub fn new(deps: DriversDeps) -> Arc<Self> {
         Arc::new(Self { deps, known: Mutex::default(), moved: watch::Sender::new(0) })
     }
 
-    /// A driver.
+    /// Returns a registered driver.
     ///
     /// # Errors
-    /// It is not registered.
+    /// If no driver of that name is registered.
     pub fn get(&self, name: &str) -> Result<Arc<Driver>, String> {
         let found = self.known().get(name).cloned();
         found.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
     }
 
-    /// Moves when a driver was registered.
+    /// Changes whenever a driver is registered.
     pub fn moved(&self) -> watch::Receiver<u64> {
         self.moved.subscribe()
     }
@@ -73,7 +73,7 @@ impl Drivers {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The version to register with.
+    /// Returns the version to register with; fails if a driver of that name has at least that version.
     fn version(&self, caller: &str, plugin: &PluginInfo) -> Result<Version, String> {
         let PluginInfo { name, versions, .. } = plugin;
         let failed = |text: String| Err(format!("kubernetes.io/csi: {caller} for CSI driver {name:?} failed. {text}"));
@@ -95,9 +95,9 @@ impl Drivers {
         }
     }
 
-    /// Takes the driver's place among the known ones; what it replaces ends.
+    /// Adds the driver to the registry and ends the registration that it replaces.
     fn admit(&self, driver: Arc<Driver>, plugin: &PluginInfo) -> Result<(), String> {
-        // Another one of that name may have come meanwhile.
+        // Another driver of that name may have registered meanwhile.
         self.version("RegisterPlugin", plugin)?;
         let before = self.known().insert(driver.name.clone(), driver);
         if let Some(before) = before {
@@ -107,14 +107,14 @@ impl Drivers {
         Ok(())
     }
 
-    /// Nothing is told of a driver that was refused, unless another of that name is there.
+    /// Removes the metrics of a rejected driver, unless another driver of that name is registered.
     fn never_was(&self, name: &str) {
         if !self.known().contains_key(name) {
             self.deps.metrics.forget(name);
         }
     }
 
-    /// Takes what the node says of the driver back, unless another of that name is there.
+    /// Removes the driver from the node's objects, unless another driver of that name is registered.
     async fn withdraw(&self, name: &str) {
         if self.known().contains_key(name) {
             return;
@@ -125,7 +125,7 @@ impl Drivers {
     }
 }
 
-/// Names become those of directories and of objects.
+/// Validates a driver name, which becomes part of paths and objects.
 fn named(name: &str) -> Result<(), String> {
     let is_good = safe(name).is_ok()
         && name.len() <= LONGEST_NAME
@@ -133,7 +133,7 @@ fn named(name: &str) -> Result<(), String> {
     if is_good { Ok(()) } else { Err(format!("invalid driver name {name:?}")) }
 }
 
-/// Where it serves.
+/// Validates the endpoint.
 fn served_at(endpoint: &Path) -> Result<(), String> {
     if endpoint.is_absolute() {
         return Ok(());
@@ -141,7 +141,7 @@ fn served_at(endpoint: &Path) -> Result<(), String> {
     Err(format!("the endpoint {:?} is no absolute path of a socket", endpoint.display().to_string()))
 }
 
-/// What the driver says of the node.
+/// Converts the driver's response to its entry in the node's objects.
 pub(super) fn on_node(name: &str, answer: NodeGetInfoResponse) -> NodeDriver {
     NodeDriver {
         name: name.to_owned(),
@@ -151,7 +151,7 @@ pub(super) fn on_node(name: &str, answer: NodeGetInfoResponse) -> NodeDriver {
     }
 }
 
-/// Registers the drivers that announce themselves in the directory of plugins.
+/// Plugin handler that registers CSI drivers announced in the plugin directory.
 pub struct DriverRegistration(pub Arc<Drivers>);
 
 #[async_trait]
@@ -188,7 +188,7 @@ impl PluginHandler for DriverRegistration {
             let mut known = self.0.known();
             match known.get(&plugin.name) {
                 Some(driver) if driver.socket == plugin.socket => known.remove(&plugin.name),
-                // Another one took its place: what it left is that one's.
+                // Another registration replaced this one and owns its entries.
                 _ => None,
             }
         };

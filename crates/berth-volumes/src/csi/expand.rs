@@ -1,4 +1,4 @@
-//! The node's part of an expansion. Spec 07 §4.5, §12.8.
+//! Node-side expansion of CSI volumes through NodeExpandVolume. Implements spec 07 §4.5, §12.8.
 
 use super::{
     client::deadline,
@@ -13,7 +13,7 @@ use crate::{
 use berth_proto::csi::{CapacityRange, NodeExpandVolumeRequest};
 
 impl Csi {
-    /// Has the driver expand what the pod has.
+    /// Calls the driver to expand the published volume; returns the size in bytes.
     pub(super) async fn expand_volume(&self, expansion: &Expansion) -> Result<u64, OpError> {
         let until = deadline();
         let Expansion { usage, path, to, .. } = expansion;
@@ -43,7 +43,7 @@ impl Csi {
         let size = done.map_err(|error| {
             error.about(format!("{PLUGIN}: Expander.NodeExpand failed to expand the volume : {error}"))
         })?;
-        // Drivers that do not say have done what they were asked.
+        // A driver that reports no size has reached the requested one.
         Ok(u64::try_from(size).ok().filter(|size| *size > 0).unwrap_or(*to))
     }
 }

@@ -1,29 +1,29 @@
-//! Whether a volume is given to the pod's group by this agent. Pure. Spec 07 §10.
+//! Decides whether the agent must apply `fsGroup` to a CSI volume. Pure. Implements spec 07 §10.
 
 use k8s_openapi::api::storage::v1::CSIDriver;
 
 use super::source::CsiVolume;
 
-/// What it depends on besides the volume.
+/// Inputs of the decision besides the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access<'a> {
     /// Access modes of the persistent volume.
     pub modes: &'a [String],
-    /// The pod may only read it.
+    /// The pod mounts the volume read-only.
     pub read_only: bool,
-    /// The driver does it by itself.
+    /// The driver applies the group itself.
     pub driver_does: bool,
 }
 
-/// The driver's object does not say.
+/// Error: the `CSIDriver` object has no `fsGroupPolicy`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected valid fsGroupPolicy, received nil value or empty string")]
 pub struct NoPolicy;
 
-/// Whether the group gets the volume by a change of owners and modes.
+/// Whether the agent must change the ownership and modes of the volume.
 ///
 /// # Errors
-/// The driver has an object, and that does not say.
+/// If the `CSIDriver` object exists but has no policy.
 pub fn is_ours(driver: Option<&CSIDriver>, volume: &CsiVolume, access: Access<'_>) -> Result<bool, NoPolicy> {
     if access.read_only || access.driver_does {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! How full a volume is, as its driver says. Spec 07 §12.8.
+//! Usage statistics and health of CSI volumes from NodeGetVolumeStats. Implements spec 07 §12.8.
 
 use tokio::time::Instant;
 
@@ -11,11 +11,11 @@ use berth_ports::{Condition, Fullness};
 use berth_proto::csi::{NodeGetVolumeStatsRequest, VolumeUsage, volume_usage::Unit};
 use berth_types::cut_at_char;
 
-/// Bytes of what a driver says about a volume that is not well.
+/// Maximum bytes of a driver's message about an abnormal volume.
 const TOLD: usize = 1024;
 
 impl Csi {
-    /// Asks the driver.
+    /// Queries the driver for the statistics of a volume.
     pub(super) async fn told_fullness(&self, usage: &Usage, until: Instant) -> Result<Fullness, OpError> {
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
         let ready = self.ready(&volume.driver, until, "metricsCsi.GetMetrics failed to get CSI client").await?;
@@ -41,7 +41,7 @@ impl Csi {
         if told.usage.is_empty() {
             return Err(OpError::failed(format!("{PLUGIN}: failed to get usage from the answer: usage is missing")));
         }
-        // Who can say and does not means that all is well.
+        // A driver with the capability that reports no condition reports a healthy volume.
         let condition = (self.deps.asks_health && ready.can.knows_health).then(|| {
             let condition = told.volume_condition.unwrap_or_default();
             Condition { is_abnormal: condition.abnormal, message: cut_at_char(&condition.message, TOLD).to_owned() }
@@ -50,7 +50,7 @@ impl Csi {
     }
 }
 
-/// What a driver does not say, or says below nothing, is nothing.
+/// Converts the statistics; missing and negative values are 0.
 fn full(driver: &str, told: &[VolumeUsage]) -> Fullness {
     let mut found = Fullness { source: driver.to_owned(), ..Fullness::default() };
     let number = |told: i64| u64::try_from(told).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How many volumes the node takes, asked again where the driver's object says so. Spec 07 §5.1, §12.2.
+//! Refresh of CSI attach limits (`nodeAllocatableUpdatePeriodSeconds`). Implements spec 07 §5.1, §12.2.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,12 +14,12 @@ use super::{
 };
 use crate::device::Usage;
 
-/// The shortest period that the API takes.
+/// Minimum refresh period accepted by the API.
 const SHORTEST: Duration = Duration::from_secs(10);
-/// The object is looked for again after this, where it cannot be had.
+/// Delay after a failed read of the `CSIDriver` object.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// Asks as often as the driver's object says, for as long as the driver is registered.
+/// Refreshes the attach limit with the period of the `CSIDriver` object, while the driver is registered.
 pub async fn follow(drivers: Arc<Drivers>, driver: Arc<Driver>) {
     let (gone, stop) = (driver.gone.clone(), drivers.deps.stop.clone());
     tokio::select! {
@@ -33,7 +33,7 @@ async fn live(drivers: &Drivers, driver: &Driver) {
     let mut moved = drivers.deps.objects.moved();
     loop {
         let Some(period) = period(drivers, &driver.name).await else {
-            // The object changes, or the server comes back.
+            // Waits for a change of the object, or for the API server's return.
             if moved.changed().await.is_err() {
                 return;
             }
@@ -41,13 +41,13 @@ async fn live(drivers: &Drivers, driver: &Driver) {
         };
         tokio::select! {
             () = sleep(period) => refresh(drivers, driver).await,
-            // The period may be another one now.
+            // The period may have changed.
             Ok(()) = moved.changed() => {}
         }
     }
 }
 
-/// `None` where the driver does not want to be asked.
+/// Returns the refresh period; `None` if the driver sets none, or its object cannot be read.
 async fn period(drivers: &Drivers, name: &str) -> Option<Duration> {
     match drivers.deps.objects.driver(name).await {
         Ok(object) => {
@@ -63,8 +63,8 @@ async fn period(drivers: &Drivers, name: &str) -> Option<Duration> {
 }
 
 impl Csi {
-    /// Whether the volume is not attached because the node takes no more of the driver's; how many those are is asked
-    /// again then, where its object says that this changes.
+    /// Whether the volume is not attached because the node reached the driver's attach limit; also refreshes the limit.
+    /// Always false for drivers without a refresh period.
     pub(super) async fn is_beyond(&self, usage: &Usage) -> bool {
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid());
         let Ok(volume) = volume.map_err(|error| debug!(err = %error, "No CSI volume")) else { return false };
@@ -77,14 +77,14 @@ impl Csi {
             return false;
         }
         if let Ok(driver) = self.deps.drivers.get(&volume.driver) {
-            // The pod does not wait for a driver that hangs.
+            // Bounds the pod's wait for a driver that hangs.
             let _told = timeout(SHORTEST, refresh(&self.deps.drivers, &driver)).await;
         }
         true
     }
 }
 
-/// Asks once, and writes what the driver says.
+/// Refreshes the attach limit once from `NodeGetInfo`.
 pub async fn refresh(drivers: &Drivers, driver: &Driver) {
     let written = match driver.client.node_info(deadline()).await {
         Ok(answer) => drivers.deps.node.update(&on_node(&driver.name, answer)).await,

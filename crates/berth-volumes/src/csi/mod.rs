@@ -1,4 +1,4 @@
-//! Volumes of CSI drivers: programs that registered, and their volumes by gRPC.
+//! CSI volume plugin: driver registration and node service calls over gRPC.
 //!
 //! ```text
 //!  plugin watcher ─► drivers ─► NodeGetInfo ─► Node, CSINode
@@ -7,9 +7,9 @@
 //!                                  └─ vol_data.json beside each mount: what to undo, for the next agent
 //! ```
 //!
-//! A record is written before its driver is called, and removed after what it stands for: whoever finds one may call
-//! the driver to undo it. One channel and one answer about capabilities per registration. A call that came to no end
-//! leaves everything where it is. Behaviour: spec 07 §1, §2.4, §6, §12, §17.
+//! A record is written before the call to its driver and removed after the state that it describes: whoever finds a
+//! record may call the driver to undo it. Each registration has one channel and one cached capabilities response. A
+//! call without a result leaves everything in place. Implements spec 07 §1, §2.4, §6, §12, §17.
 
 mod attachment;
 mod block;

@@ -1,4 +1,4 @@
-//! Where things of CSI volumes lie, and what they are called: other programs read this. Pure. Spec 07 §1, §2.1.
+//! Paths and names of CSI volumes, which other programs read too. Pure. Implements spec 07 §1, §2.1.
 
 use std::path::{Path, PathBuf};
 
@@ -6,83 +6,83 @@ use sha2::{Digest, Sha256};
 
 use berth_types::PodUid;
 
-/// The plugin's name.
+/// Plugin name.
 pub const PLUGIN: &str = "kubernetes.io/csi";
-/// The directory of block volumes, beside those of drivers.
+/// Directory of block volumes, beside those of drivers.
 pub const BLOCK: &str = "volumeDevices";
-/// The file that says what a volume is.
+/// File name of the volume record.
 pub const RECORD: &str = "vol_data.json";
 
-/// Lower-case hex.
+/// Returns the SHA-256 digest as lower-case hex.
 fn digest(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The name of the object that says that a volume is attached to a node.
+/// Returns the name of the `VolumeAttachment` of a volume on a node.
 pub fn attachment(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", digest(&format!("{handle}{driver}{node}")))
 }
 
-/// The handle of a volume that lives and dies with its pod.
+/// Returns the volume handle of an inline (ephemeral) volume.
 pub fn inline_handle(pod: &PodUid, volume: &str) -> String {
     format!("csi-{}", digest(&format!("{pod}{volume}")))
 }
 
-/// A name cannot be that of a directory.
+/// Error: a name cannot be a directory name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} cannot be the name of a directory")]
 pub struct BadName(String);
 
-/// The name, if it leads nowhere else.
+/// Returns the name if it is a valid directory name.
 ///
 /// # Errors
-/// Names come from objects and from drivers: one that leads elsewhere is refused.
+/// If the name, which comes from an API object or a driver, would lead to another directory.
 pub fn safe(name: &str) -> Result<&str, BadName> {
     let is_safe = !matches!(name, "" | "." | "..") && name.len() <= 255 && !name.contains(['/', '\0']);
     if is_safe { Ok(name) } else { Err(BadName(name.to_owned())) }
 }
 
-/// The directories that pods share.
+/// CSI directories shared by all pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CsiLayout {
     root: PathBuf,
 }
 
-/// The directories of one block volume.
+/// Directories of one block volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BlockLayout {
-    /// Where its driver stages it.
+    /// Staging path of the driver.
     pub staging: PathBuf,
-    /// Where its record lies.
+    /// Directory of the volume record.
     pub data: PathBuf,
-    /// Where each pod that has it finds it.
+    /// Directory with an entry per pod that uses the device (`globalMapPath`).
     pub mapped: PathBuf,
     published: PathBuf,
 }
 
 impl CsiLayout {
-    /// Below the agent's root directory.
+    /// Creates the layout below the agent's root directory.
     pub fn new(root: &Path) -> Self {
         Self { root: root.join("plugins").join(PLUGIN) }
     }
 
-    /// The directory of all of it.
+    /// Returns the directory of all CSI volumes.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where a volume is staged; its record lies in the parent.
+    /// Returns the staging path of a volume; its record is in the parent directory.
     ///
     /// # Errors
-    /// The driver's name leads elsewhere.
+    /// If the driver's name is not a valid directory name.
     pub fn staging(&self, driver: &str, handle: &str) -> Result<PathBuf, BadName> {
         Ok(self.root.join(safe(driver)?).join(digest(handle)).join("globalmount"))
     }
 
-    /// A block volume by the name of its spec.
+    /// Returns the directories of a block volume, by the name of its spec.
     ///
     /// # Errors
-    /// The name leads elsewhere.
+    /// If the name is not a valid directory name.
     pub fn block(&self, spec: &str) -> Result<BlockLayout, BadName> {
         let (root, name) = (self.root.join(BLOCK), safe(spec)?);
         Ok(BlockLayout {
@@ -93,18 +93,18 @@ impl CsiLayout {
         })
     }
 
-    /// Where each pod that has a device finds it.
+    /// Returns the directory with an entry per pod that uses the device (`globalMapPath`).
     pub fn map_dir(&self, spec: &str) -> PathBuf {
-        // Names with slashes are escaped as those of plugins are.
+        // Slashes in names are escaped as in plugin names.
         self.root.join(BLOCK).join(spec.replace('/', "~")).join("dev")
     }
 }
 
 impl BlockLayout {
-    /// Where a pod's device appears.
+    /// Returns the path at which the driver publishes the device for a pod.
     ///
     /// # Errors
-    /// The pod's UID leads elsewhere.
+    /// If the pod's UID is not a valid directory name.
     pub fn published(&self, pod: &PodUid) -> Result<PathBuf, BadName> {
         Ok(self.published.join(safe(pod.as_str())?))
     }
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn names_are_those_that_others_compute() {
-        // What `sha256sum` makes of the concatenations.
+        // Digests computed by `sha256sum` from the concatenations.
         let ab = "fb8e20fc2e4c3f248c60c39bd652f3c1347298bb977b8b4d5903b85055620603";
         assert_eq!(attachment("a", "b", ""), format!("csi-{ab}"));
         assert_eq!(attachment("", "a", "b"), format!("csi-{ab}"));

@@ -1,4 +1,6 @@
-//! The plugin: what CSI volumes are like, and what all calls for them need. Spec 07 §12.
+//! CSI implementation of the volume plugin trait, and the inputs shared by all calls.
+//!
+//! Implements spec 07 §12.
 
 use std::{
     collections::BTreeMap,
@@ -30,31 +32,31 @@ use crate::{
 use berth_ports::{Clock, Fullness, ObjectSource, StorageObjects};
 use berth_types::{Pod, PodUid};
 
-/// What the owner allows beyond the calls themselves: reads of objects have deadlines of their own.
+/// Time that the owner task allows beyond the calls: reads of objects have their own timeouts.
 const SLACK: Duration = Duration::from_secs(30);
 
-/// What the plugin needs of others.
+/// Dependencies of the plugin.
 pub struct CsiDeps {
-    /// The drivers.
+    /// Registry of CSI drivers.
     pub drivers: Arc<Drivers>,
-    /// Their objects, attachments and secrets.
+    /// Access to `CSIDriver` and `VolumeAttachment` objects and secrets.
     pub objects: Arc<dyn StorageObjects>,
-    /// Tokens of service accounts.
+    /// Service account tokens.
     pub tokens: Arc<dyn ObjectSource>,
-    /// Wall time.
+    /// Wall-clock time.
     pub clock: Arc<dyn Clock>,
-    /// Whether drivers are asked if volumes are well (gate `CSIVolumeHealth`).
+    /// Whether volume health is queried (gate `CSIVolumeHealth`).
     pub asks_health: bool,
 }
 
-/// Volumes of CSI drivers.
+/// CSI volume plugin.
 pub struct Csi {
     pub(super) deps: CsiDeps,
     pub(super) layout: CsiLayout,
     pub(super) node: String,
 }
 
-/// A driver that can be called, and what it can do.
+/// Registered driver, with its capabilities and its `CSIDriver` object.
 pub(super) struct Ready {
     pub(super) driver: Arc<Driver>,
     pub(super) can: Capabilities,
@@ -62,41 +64,41 @@ pub(super) struct Ready {
 }
 
 impl Csi {
-    /// For the node of that name, with the agent's root directory.
+    /// Creates the plugin for the node of that name, with the agent's root directory.
     pub fn new(root: &Path, node: &str, deps: CsiDeps) -> Self {
-        // The mount table knows paths without links only.
+        // The mount table contains only paths without symlinks.
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self { deps, layout: CsiLayout::new(&root), node: node.to_owned() }
     }
 
-    /// The volume as its driver knows it.
+    /// Returns the CSI source of the volume.
     pub(super) fn volume(spec: &VolumeSpec, namespace: &str, pod: &PodUid) -> Result<CsiVolume, OpError> {
         let volume = CsiVolume::of(spec, namespace, pod).ok_or_else(|| OpError::failed(not_ours(spec)))?;
         volume.checked().map_err(|error| OpError::failed(format!("{PLUGIN}: {error}")))
     }
 
-    /// The driver, if it is registered; `what` fails otherwise.
+    /// Returns the driver if it is registered; `what` is the failed action in the error.
     pub(super) fn driver(&self, name: &str, what: &str) -> Result<Arc<Driver>, OpError> {
         let found = self.deps.drivers.get(name);
         found.map_err(|error| OpError::transient(format!("{PLUGIN}: {what}: {error}")))
     }
 
-    /// The driver with what it can do, and its object.
+    /// Returns the driver with its capabilities and its object.
     pub(super) async fn ready(&self, name: &str, until: Instant, what: &str) -> Result<Ready, OpError> {
         let driver = self.driver(name, what)?;
-        // Nothing was tried yet, whatever it says.
+        // Transient whatever the error: nothing was attempted yet.
         let can = driver.capabilities(until).await.map_err(|error| OpError::transient(error.to_string()))?;
         let object = self.object(name).await?;
         Ok(Ready { driver, can, object })
     }
 
-    /// The driver's object.
+    /// Returns the `CSIDriver` object.
     pub(super) async fn object(&self, name: &str) -> Result<Option<Arc<CSIDriver>>, OpError> {
         let found = self.deps.objects.driver(name).await;
         found.map_err(|error| OpError::transient(format!("{PLUGIN}: failed to get CSIDriver {name}: {error}")))
     }
 
-    /// What the driver's other half said when it attached the volume.
+    /// Returns the publish context that the controller plugin reported when it attached the volume.
     pub(super) async fn attached_as(
         &self,
         volume: &CsiVolume,
@@ -113,12 +115,12 @@ impl Csi {
         Ok(attachment::metadata(&found))
     }
 
-    /// The name of the volume's attachment.
+    /// Returns the name of the volume's `VolumeAttachment`.
     pub(super) fn attachment(&self, volume: &CsiVolume) -> String {
         paths::attachment(&volume.handle, &volume.driver, &self.node)
     }
 
-    /// A secret; `field` names it in the volume.
+    /// Reads a secret; `field` is its field in the volume source, for errors.
     pub(super) async fn secret(
         &self,
         field: &str,
@@ -131,7 +133,7 @@ impl Csi {
         Ok(found.into_iter().map(|(key, value)| (key, String::from_utf8_lossy(&value).into_owned())).collect())
     }
 
-    /// The tokens that the driver wants of the pod; `None` if it wants none.
+    /// Returns the tokens that the driver requests for the pod; `None` if it requests none.
     pub(super) async fn tokens(&self, object: Option<&CSIDriver>, pod: &Pod) -> Result<Option<String>, OpError> {
         let asked = context::asks(object);
         if asked.is_empty() {

@@ -1,4 +1,6 @@
-//! Gives a volume to a pod: directory, record, NodePublishVolume, group. Spec 07 §12.4 step 3, §12.5.
+//! Publishes a CSI volume to a pod: directory, record, NodePublishVolume, and `fsGroup`.
+//!
+//! Implements spec 07 §12.4 step 3, §12.5.
 
 use std::path::{Path, PathBuf};
 
@@ -22,16 +24,16 @@ use crate::{
 use berth_proto::csi::NodePublishVolumeRequest;
 use berth_sys::step;
 
-/// Steps of the way back.
+/// Names of the cleanup steps, reported to `step::reached`.
 pub(super) const BACK: [&str; 3] = ["csi.unpublish.unlinked", "csi.unpublish.forgotten", "csi.unpublish.removed"];
 
-/// The mount point in the volume's directory.
+/// Returns the mount point in the volume's directory.
 pub(super) fn mount_point(volume: &Path) -> PathBuf {
     volume.join("mount")
 }
 
 impl Csi {
-    /// What an agent after this one has to know of the volume.
+    /// Returns the record that a later agent needs for the volume.
     pub(super) fn record(&self, usage: &Usage, volume: &CsiVolume) -> Record {
         Record {
             driver: volume.driver.clone(),
@@ -73,7 +75,7 @@ impl Csi {
         Ok(Published { path: mount_point(&usage.target), relabel })
     }
 
-    /// The group that this agent gives the volume to.
+    /// Returns the group that this agent must apply to the volume, if any.
     fn gives(&self, usage: &Usage, volume: &CsiVolume, ready: &Ready) -> Result<Option<GroupOf>, OpError> {
         let access = Access {
             modes: usage.spec.access_modes(),
@@ -96,7 +98,7 @@ impl Csi {
         let object = ready.object.as_deref();
         let publish_context = self.attached_as(volume, object).await?;
         let mut secrets = self.secret("NodePublishSecretRef", volume.publish_secret.as_ref()).await?;
-        // A map for each call: what is added here is nobody else's.
+        // The map is a copy, so that the additions affect this call only.
         let mut attributes = volume.attributes.clone();
         attributes.extend(context::pod_info(object, &usage.pod, volume.lifecycle()));
         if let Some(tokens) = self.tokens(object, &usage.pod).await? {
@@ -118,7 +120,7 @@ impl Csi {
         })
     }
 
-    /// What is through and did not happen leaves nothing, unless the pod had the volume before.
+    /// Cleans up after a final error, unless the pod had the volume before; otherwise keeps everything.
     async fn not_published(&self, usage: &Usage, error: CallError) -> OpError {
         if error.is_final() && !usage.is_republish && !usage.was_rebuilt {
             let path = mount_point(&usage.target);
@@ -128,7 +130,7 @@ impl Csi {
                     warn!(volumeName = %usage.unique, err = %left, "What was made for publishing is left behind");
                     return still_there(&left, error.about(error.to_string()));
                 }
-                // Nobody looked.
+                // The cleanup did not run.
                 Err(_) => return OpError::uncertain(error.to_string()),
             }
         }
@@ -136,9 +138,9 @@ impl Csi {
     }
 }
 
-/// Gives the volume to the group; whether the runtime may relabel it.
+/// Applies the group to the published volume; returns whether the runtime may relabel it.
 async fn settle(usage: &Usage, label: &str, group: Option<GroupOf>) -> Result<bool, OpError> {
-    // It is published by now: whatever fails may be undone by unpublishing alone.
+    // The volume is published by now: any failure must be undone by unpublishing.
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         OpError::uncertain(format!("{PLUGIN}: mounter.SetupAt failed to {what}: {error}"))
     };
@@ -150,7 +152,7 @@ async fn settle(usage: &Usage, label: &str, group: Option<GroupOf>) -> Result<bo
     if let Some(of) = group {
         give::give(usage, label, path, of).await.map_err(|error| failed("apply fsGroup", &error))?;
     }
-    // What is mounted with a label has it, and so has every file.
+    // The label of the mount applies to every file.
     let is_labelled = usage.label.is_some();
     Ok(!is_labelled && mount.is_some_and(|mount| mount.options.split(',').any(|option| option == "seclabel")))
 }

@@ -1,5 +1,6 @@
-//! What directories of an earlier agent were. Blocking; reads records and the mount table, never a volume.
-//! Spec 07 §6, §12.4, §12.7, §17.
+//! Reconstruction of CSI volumes that an earlier agent left. Blocking.
+//!
+//! Reads records and the mount table, never a volume. Implements spec 07 §6, §12.4, §12.7, §17.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,13 +24,13 @@ use crate::{
 };
 use berth_types::{PodUid, api};
 
-/// The most staged volumes that are looked for.
+/// Maximum number of staged volumes that are listed.
 const MOST: usize = 4096;
 
-/// What a directory was.
+/// Reconstructs the volume of a directory.
 ///
 /// # Errors
-/// Its record is missing or says nothing, and something may be mounted there.
+/// If its record is missing or invalid, and something may be mounted there.
 pub fn rebuild(layout: &CsiLayout, found: &Found) -> Result<Rebuilt, String> {
     let directory = match found.mode {
         Mode::Filesystem => found.path.clone(),
@@ -41,7 +42,7 @@ pub fn rebuild(layout: &CsiLayout, found: &Found) -> Result<Rebuilt, String> {
             let cause = read.err().map_or_else(|| "no such file".to_owned(), |error| error.to_string());
             let is_empty = found.mode == Mode::Filesystem && matches!(mounted(&mount_point(&found.path)), Ok(None));
             if is_empty {
-                // It was begun or nearly gone when the agent ended.
+                // The set-up was just starting, or the teardown almost complete, when the agent ended.
                 return Ok(of_nothing(found));
             }
             let path = directory.join(super::paths::RECORD);
@@ -59,7 +60,7 @@ fn of_record(record: &Record, found: &Found) -> Rebuilt {
     with_traits(persistent(record, &found.name, found.mode), &found.pod).labelled(record)
 }
 
-/// A volume of which nothing is left but its directory.
+/// Returns a volume of which only its directory is left.
 fn of_nothing(found: &Found) -> Rebuilt {
     let csi = Some(api::CSIVolumeSource::default());
     let volume = api::Volume { name: found.name.clone(), csi, ..api::Volume::default() };
@@ -88,7 +89,7 @@ fn with_traits(spec: VolumeSpec, pod: &PodUid) -> Rebuilt {
         volume: volume.name(),
         label: volume.label(),
         is_migrated: false,
-        // Whether somebody attaches it says its driver's object, which cannot be asked for here.
+        // The `CSIDriver` object decides whether attachment is required, and is not available here.
         attachable: !volume.is_inline,
         stages: !volume.is_inline,
         mount_options: true,
@@ -100,17 +101,17 @@ fn with_traits(spec: VolumeSpec, pod: &PodUid) -> Rebuilt {
 }
 
 impl Rebuilt {
-    /// With the label that the record tells of.
+    /// Adds the SELinux label of the record.
     fn labelled(self, record: &Record) -> Self {
         Self { label: Some(record.label.clone()).filter(|label| !label.is_empty()), ..self }
     }
 }
 
-/// Volumes that were staged, whether a pod has them or not: one that no pod has was left by an agent that ended
-/// before it could stage or unstage it to the end.
+/// Lists the staged volumes, whether or not a pod uses them: one without a pod was left by an agent that ended before
+/// it completed the stage or unstage.
 ///
 /// # Errors
-/// A directory or a record cannot be read: what it stands for is not known to be staged, nor not to be.
+/// If a directory or record cannot be read, so that its state is unknown.
 pub fn staged(layout: &CsiLayout) -> Result<Vec<(Mode, Rebuilt)>, String> {
     let mut found = Vec::new();
     for driver in listed(layout.root())? {
@@ -127,14 +128,14 @@ pub fn staged(layout: &CsiLayout) -> Result<Vec<(Mode, Rebuilt)>, String> {
 
 fn staged_filesystem(directory: &Path) -> Result<Option<(Mode, Rebuilt)>, String> {
     let Some(record) = noted(directory)? else {
-        // Made and not noted yet, or forgotten and not removed yet.
+        // The directory was created but not recorded yet, or its record is removed and the directory not yet.
         tidied(directory, clear(&directory.join("globalmount"), ["", "", ""]));
         return Ok(None);
     };
     if record.driver.is_empty() {
         return Ok(None);
     }
-    // Its name does not matter for what is left to do, but it is told.
+    // The name is not needed for the teardown, but appears in messages.
     let spec = persistent(&record, &record.handle, Mode::Filesystem);
     Ok(Some((Mode::Filesystem, with_traits(spec, &"".into()).labelled(&record))))
 }
@@ -155,7 +156,7 @@ fn staged_block(layout: &CsiLayout, directory: &Path) -> Result<Option<(Mode, Re
     Ok(Some((Mode::Block, with_traits(persistent(&record, name, Mode::Block), &"".into()))))
 }
 
-/// A record that says nothing stands for nothing that could be undone; one that cannot be read may.
+/// An invalid record describes nothing that could be undone; an unreadable one may.
 fn noted(directory: &Path) -> Result<Option<Record>, String> {
     match Record::read(directory) {
         Err(error) if error.raw_os_error().is_none() => {
@@ -172,7 +173,7 @@ fn listed(directory: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found.into_iter().take(MOST).collect())
 }
 
-/// What is in the way stays: it may be data.
+/// Keeps a directory that cannot be cleared: it may contain data.
 fn tidied(directory: &Path, done: Result<(), impl std::fmt::Display>) {
     if let Err(error) = done {
         debug!(path = %directory.display(), err = %error, "A directory without a record is left as it is");

@@ -1,4 +1,4 @@
-//! `vol_data.json`: what a volume is, for whoever has to undo it. Blocking. Spec 07 §1, §17.
+//! Volume record (`vol_data.json`) for teardown by a later agent. Blocking. Implements spec 07 §1, §17.
 
 use std::{
     collections::BTreeMap,
@@ -13,22 +13,22 @@ use rustix::fs::OFlags;
 use super::paths::RECORD;
 use berth_sys::atomic_file;
 
-/// What is longer is no record.
+/// Maximum size of a record in bytes.
 const LONGEST: u64 = 64 << 10;
-/// Its mode.
+/// Mode of the record file.
 const MODE: u32 = 0o644;
 
-/// How long a volume lives.
+/// Lifecycle mode of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lifecycle {
-    /// As long as somebody wants it.
+    /// Independent of any pod.
     Persistent,
-    /// As long as its pod.
+    /// Ends with its pod.
     Ephemeral,
 }
 
 impl Lifecycle {
-    /// As the API spells it.
+    /// Returns the API spelling.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Persistent => "Persistent",
@@ -37,30 +37,30 @@ impl Lifecycle {
     }
 }
 
-/// What is kept of a volume. Fields that a kind of record does not have are empty.
+/// Content of a record. Fields that a record does not have are empty.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Record {
-    /// The driver.
+    /// Name of the driver.
     pub driver: String,
-    /// What it calls the volume.
+    /// Volume handle of the driver.
     pub handle: String,
-    /// The name of the volume's spec.
+    /// Name of the volume's spec.
     pub spec: String,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The object that says that it is attached.
+    /// Name of the `VolumeAttachment`.
     pub attachment: String,
-    /// How long it lives; `None` where that is not kept.
+    /// Lifecycle mode; `None` if not recorded.
     pub lifecycle: Option<Lifecycle>,
-    /// The label of SELinux that it is mounted with; empty for none.
+    /// SELinux label of the mount; empty for none.
     pub label: String,
 }
 
 impl Record {
-    /// The record beside a mount; `None` where there is none.
+    /// Reads the record of a directory; `None` if there is none.
     ///
     /// # Errors
-    /// It cannot be read, or says nothing.
+    /// If the record cannot be read or lacks driver and handle.
     pub fn read(directory: &Path) -> io::Result<Option<Self>> {
         let flags = i32::try_from(OFlags::NONBLOCK.bits() | OFlags::NOFOLLOW.bits()).unwrap_or(0);
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(directory.join(RECORD)) {
@@ -99,7 +99,7 @@ impl Record {
         Ok(record)
     }
 
-    /// The text: keys are sorted.
+    /// Returns the JSON text with sorted keys.
     fn text(&self) -> String {
         let lifecycle = self.lifecycle.map_or("", Lifecycle::as_str);
         let fields: BTreeMap<&str, &str> = [
@@ -117,10 +117,10 @@ impl Record {
         format!("{}\n", serde_json::json!(fields))
     }
 
-    /// Puts the record in its place; one that says the same stays as it is.
+    /// Writes the record atomically; an equal one stays unchanged.
     ///
     /// # Errors
-    /// The old one is in place then.
+    /// If the write fails; the old record then stays in place.
     pub fn write(&self, directory: &Path) -> io::Result<()> {
         if matches!(Self::read(directory), Ok(Some(known)) if known == *self) {
             return Ok(());
@@ -128,10 +128,10 @@ impl Record {
         atomic_file::replace(&directory.join(RECORD), self.text().as_bytes(), MODE)
     }
 
-    /// There is none any more.
+    /// Removes the record; a missing one is no error.
     ///
     /// # Errors
-    /// It is still there.
+    /// If the record cannot be removed.
     pub fn remove(directory: &Path) -> io::Result<()> {
         match fs::remove_file(directory.join(RECORD)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

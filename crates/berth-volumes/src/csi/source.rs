@@ -1,4 +1,4 @@
-//! What of a volume matters to its driver, wherever it comes from. Pure. Spec 07 §12.
+//! CSI source of a volume, whether inline or persistent. Pure. Implements spec 07 §12.
 
 use std::collections::BTreeMap;
 
@@ -12,29 +12,29 @@ use berth_types::{PodUid, api};
 /// Namespace and name of a secret.
 pub type SecretName = (String, String);
 
-/// A CSI volume.
+/// CSI volume.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CsiVolume {
-    /// The driver.
+    /// Name of the driver.
     pub driver: String,
-    /// What it calls the volume.
+    /// Volume handle of the driver.
     pub handle: String,
-    /// Whether the pod itself describes it.
+    /// Whether it is an inline (ephemeral) volume.
     pub is_inline: bool,
-    /// File system; empty for the driver's own choice.
+    /// File system type; empty for the driver's default.
     pub fs_type: String,
-    /// What the driver wants to know.
+    /// Volume attributes, passed to the driver.
     pub attributes: BTreeMap<String, String>,
-    /// The secret for staging.
+    /// Secret for staging.
     pub stage_secret: Option<SecretName>,
-    /// The secret for publishing.
+    /// Secret for publishing.
     pub publish_secret: Option<SecretName>,
-    /// The secret for expanding.
+    /// Secret for expansion.
     pub expand_secret: Option<SecretName>,
 }
 
 impl CsiVolume {
-    /// What `spec` says; `None` where it is no CSI volume.
+    /// Returns the CSI source of `spec`; `None` if it is not a CSI volume.
     pub fn of(spec: &VolumeSpec, namespace: &str, pod: &PodUid) -> Option<Self> {
         match &spec.source {
             Source::Inline(volume) => volume.csi.as_ref().map(|csi| inline(csi, &volume.name, namespace, pod)),
@@ -44,25 +44,25 @@ impl CsiVolume {
         }
     }
 
-    /// How long it lives.
+    /// Returns the lifecycle mode.
     pub fn lifecycle(&self) -> Lifecycle {
         if self.is_inline { Lifecycle::Ephemeral } else { Lifecycle::Persistent }
     }
 
-    /// What the plugin calls it.
+    /// Returns the plugin's name for the volume, `<driver>^<handle>`.
     pub fn name(&self) -> String {
         format!("{}^{}", self.driver, self.handle)
     }
 
-    /// Label `volume_plugin` of metrics.
+    /// Returns the value of the metrics label `volume_plugin`.
     pub fn label(&self) -> String {
         format!("{}:{}", paths::PLUGIN, self.driver)
     }
 
-    /// Whether its names can be those of directories.
+    /// Checks that the driver's name is a valid directory name.
     ///
     /// # Errors
-    /// The driver's cannot.
+    /// If it is not.
     pub fn checked(self) -> Result<Self, BadName> {
         paths::safe(&self.driver)?;
         Ok(self)

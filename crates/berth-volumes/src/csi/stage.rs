@@ -1,4 +1,6 @@
-//! Makes a volume ready for all pods of the node: directory, record, NodeStageVolume. Spec 07 §12.4 step 2.
+//! Stages a CSI volume on the node: directory, record, and NodeStageVolume.
+//!
+//! Implements spec 07 §12.4 step 2.
 
 use std::path::PathBuf;
 
@@ -22,17 +24,17 @@ use crate::{
 use berth_proto::csi::NodeStageVolumeRequest;
 use berth_sys::step;
 
-/// Steps of the way back.
+/// Names of the cleanup steps, reported to `step::reached`.
 const BACK: [&str; 3] = ["csi.unstage.unlinked", "csi.unstage.forgotten", "csi.unstage.removed"];
 
 impl Csi {
-    /// Where the volume is staged.
+    /// Returns the staging path of the volume.
     pub(super) fn staging(&self, volume: &CsiVolume) -> Result<PathBuf, OpError> {
         let path = self.layout.staging(&volume.driver, &volume.handle);
         path.map_err(|error| OpError::failed(format!("{PLUGIN}: {error}")))
     }
 
-    /// Stages a volume that pods get as a directory.
+    /// Stages a volume that pods mount as a directory.
     pub(super) async fn stage_filesystem(&self, usage: &Usage) -> Result<(), OpError> {
         let until = deadline();
         let volume = Self::volume(&usage.spec, usage.pod.namespace(), usage.pod.uid())?;
@@ -74,7 +76,7 @@ impl Csi {
         }
     }
 
-    /// What is through and did not happen leaves nothing; what may have happened can be undone.
+    /// Cleans up after a final error; otherwise keeps everything, so that the stage can be undone.
     async fn not_staged(&self, usage: &Usage, path: PathBuf, error: CallError) -> OpError {
         if error.is_final() && !usage.was_rebuilt {
             match usage.operation.blocking(move || Ok(clear(&path, BACK))).await {
@@ -83,14 +85,14 @@ impl Csi {
                     warn!(volumeName = %usage.unique, err = %left, "What was made for staging is left behind");
                     return still_there(&left, error.about(error.to_string()));
                 }
-                // Nobody looked.
+                // The cleanup did not run.
                 Err(_) => return OpError::uncertain(error.to_string()),
             }
         }
         error.about(error.to_string())
     }
 
-    /// Removes what is left of a staged volume.
+    /// Removes the remains of a staged volume.
     pub(super) async fn forget_staging(operation: &Operation, path: PathBuf) -> Result<(), OpError> {
         operation.blocking(move || clear(&path, BACK).map_err(|left| kept("attacher.UnmountDevice", &left))).await
     }

@@ -1,4 +1,4 @@
-//! Takes volumes from pods and from the node. Spec 07 §12.4 steps 4 and 5, §17.
+//! Unpublishes CSI volumes from pods and unstages them. Implements spec 07 §12.4 steps 4 and 5, §17.
 
 use std::path::Path;
 
@@ -18,18 +18,18 @@ use berth_proto::csi::{NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest};
 use berth_sys::step;
 use berth_types::PodUid;
 
-/// What a volume's directory says of it.
+/// Information about a volume directory.
 enum Known {
-    /// There is no directory.
+    /// The directory does not exist.
     Nothing,
-    /// That much, from its record or from who wants it gone.
+    /// Known from its record or from the request.
     Volume { driver: String, handle: String, is_inline: bool },
-    /// Nothing says whose it is, and nothing is mounted there.
+    /// Unknown volume, with nothing mounted.
     Empty,
 }
 
 impl Csi {
-    /// Takes a directory from a pod.
+    /// Unpublishes a volume from a pod.
     pub(super) async fn unpublish_filesystem(
         &self,
         removal: &Removal,
@@ -48,7 +48,7 @@ impl Csi {
                 let request = NodeUnpublishVolumeRequest { volume_id: handle, target_path };
                 step::reached("csi.unpublish.begun");
                 if let Err(error) = driver.client.about(&removal.spec).unpublish(until, request).await {
-                    // A volume that ends with its pod may have ended before it.
+                    // The driver may delete an ephemeral volume before its unpublish.
                     if !(is_inline && error.code == Code::NotFound) {
                         return Err(error.about(format!("{PLUGIN}: Unmounter.TearDownAt failed: {error}")));
                     }
@@ -63,7 +63,7 @@ impl Csi {
             .await
     }
 
-    /// Undoes staging.
+    /// Unstages the volume.
     pub(super) async fn unstage_filesystem(&self, removal: &Removal) -> Result<(), OpError> {
         let until = deadline();
         let volume = Self::volume(&removal.spec, "", &"".into())?;
@@ -71,11 +71,11 @@ impl Csi {
         let place = path.clone();
         let is_recorded = removal.operation.blocking(move || Ok(is_recorded(&place))).await?;
         if !is_recorded {
-            // Nothing was begun, or all is done but its directories.
+            // Nothing was started, or only the directories are left.
             return Self::forget_staging(&removal.operation, path).await;
         }
         let driver = self.driver(&volume.driver, "attacher.UnmountDevice failed to create newCsiDriverClient")?;
-        // Nothing was tried yet, whatever it says.
+        // Transient whatever the error: nothing was attempted yet.
         let can = driver.capabilities(until).await.map_err(|error| OpError::transient(error.to_string()))?;
         if can.stages {
             let staging_target_path = path.display().to_string();
@@ -89,7 +89,7 @@ impl Csi {
     }
 }
 
-/// A record that cannot be read is one all the same: the driver is asked to undo what it stands for.
+/// An unreadable record counts as present: the driver is called to undo what it describes.
 fn is_recorded(staging: &Path) -> bool {
     let directory = staging.parent().unwrap_or(staging);
     !matches!(Record::read(directory), Ok(None))
@@ -122,7 +122,7 @@ fn known(directory: &Path, told: Option<CsiVolume>) -> Result<Known, OpError> {
     }
 }
 
-/// What the driver left behind.
+/// Returns the error for a mount point that could not be cleaned up.
 pub(super) fn kept(what: &str, left: &LeftBehind) -> OpError {
     let text = format!("{PLUGIN}: {what} failed to clean mount dir: {left}");
     match left {

@@ -1,8 +1,8 @@
-//! Which version of the contract a driver speaks. Pure. Spec 07 §12.1.
+//! CSI version negotiation with a driver. Pure. Implements spec 07 §12.1.
 
 use std::fmt;
 
-/// `1.9.0`.
+/// Version such as `1.9.0`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Version(Vec<u64>);
 
@@ -14,7 +14,7 @@ impl fmt::Display for Version {
 }
 
 impl Version {
-    /// Reads `v1.2.3`; what follows the numbers is left out.
+    /// Parses `v1.2.3`; ignores any suffix after the numbers.
     fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         let text = text.strip_prefix('v').unwrap_or(text);
@@ -24,7 +24,7 @@ impl Version {
         if parts.len() < 2 {
             return None;
         }
-        // 1.0 and 1.0.0 are one version.
+        // 1.0 and 1.0.0 are equal.
         parts.resize(parts.len().max(3), 0);
         Some(Self(parts))
     }
@@ -34,10 +34,10 @@ impl Version {
     }
 }
 
-/// The highest version that both sides speak.
+/// Returns the highest supported version (v1.x).
 ///
 /// # Errors
-/// There is none, in the reference's words.
+/// If there is none, with the message of the upstream kubelet.
 pub fn highest(versions: &[String]) -> Result<Version, String> {
     let known = versions.iter().filter_map(|text| Version::parse(text)).filter(|version| version.major() <= 1).max();
     match known {

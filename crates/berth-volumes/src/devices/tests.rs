@@ -1,4 +1,4 @@
-//! Claims through the whole manager, with a plugin that does as it is told.
+//! Claims through the whole manager, with a scripted fake plugin.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ use berth_ports::{
 #[cfg(test)]
 mod selinux;
 
-/// No objects; keeps events.
+/// API server without objects; records events.
 #[derive(Default)]
 struct World(Mutex<Vec<String>>);
 
@@ -93,7 +93,7 @@ fn staged() -> Traits {
     Traits { stages: true, ..Traits::default() }
 }
 
-/// A pod that mounts these.
+/// A pod that mounts these volumes.
 fn pod(volumes: Value) -> Arc<Pod> {
     let names: Vec<&str> = volumes.as_array().expect("a list").iter().filter_map(|v| v["name"].as_str()).collect();
     let mounts: Vec<Value> = names.iter().map(|name| json!({"name": name, "mountPath": format!("/{name}")})).collect();
@@ -112,7 +112,7 @@ async fn a_claim_that_cannot_be_used_is_told_at_once_and_asked_for_less_and_less
     let bench = bench(staged());
     bench.storage.put("ok", &json!({}));
     let pod = pod(json!([claim("no"), {"name": "e", "emptyDir": {}}, claim("ok")]));
-    // Whether the other one is there by then is its owner's luck.
+    // Whether the other volume is mounted by then depends on its owner task's timing.
     let text = |missing: &str| {
         format!(
             "unmounted volumes=[{missing}], unattached volumes=[], failed to process volumes=[no]: error processing PVC n/cno: \
@@ -273,7 +273,7 @@ async fn an_expansion_waits_for_a_claim_that_follows_its_volume_late() {
 async fn nothing_is_done_before_it_is_known_what_was_left() {
     let dir = tempfile::tempdir().expect("a directory");
     let pods = dir.path().join("pods");
-    // A link to itself can be read by nobody.
+    // A symlink to itself is unreadable even for root.
     std::os::unix::fs::symlink("pods", &pods).expect("a link");
     let bench = bench_in(dir, staged());
     bench.storage.put("v", &json!({}));

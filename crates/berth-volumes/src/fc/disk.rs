@@ -1,39 +1,41 @@
-//! Which disk a volume is, and what it is called. Pure. Behaviour: spec 07 §1, §2.1, §7.8.
+//! Fibre Channel disks of volumes, with their directory and link names. Pure.
+//!
+//! Implements spec 07 §1, §2.1, §7.8.
 
 use std::path::{Path, PathBuf};
 
 use crate::spec::{Mode, VolumeSpec};
 use berth_types::api;
 
-/// The plugin's name, which is part of paths.
+/// Plugin name, which is part of paths.
 pub const PLUGIN: &str = "kubernetes.io/fc";
-/// Names of one disk; nobody has more ways to one.
+/// Maximum names of one disk; real disks have fewer paths.
 const MOST: usize = 32;
 
-/// How a disk is named.
+/// Identification of a disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Disk {
-    /// A unit of targets.
+    /// By target ports and LUN.
     Unit {
-        /// Names of the targets.
+        /// World wide names of the target ports.
         wwns: Vec<String>,
-        /// The unit.
+        /// Logical unit number.
         lun: i32,
     },
-    /// What it is itself.
+    /// By world wide identifiers of the disk itself.
     Ids(Vec<String>),
 }
 
-/// Whether it may be part of a path.
+/// Whether the text may be part of a path.
 fn is_plain(part: &str) -> bool {
     !part.is_empty() && !part.contains(['/', '\0', '\n']) && part != "." && part != ".."
 }
 
 impl Disk {
-    /// The disk of a volume.
+    /// Returns the disk of a volume source.
     ///
     /// # Errors
-    /// It names none.
+    /// If the source names no disk, or has an invalid or excessive number of names.
     pub fn of(source: &api::FCVolumeSource) -> Result<Self, String> {
         let (wwns, wwids) = (source.target_wwns.clone().unwrap_or_default(), source.wwids.clone().unwrap_or_default());
         if wwns.len() > MOST || wwids.len() > MOST {
@@ -49,7 +51,7 @@ impl Disk {
         }
     }
 
-    /// The source of a volume that is this disk.
+    /// Returns a volume source for this disk.
     pub fn source(&self) -> api::FCVolumeSource {
         let (wwns, lun, wwids) = match self.clone() {
             Self::Unit { wwns, lun } => (Some(wwns), Some(lun), None),
@@ -58,7 +60,7 @@ impl Disk {
         api::FCVolumeSource { target_wwns: wwns, lun, wwids, ..api::FCVolumeSource::default() }
     }
 
-    /// What the volume is called, as who attaches volumes calls it.
+    /// Returns the volume name that the attach/detach controller uses.
     pub fn name(&self) -> String {
         match self {
             Self::Unit { wwns, lun } => format!("[{}]:{lun}", wwns.join(" ")),
@@ -66,7 +68,7 @@ impl Disk {
         }
     }
 
-    /// The directory that all pods share.
+    /// Returns the directory of the mount shared by all pods of the node.
     pub fn directory(&self, root: &Path, mode: Mode) -> PathBuf {
         base(root, mode).join(match self {
             Self::Unit { wwns, lun } => format!("{}-lun-{lun}", wwns.join("-")),
@@ -74,7 +76,7 @@ impl Disk {
         })
     }
 
-    /// Reads the path of a directory.
+    /// Parses the path of a disk directory; `None` if it is not one.
     pub fn by_path(directory: &Path) -> Option<Self> {
         let name = directory.file_name()?.to_str()?;
         let parts = |text: &str| -> Vec<String> { text.split('-').map(str::to_owned).collect() };
@@ -86,14 +88,14 @@ impl Disk {
         }
     }
 
-    /// Whether a link of `/dev/disk/by-path` (of a unit), or of `by-id`, leads to it.
+    /// Whether a link in `/dev/disk/by-path` (for a LUN) or `by-id` (for identifiers) belongs to the disk.
     pub fn is_named(&self, link: &str) -> bool {
         match self {
             Self::Unit { wwns, lun } => wwns.iter().any(|wwn| {
                 let end = format!("fc-0x{wwn}-lun-{lun}");
                 link == end || link.strip_prefix("pci-").is_some_and(|rest| rest.ends_with(&format!("-{end}")))
             }),
-            // Blanks of a vendor's name are underscores there.
+            // udev replaces blanks in vendor names by underscores.
             Self::Ids(ids) => ids
                 .iter()
                 .any(|id| link.strip_prefix("scsi-").is_some_and(|rest| rest == id || rest == id.replace(' ', "_"))),
@@ -101,17 +103,17 @@ impl Disk {
     }
 }
 
-/// The disk of a volume, and its file system.
+/// Returns the disk of a volume, and its file system type.
 ///
 /// # Errors
-/// It names none.
+/// If the volume names no valid disk.
 pub fn of(spec: &VolumeSpec) -> Result<(Disk, Option<String>), String> {
     let source = spec.as_inline().and_then(|volume| volume.fc.as_ref()).or_else(|| spec.volume()?.fc.as_ref());
     let source = source.ok_or("spec does not reference a FibreChannel volume type")?;
     Ok((Disk::of(source)?, source.fs_type.clone()))
 }
 
-/// Where the directories of all disks lie.
+/// Returns the parent of all disk directories.
 pub fn base(root: &Path, mode: Mode) -> PathBuf {
     let own = root.join("plugins").join(PLUGIN);
     if mode == Mode::Block { own.join("volumeDevices") } else { own }

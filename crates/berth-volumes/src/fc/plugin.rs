@@ -1,4 +1,4 @@
-//! The plugin: finding the disk, and letting it go.
+//! Fibre Channel implementation of the volume plugin trait: find, mount, and detach the disk.
 
 use std::{
     fs,
@@ -25,29 +25,29 @@ use berth_ports::Fullness;
 use berth_sys::mount_table::Mount;
 use berth_types::{Pod, api, cut_at_char};
 
-/// Time for everything (spec 07 §3.1).
+/// Timeout of one operation (spec 07 §3.1).
 const LIMIT: Duration = Duration::from_secs(600);
-/// How long a disk is waited for after the hosts looked for new ones: udev names it in its own time.
+/// How long to wait for a disk after a rescan: udev creates its link asynchronously.
 const APPEARING: Duration = Duration::from_secs(5);
-/// Between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(250);
-/// Time for what is told to a device.
+/// Timeout of `multipath` and `blockdev` calls.
 const TELLING: Duration = Duration::from_secs(60);
-/// Bytes of an answer that an error shows.
+/// Maximum bytes of program output in an error message.
 const SHOWN: usize = 512;
 
-/// Disks of a Fibre Channel network.
+/// Fibre Channel volume plugin.
 pub struct FcPlugin {
     root: PathBuf,
     machine: Arc<dyn Machine>,
     blocks: Blocks,
 }
 
-/// A disk that was looked for.
+/// Disk found on the host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Seen {
     disk: String,
-    /// The multipath device that it is a way of.
+    /// Multipath device that has the disk as a path.
     multipath: Option<String>,
 }
 
@@ -56,7 +56,7 @@ fn see(blocks: &Blocks, disk: &Disk) -> Option<Seen> {
         Disk::Unit { .. } => Links::ByPath,
         Disk::Ids(_) => Links::ById,
     };
-    // One of several ways may be gone.
+    // One of several paths may be down.
     let ways = blocks.links(links, |link| disk.is_named(link));
     let all: Vec<Seen> = ways.iter().filter_map(|way| Some(seen(blocks, blocks.disk(way)?))).collect();
     all.iter().find(|seen| seen.multipath.is_some()).or(all.first()).cloned()
@@ -68,13 +68,13 @@ fn seen(blocks: &Blocks, disk: String) -> Seen {
 }
 
 impl FcPlugin {
-    /// The plugin of a node with that root directory.
+    /// Creates the plugin of a node with that root directory.
     pub fn new(root: &Path, machine: Arc<dyn Machine>) -> Self {
         Self::with_disks(root, machine, Blocks::default())
     }
 
     fn with_disks(root: &Path, machine: Arc<dyn Machine>, blocks: Blocks) -> Self {
-        // The mount table knows paths without links only.
+        // The mount table contains only paths without symlinks.
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self { root, machine, blocks }
     }
@@ -97,7 +97,7 @@ impl FcPlugin {
         self.look(work, move |blocks| see(blocks, &disk)).await
     }
 
-    /// The device of a disk: the multipath one where there is one. All hosts look for new disks where there is none.
+    /// Returns the device of a disk, preferably a multipath device. If there is none, rescans all SCSI hosts.
     async fn find(&self, work: &Work, disk: &Disk) -> Result<PathBuf, OpError> {
         let is_joined = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.multipath.is_some());
         let mut seen = self.seen(work, disk).await?;
@@ -116,7 +116,7 @@ impl FcPlugin {
         Ok(self.blocks.device(seen.multipath.as_deref().unwrap_or(&seen.disk)))
     }
 
-    /// Forgets the disk and all ways to it.
+    /// Deletes the disk and all of its paths from the kernel.
     async fn detach(&self, work: &Work, disk: &Disk) -> Result<(), OpError> {
         let Some(seen) = self.seen(work, disk).await? else { return Ok(()) };
         let mut disks = vec![seen.disk];
@@ -138,7 +138,7 @@ impl FcPlugin {
             let device = self.blocks.device(&disk).display().to_string();
             match work.run("blockdev", &["--flushbufs".to_owned(), device.clone()], Ends::Within(TELLING)).await {
                 Ok(ended) if ended.is_success() => {}
-                // Nothing that was written by a pod is lost by that: its file system is unmounted.
+                // No data of a pod is lost, because the file system is already unmounted.
                 Ok(ended) => warn!(%device, output = %cut_at_char(&ended.output, SHOWN), "Failed to flush device"),
                 Err(error) => warn!(%device, err = %error, "Failed to flush device"),
             }
@@ -184,7 +184,7 @@ impl DevicePlugin for FcPlugin {
         let work = Work::new(&self.machine, &usage.operation);
         let device = self.find(&work, &disk).await.map_err(|error| error.because(Trouble::NotAttached))?;
         let (directory, place) = (disk.directory(&self.root, usage.mode), disk.directory(&self.root, usage.mode));
-        // What is there says what there is to undo.
+        // The directory shows a later agent what to undo.
         work.operation().blocking(move || local::make(&place)).await?;
         if usage.mode == Mode::Block {
             return Ok(());
@@ -254,7 +254,7 @@ impl DevicePlugin for FcPlugin {
     fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
         match Self::disk(spec) {
             Ok((disk, _)) => disk.directory(root, Mode::Block),
-            // Nothing was ever mapped there.
+            // Nothing was ever mapped for such a volume.
             Err(_) => disk::base(root, Mode::Block).join("none"),
         }
     }

@@ -1,38 +1,38 @@
-//! What `iscsiadm` is asked, and what it answers. Pure. Behaviour: spec 07 §7.8.
+//! Command lines of `iscsiadm`, and parsers for its output. Pure. Implements spec 07 §7.8.
 
 use std::collections::BTreeMap;
 
 use super::names::Target;
 
-/// Keys of a secret that prove who asks what there is.
+/// Keys of the CHAP secret for discovery.
 const DISCOVERY_KEYS: [&str; 4] = [
     "discovery.sendtargets.auth.username",
     "discovery.sendtargets.auth.password",
     "discovery.sendtargets.auth.username_in",
     "discovery.sendtargets.auth.password_in",
 ];
-/// Keys of a secret that prove who logs in.
+/// Keys of the CHAP secret for session login.
 const SESSION_KEYS: [&str; 4] = [
     "node.session.auth.username",
     "node.session.auth.password",
     "node.session.auth.username_in",
     "node.session.auth.password_in",
 ];
-/// Exit codes of a log-out that found nothing to do: no session, no record.
+/// Exit codes of a logout or deletion with nothing to do: no session, no record.
 pub const NOTHING_TO_DO: [i32; 2] = [2, 21];
-/// Exit code of a new interface that is there already.
+/// Exit code of creating an interface that exists already.
 pub const IS_THERE: i32 = 15;
 
-/// One call.
+/// One `iscsiadm` call.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Call {
-    /// Its arguments. Never shown: there may be a secret among them.
+    /// Arguments. Never logged: they may contain a secret.
     pub arguments: Vec<String>,
-    /// What it is for, as it may be told.
+    /// Purpose, safe for logs and errors.
     pub what: String,
 }
 
-/// Secrets stay where they are.
+/// Omits the arguments, which may contain secrets.
 impl std::fmt::Debug for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Call").field("what", &self.what).finish_non_exhaustive()
@@ -43,22 +43,22 @@ fn call(what: impl Into<String>, arguments: &[&str]) -> Call {
     Call { arguments: arguments.iter().map(|word| (*word).to_owned()).collect(), what: what.into() }
 }
 
-/// What an interface is like.
+/// Shows the settings of an interface.
 pub fn show_interface(interface: &str) -> Call {
     call("read iface", &["-m", "iface", "-I", interface, "-o", "show"])
 }
 
-/// Makes an interface.
+/// Creates an interface.
 pub fn new_interface(interface: &str) -> Call {
     call("create new iface", &["-m", "iface", "-I", interface, "-o", "new"])
 }
 
-/// Removes an interface.
+/// Deletes an interface.
 pub fn delete_interface(interface: &str) -> Call {
     call("delete iface", &["-m", "iface", "-I", interface, "-o", "delete"])
 }
 
-/// Gives a new interface what another has, and the initiator's name.
+/// Copies the settings of another interface to a new one, and sets its initiator name.
 pub fn clone_interface(interface: &str, like: &str, initiator: &str) -> Vec<Call> {
     let mut settings = settings(like);
     settings.insert("iface.initiatorname".to_owned(), initiator.to_owned());
@@ -69,7 +69,7 @@ pub fn clone_interface(interface: &str, like: &str, initiator: &str) -> Vec<Call
     settings.iter().map(update).collect()
 }
 
-/// Settings of an interface, as they are shown; none that are empty, nor its name, which cannot change.
+/// Parses the settings of an interface; omits empty ones and the name, which cannot change.
 fn settings(shown: &str) -> BTreeMap<String, String> {
     let line = |line: &str| {
         let (key, value) = line.split_once(" = ")?;
@@ -80,13 +80,13 @@ fn settings(shown: &str) -> BTreeMap<String, String> {
     shown.lines().filter_map(line).collect()
 }
 
-/// How an interface reaches its targets.
+/// Returns the transport of an interface, such as `tcp`.
 pub fn transport(shown: &str) -> Option<String> {
     let found = shown.lines().find_map(|line| line.trim().strip_prefix("iface.transport_name = "))?.trim();
     Some(if found == "<empty>" { "tcp".to_owned() } else { found.to_owned() })
 }
 
-/// What is asked before a log-in, in this order. Failures of the first do not matter: it may be there.
+/// Returns the calls for discovery, in order. A failure of the first one can be ignored: the record may exist already.
 pub fn discovery(target: &Target, portal: &str, secret: &BTreeMap<String, String>) -> (Call, Vec<Call>, Call) {
     let start = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", &target.interface];
     let with = |what: String, more: &[&str]| call(what, &[&start[..], more].concat());
@@ -102,13 +102,13 @@ pub fn discovery(target: &Target, portal: &str, secret: &BTreeMap<String, String
     (new, proofs, with(format!("sendtargets to portal {portal}"), &["--discover"]))
 }
 
-/// Forgets what was asked of a portal.
+/// Deletes the discovery record of a portal.
 pub fn forget_discovery(target: &Target, portal: &str) -> Call {
     let arguments = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", &target.interface, "-o", "delete"];
     call("delete discoverydb", &arguments)
 }
 
-/// What is set before a log-in.
+/// Returns the settings to apply before a login.
 pub fn settings_of_session(target: &Target, portal: &str, secret: &BTreeMap<String, String>) -> Vec<Call> {
     let start = ["-m", "node", "-p", portal, "-T", &target.iqn, "-I", &target.interface];
     let set = |what: String, key: &str, value: &str| {
@@ -121,7 +121,7 @@ pub fn settings_of_session(target: &Target, portal: &str, secret: &BTreeMap<Stri
             all.push(set(format!("update node session key {key:?}"), key, value));
         }
     }
-    // Nobody but us looks for units: others would be found, too.
+    // Only this agent scans for LUNs: automatic scans would add other LUNs.
     all.push(set("update node session scan".to_owned(), "node.session.scan", "manual"));
     all
 }
@@ -131,26 +131,26 @@ fn keys<'a>(known: &[&'static str], secret: &'a BTreeMap<String, String>) -> Vec
     known.iter().filter_map(value).filter(|(_, value)| !value.is_empty()).collect()
 }
 
-/// Logs in.
+/// Logs in to a target.
 pub fn login(target: &Target, portal: &str) -> Call {
     let arguments = ["-m", "node", "-p", portal, "-T", &target.iqn, "-I", &target.interface, "--login"];
     call(format!("log in to portal {portal}"), &arguments)
 }
 
-/// Has nobody log in when the machine starts.
+/// Disables automatic login at boot.
 pub fn manual_startup(target: &Target, portal: &str) -> Call {
     let arguments =
         ["-m", "node", "-p", portal, "-T", &target.iqn, "-o", "update", "-n", "node.startup", "-v", "manual"];
     call("set iSCSI login mode to manual", &arguments)
 }
 
-/// Forgets a target at a portal.
+/// Deletes the node record of a target at a portal.
 pub fn forget_node(portal: &str, iqn: &str, interface: &str) -> Call {
     let arguments = ["-m", "node", "-p", portal, "-T", iqn, "-o", "delete", "-I", interface];
     call("delete node record", &arguments)
 }
 
-/// Logs out.
+/// Logs out of a target.
 pub fn logout(portal: &str, iqn: &str, interface: &str) -> Call {
     let arguments = ["-m", "node", "-p", portal, "-T", iqn, "--logout", "-I", interface];
     call(format!("log out of portal {portal}"), &arguments)

@@ -1,13 +1,12 @@
-//! Disks of iSCSI targets.
+//! iSCSI volume plugin.
 //!
 //! ```text
-//!  stage:    record ─► iscsiadm: discover, log in ─► scan one unit ─► its device, or the multipath one ─► mount
-//!  unstage:  unmount ─► forget the disks ─► log out, if no other unit of the target is used here ─► record
+//!  stage:    record ─► iscsiadm: discovery, login ─► scan one LUN ─► its disk or multipath device ─► mount
+//!  unstage:  unmount ─► delete the disks ─► logout, unless another LUN of the target is in use ─► record
 //! ```
 //!
-//! The record (`iscsi.json`) is written before the first step and removed after the last: an agent that comes after
-//! this one reads from it what there is to undo. Secrets are in no record, error or log.
-//! Behaviour: spec 07 §1, §7.8.
+//! The record (`iscsi.json`) is written before the first step and removed after the last one: a later agent reads from
+//! it what to undo. No record, error, or log line contains a secret. Implements spec 07 §1, §7.8.
 
 mod calls;
 mod names;

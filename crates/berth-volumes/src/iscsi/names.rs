@@ -1,62 +1,64 @@
-//! Targets of volumes, and what they are called. Pure. Behaviour: spec 07 §1, §2.1, §7.8.
+//! iSCSI targets and LUNs of volumes, with their directory and device names. Pure.
+//!
+//! Implements spec 07 §1, §2.1, §7.8.
 
 use std::path::{Path, PathBuf};
 
 use crate::spec::{Mode, VolumeSpec};
 
-/// The plugin's name, which is part of paths.
+/// Plugin name, which is part of paths.
 pub const PLUGIN: &str = "kubernetes.io/iscsi";
-/// Portals of one volume that are tried; nobody has more ways to a disk.
+/// Maximum portals of one volume that are tried; real disks have fewer paths.
 const MOST_PORTALS: usize = 16;
-/// The port that a portal has where it says none.
+/// Default port of a portal.
 const PORT: &str = "3260";
-/// The interface where nothing is said.
+/// Default iSCSI interface.
 const INTERFACE: &str = "default";
 
-/// Which conversations are proven by secrets.
+/// Connections that authenticate with CHAP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Chap {
-    /// Asking what there is.
+    /// Discovery.
     pub discovery: bool,
-    /// Logging in.
+    /// Session login.
     pub session: bool,
 }
 
 impl Chap {
-    /// Whether a secret is needed.
+    /// Whether a CHAP secret is needed.
     pub fn is_wanted(self) -> bool {
         self.discovery || self.session
     }
 }
 
-/// A unit of a target, as a volume asks for it.
+/// LUN of an iSCSI target, as a volume requests it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Target {
-    /// The name of the volume's directory.
+    /// Name of the volume directory.
     pub volume: String,
-    /// The portal as the volume says it: part of the volume's name.
+    /// Portal exactly as in the volume spec: part of the volume's name.
     pub given_portal: String,
-    /// All portals with their ports, each once; the first is part of paths.
+    /// All portals with their ports, without duplicates; the first is part of paths.
     pub portals: Vec<String>,
-    /// The target's name.
+    /// Name of the target (IQN, EUI, or NAA).
     pub iqn: String,
-    /// The unit.
+    /// Logical unit number.
     pub lun: i32,
-    /// The interface that is there.
+    /// Existing interface from the volume spec.
     pub own_interface: String,
-    /// The interface that is used: one of the volume's own where it has an initiator's name of its own.
+    /// Interface in use: a volume-specific one if the volume has its own initiator name.
     pub interface: String,
-    /// The initiator's name, where it is the volume's.
+    /// Initiator name from the volume spec, if any.
     pub initiator: Option<String>,
-    /// Its file system.
+    /// File system type from the volume spec, if any.
     pub kind: Option<String>,
-    /// What is proven.
+    /// Connections that authenticate with CHAP.
     pub chap: Chap,
-    /// Namespace and name of the secret for that.
+    /// Namespace and name of the CHAP secret.
     pub secret: Option<(String, String)>,
 }
 
-/// What both kinds of sources say.
+/// Fields common to inline and persistent iSCSI sources.
 struct Said {
     target_portal: String,
     portals: Vec<String>,
@@ -103,7 +105,7 @@ fn said(spec: &VolumeSpec) -> Option<Said> {
     })
 }
 
-/// A portal with its port.
+/// Adds the default port to a portal without one; puts an IPv6 address in brackets.
 fn with_port(portal: &str) -> String {
     let is_address = portal.matches(':').count() > 1 && !portal.starts_with('[');
     if is_address {
@@ -112,16 +114,16 @@ fn with_port(portal: &str) -> String {
     if portal.contains(':') && !portal.ends_with(']') { portal.to_owned() } else { format!("{portal}:{PORT}") }
 }
 
-/// Whether it may be part of a path, and of a line of a configuration.
+/// Whether the text may be part of a path and of a configuration line.
 fn is_plain(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
 }
 
 impl Target {
-    /// What a volume asks for; secrets of volumes that pods themselves describe are in the pod's namespace.
+    /// Returns the target of a volume; the secret of an inline volume is in the pod's namespace.
     ///
     /// # Errors
-    /// It says nothing that could be a target.
+    /// If the source is missing or invalid, or CHAP has no secret.
     pub fn of(spec: &VolumeSpec, namespace: &str) -> Result<Self, String> {
         let said = said(spec).ok_or("spec does not reference an ISCSI volume type")?;
         let interface = said.interface.filter(|name| !name.is_empty()).unwrap_or_else(|| INTERFACE.to_owned());
@@ -165,12 +167,12 @@ impl Target {
         })
     }
 
-    /// What the volume is called, as who attaches volumes calls it.
+    /// Returns the volume name that the attach/detach controller uses.
     pub fn name(&self) -> String {
         name(&self.given_portal, &self.iqn, self.lun)
     }
 
-    /// The directory that all pods share.
+    /// Returns the directory of the mount shared by all pods of the node.
     pub fn directory(&self, root: &Path, mode: Mode) -> PathBuf {
         let portal = self.portals.first().map(String::as_str).unwrap_or_default();
         let own = format!("{portal}-{}-lun-{}", self.iqn, self.lun);
@@ -178,31 +180,31 @@ impl Target {
     }
 }
 
-/// The name of a unit's volume.
+/// Returns the volume name of a LUN.
 pub fn name(portal: &str, iqn: &str, lun: i32) -> String {
     format!("{portal}:{iqn}:{lun}")
 }
 
-/// Where the directories of all targets lie.
+/// Returns the parent of all target directories.
 pub fn base(root: &Path, mode: Mode) -> PathBuf {
     let own = root.join("plugins").join(PLUGIN);
     if mode == Mode::Block { own.join("volumeDevices") } else { own }
 }
 
-/// What a directory's path says.
+/// Target as encoded in a directory path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Parsed {
-    /// The first portal, with its port.
+    /// First portal, with its port.
     pub portal: String,
-    /// The target's name.
+    /// Name of the target.
     pub iqn: String,
-    /// The unit.
+    /// Logical unit number.
     pub lun: i32,
-    /// The interface that is used.
+    /// Interface in use.
     pub interface: String,
 }
 
-/// Reads the path of a directory.
+/// Parses the path of a target directory; `None` if it is not one.
 pub fn parse(directory: &Path) -> Option<Parsed> {
     let name = directory.file_name()?.to_str()?;
     let interface = directory.parent()?.file_name()?.to_str()?.strip_prefix("iface-")?.to_owned();
@@ -213,13 +215,13 @@ pub fn parse(directory: &Path) -> Option<Parsed> {
     Some(Parsed { portal: portal.to_owned(), iqn, lun, interface })
 }
 
-/// What all units of the same target have in common in the names of their directories.
+/// Returns the directory name prefix that all LUNs of a target share.
 pub fn of_target(directory: &Path) -> Option<&str> {
     let name = directory.file_name()?.to_str()?;
     Some(name.get(..name.rfind("-lun-")? + "-lun-".len()).unwrap_or(name))
 }
 
-/// Whether a link of `/dev/disk/by-path` is the way to a unit by a portal.
+/// Whether a link in `/dev/disk/by-path` belongs to a LUN through a portal.
 pub fn is_way(link: &str, transport: &str, (portal, iqn, lun): (&str, &str, i32)) -> bool {
     let way = format!("ip-{portal}-iscsi-{iqn}-lun-{lun}");
     if transport == "tcp" {

@@ -1,4 +1,4 @@
-//! The plugin: what such volumes are like, and what is done for them in which order.
+//! iSCSI implementation of the volume plugin trait: attach, mount, unmount, and reconstruction.
 
 use std::{
     collections::BTreeMap,
@@ -27,10 +27,10 @@ use berth_ports::{Fullness, StorageObjects};
 use berth_sys::mount_table::Mount;
 use berth_types::{Pod, api};
 
-/// Time for everything (spec 07 §3.1).
+/// Timeout of one operation (spec 07 §3.1).
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Disks of iSCSI targets.
+/// iSCSI volume plugin.
 pub struct IscsiPlugin {
     root: PathBuf,
     machine: Arc<dyn Machine>,
@@ -39,7 +39,7 @@ pub struct IscsiPlugin {
 }
 
 impl IscsiPlugin {
-    /// The plugin of a node with that root directory.
+    /// Creates the plugin of a node with that root directory.
     pub fn new(root: &Path, machine: Arc<dyn Machine>, storage: Arc<dyn StorageObjects>) -> Self {
         Self::with_disks(root, machine, Blocks::default(), storage)
     }
@@ -50,7 +50,7 @@ impl IscsiPlugin {
         blocks: Blocks,
         storage: Arc<dyn StorageObjects>,
     ) -> Self {
-        // The mount table knows paths without links only.
+        // The mount table contains only paths without symlinks.
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self { root, sessions: Sessions::new(blocks), machine, storage }
     }
@@ -88,7 +88,7 @@ impl IscsiPlugin {
         }
         let attached = self.sessions.attach(work, target, &secret).await;
         if attached.is_err() && !is_mounted {
-            // Nothing is left to be undone.
+            // Nothing is left to undo.
             self.forget(work, directory).await?;
         }
         attached
@@ -108,7 +108,7 @@ impl IscsiPlugin {
         removing.await
     }
 
-    /// The directory of a volume that an earlier agent left, by where else the same is mounted.
+    /// Returns the shared mount directory of a volume left by an earlier agent: another mount point of the same device.
     fn shared(&self, table: &[Mount], path: &Path) -> Result<PathBuf, String> {
         let base = names::base(&self.root, Mode::Filesystem);
         let found = machine::elsewhere(table, path).into_iter().find(|other| other.starts_with(&base));
@@ -122,7 +122,7 @@ impl IscsiPlugin {
             target_portal: record.target_portal.clone(),
             iqn: record.iqn.clone(),
             lun,
-            // Of the path: whatever the volume says of its initiator, this is the interface that is used.
+            // Taken from the path: this interface is in use, whatever initiator name the volume has.
             iscsi_interface: Some(names::parse(directory)?.interface),
             ..api::ISCSIPersistentVolumeSource::default()
         };
@@ -167,7 +167,7 @@ impl DevicePlugin for IscsiPlugin {
             return Ok(());
         }
         let mounted = disks::stage(&work, usage, &device, &directory, target.kind.as_deref()).await;
-        // The session stays until it is undone.
+        // The session stays until the volume is unstaged.
         mounted.map_err(|error| OpError { class: Class::Uncertain, ..error })
     }
 
@@ -194,7 +194,7 @@ impl DevicePlugin for IscsiPlugin {
     }
 
     async fn unstage(&self, removal: &Removal) -> Result<(), OpError> {
-        // Nothing is secret about going.
+        // A logout needs no secret, and therefore no namespace.
         let directory = Self::target(&removal.spec, "-")?.directory(&self.root, removal.mode);
         let (at, work) = (directory.clone(), Work::new(&self.machine, &removal.operation));
         let read = move || Ok(at.symlink_metadata().is_ok().then(|| Record::read(&at)).flatten());
@@ -240,7 +240,7 @@ impl DevicePlugin for IscsiPlugin {
     fn map_dir(&self, root: &Path, spec: &VolumeSpec) -> PathBuf {
         match Self::target(spec, "-") {
             Ok(target) => target.directory(root, Mode::Block),
-            // Nothing was ever mapped there.
+            // Nothing was ever mapped for such a volume.
             Err(_) => names::base(root, Mode::Block).join("none"),
         }
     }

@@ -1,5 +1,7 @@
-//! What has to be known to log out: `iscsi.json` in the directory that all pods share, as the reference writes and
-//! reads it. A mount hides it, so it lies beside the directory, too. Blocking. Behaviour: spec 07 §1, §7.8.
+//! Record of an iSCSI login (`iscsi.json`), needed for logout. Blocking.
+//!
+//! Uses upstream's file format and path in the shared mount directory. The mount hides that file, so that a copy is
+//! beside the directory. Implements spec 07 §1, §7.8.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -14,34 +16,34 @@ use super::names::{self, Target};
 use crate::rebuild;
 use berth_sys::atomic_file;
 
-/// Bytes of a record.
+/// Maximum size of a record in bytes.
 const LONGEST: u64 = 64 * 1024;
 const FILE: &str = "iscsi.json";
 
-/// A record.
+/// Login record of one LUN.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Record {
-    /// The name of the volume's directory.
+    /// Name of the volume directory.
     pub vol_name: String,
-    /// All portals.
+    /// All portals, with their ports.
     pub portals: Vec<String>,
-    /// The target's name.
+    /// Name of the target.
     pub iqn: String,
-    /// The unit.
+    /// Logical unit number.
     pub lun: String,
-    /// The interface that was there.
+    /// Existing interface from the volume spec.
     pub init_iface: String,
-    /// The interface that is used.
+    /// Interface in use.
     pub iface: String,
-    /// The initiator's name, empty where it is the machine's.
+    /// Initiator name from the volume spec; empty if the node's own is used.
     pub initiator_name: String,
-    /// The portal as the volume says it. Ours alone.
+    /// Portal exactly as in the volume spec. Extension of upstream's format.
     pub target_portal: String,
 }
 
 impl Record {
-    /// Of a target.
+    /// Creates the record of a target.
     pub fn of(target: &Target) -> Self {
         Self {
             vol_name: target.volume.clone(),
@@ -55,7 +57,7 @@ impl Record {
         }
     }
 
-    /// What the path of a directory says, where there is no record.
+    /// Reconstructs a record from the path of its directory.
     pub fn by_path(directory: &Path) -> Option<Self> {
         let names::Parsed { portal, iqn, lun, interface } = names::parse(directory)?;
         Some(Self {
@@ -69,25 +71,25 @@ impl Record {
         })
     }
 
-    /// The record of a directory, or what its path says.
+    /// Reads the record of a directory; falls back to its path.
     pub fn read(directory: &Path) -> Option<Self> {
         let read = |path: PathBuf| {
             let mut text = String::new();
             File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
             serde_json::from_str::<Self>(&text).ok()
         };
-        // The one beside it first: a mount that hangs is not to be looked into.
+        // The copy beside the directory first: the directory may be a mount that hangs.
         let found = beside(directory).and_then(read).or_else(|| read(directory.join(FILE)));
         let of_path = Self::by_path(directory)?;
-        // What was written by somebody else must be about the same.
+        // A record of another program must describe the same LUN.
         let found = found.filter(|found| (&found.iqn, &found.lun) == (&of_path.iqn, &of_path.lun));
         Some(found.unwrap_or(of_path))
     }
 
-    /// Makes the directory and writes both.
+    /// Creates the directory, and writes the record and its copy.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system call.
     pub fn write(&self, directory: &Path) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o750).create(directory)?;
         let text = serde_json::to_vec(self)?;
@@ -97,10 +99,10 @@ impl Record {
         Ok(())
     }
 
-    /// Removes both, and the directory, which holds nothing else by now.
+    /// Removes the record, its copy, and the directory, which is empty by then.
     ///
     /// # Errors
-    /// What the system says: there may be data.
+    /// The error of the system call, such as for a directory that contains data.
     pub fn remove(directory: &Path) -> io::Result<()> {
         gone(fs::remove_file(directory.join(FILE)))?;
         gone(fs::remove_dir(directory))?;
@@ -108,7 +110,7 @@ impl Record {
             gone(fs::remove_file(beside))?;
         }
         if let Some(interface) = directory.parent() {
-            // Another target's may be there.
+            // Fails while directories of other targets are in it.
             let _ = fs::remove_dir(interface);
         }
         Ok(())
@@ -127,10 +129,10 @@ fn beside(directory: &Path) -> Option<PathBuf> {
     Some(directory.with_file_name(format!("{name}.json")))
 }
 
-/// Directories of all targets below a base, by their names alone.
+/// Returns the directories of all targets below a base, recognized by their names.
 ///
 /// # Errors
-/// One cannot be read.
+/// If a directory cannot be read.
 pub fn directories(base: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for interface in rebuild::children(base)? {
@@ -164,12 +166,12 @@ mod tests {
              \"InitIface\":\"default\",\"Iface\":\"default\",\"InitiatorName\":\"\",\"TargetPortal\":\"10.0.0.1\"}"
         );
         assert_eq!(directories(root.path()).expect("read"), std::slice::from_ref(&directory));
-        // Only the reference's is there, with what it writes besides.
+        // Only upstream's file exists, with a field that Berth does not know.
         fs::remove_file(beside(&directory).expect("a name")).expect("removed");
         let theirs = text.replace(",\"TargetPortal\":\"10.0.0.1\"", ",\"MetricsProvider\":null");
         fs::write(directory.join(FILE), theirs).expect("written");
         assert_eq!(Record::read(&directory).map(|read| read.portals), Some(record.portals.clone()));
-        // Nonsense, and what is about another unit, count for nothing.
+        // Invalid records, and those of another LUN, are ignored.
         for text in ["{", "{\"Iqn\":\"iqn.y\",\"Lun\":\"4\"}"] {
             fs::write(directory.join(FILE), text).expect("written");
             assert_eq!(Record::read(&directory), Some(by_path.clone()), "{text}");

@@ -1,4 +1,6 @@
-//! Logging in to targets and out of them. Behaviour: spec 07 §7.8.
+//! iSCSI login and logout through `iscsiadm`, with multipath support.
+//!
+//! Implements spec 07 §7.8.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,37 +27,37 @@ use crate::{
 };
 use berth_types::cut_at_char;
 
-/// Time for one call of `iscsiadm`: a log-in waits for the portal.
+/// Timeout of one `iscsiadm` call: a login waits for the portal.
 const CALLING: Duration = Duration::from_secs(120);
-/// How long a disk is waited for after its unit was looked for.
+/// How long to wait for a disk after its LUN was scanned.
 const APPEARING: Duration = Duration::from_secs(30);
-/// How long a multipath device is waited for: where several portals make one likely, and where not.
+/// How long to wait for a multipath device: with several portals, and with one.
 const JOINING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(1));
-/// Between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(250);
-/// Rounds over all portals, and from which on two ways are enough.
+/// Maximum rounds over all portals, and the round from which [`ENOUGH`] paths suffice.
 const ROUNDS: (u32, u32) = (5, 2);
-/// Ways that make a multipath device.
+/// Paths that make a multipath device.
 const ENOUGH: usize = 2;
-/// Bytes of an answer that an error shows.
+/// Maximum bytes of `iscsiadm` output in an error message.
 const SHOWN: usize = 512;
 
-/// Sessions of this machine's initiator.
+/// Sessions of this node's initiator.
 pub struct Sessions {
     blocks: Blocks,
-    /// Who logs in to a target, or out of it, is alone.
+    /// Semaphores by target: serialize its logins and logouts.
     turns: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-/// Why a portal leads nowhere.
+/// Why a portal provides no path to the disk.
 type Cause = String;
 
-/// What a call that failed said.
+/// Certainty after a failed call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
-    /// That it does not do it.
+    /// The call was rejected or not started.
     Refused,
-    /// Nothing: it may still be done.
+    /// The call timed out or was canceled: it may still take effect.
     Nothing,
 }
 
@@ -72,7 +74,7 @@ fn unanswered(call: &Call, error: &RunError) -> Cause {
 }
 
 impl Sessions {
-    /// Of a machine.
+    /// Creates the session manager of a host.
     pub fn new(blocks: Blocks) -> Self {
         Self { blocks, turns: Mutex::default() }
     }
@@ -102,12 +104,12 @@ impl Sessions {
         ended.map_err(|error| unanswered(call, &error))
     }
 
-    /// A call that has to succeed.
+    /// Runs a call that must succeed.
     async fn ask(&self, work: &Work, call: &Call) -> Result<String, Cause> {
         answer(call, self.call(work, call).await?)
     }
 
-    /// A call that has to succeed, and waits for the portal: nobody goes on with it for a pod that is gone.
+    /// Runs a call that must succeed and waits for the portal; canceled when the pod is deleted.
     async fn wait_for(&self, work: &Work, call: &Call) -> Result<String, (Cause, Told)> {
         match work.run("iscsiadm", &call.arguments, Ends::WhileWanted(CALLING)).await {
             Ok(ended) => answer(call, ended).map_err(|cause| (cause, Told::Refused)),
@@ -116,17 +118,17 @@ impl Sessions {
         }
     }
 
-    /// A call whose failure changes nothing.
+    /// Runs a call whose failure is only logged.
     async fn try_to(&self, work: &Work, call: &Call) {
         if let Err(error) = self.ask(work, call).await {
             debug!(err = %error, "A call of iscsiadm failed");
         }
     }
 
-    /// Logs in to all portals, and waits for the disk: the multipath device where there is one.
+    /// Logs in to all portals, and waits for the disk: the multipath device if there is one.
     ///
     /// # Errors
-    /// No way leads there.
+    /// If no portal provides a path to the disk.
     pub async fn attach(
         &self,
         work: &Work,
@@ -171,7 +173,7 @@ impl Sessions {
         self.joined(work, ways.into_values().collect(), target.portals.len() > 1).await
     }
 
-    /// What this attempt logged in to is logged out of: nobody else knows of it.
+    /// Reverts the logins of this attempt, which nothing else records.
     async fn give_up(&self, work: &Work, target: &Target, logged_in: &[String]) {
         for portal in logged_in {
             self.try_to(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
@@ -203,7 +205,7 @@ impl Sessions {
         found.map_err(|error| error.to_string())
     }
 
-    /// The link to the disk by one portal.
+    /// Returns the link to the disk through one portal.
     async fn way(
         &self,
         work: &Work,
@@ -225,7 +227,7 @@ impl Sessions {
                 let scanned = self.look(work, move |blocks| blocks.scan(host, lun)).await.map_err(|e| e.to_string())?;
                 scanned.map_err(|error| format!("iscsi: failed to scan SCSI host {host}: {error}"))?;
             }
-            // A portal by its name: nobody knows which address it came to, but the disk may be there.
+            // A portal given by name: its address is unknown, but the disk may still appear.
             None => warn!(%portal, "Could not get SCSI host number for portal after logging in"),
         }
         let until = Instant::now() + APPEARING;
@@ -281,7 +283,7 @@ impl Sessions {
         }
         if let Err((error, told)) = self.wait_for(work, &calls::login(target, portal)).await {
             if told == Told::Nothing {
-                // The initiator goes on without who asked it.
+                // The initiator may continue the login after the timeout.
                 self.try_to(work, &calls::logout(portal, &target.iqn, &target.interface)).await;
             }
             self.try_to(work, &calls::forget_node(portal, &target.iqn, &target.interface)).await;
@@ -291,7 +293,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// The multipath device that the ways are joined to; the first way where there is none.
+    /// Returns the multipath device of the paths; the first path if there is none in time.
     async fn joined(&self, work: &Work, ways: Vec<PathBuf>, is_likely: bool) -> Result<PathBuf, OpError> {
         let until = Instant::now() + if is_likely { JOINING.0 } else { JOINING.1 };
         loop {
@@ -307,10 +309,10 @@ impl Sessions {
         }
     }
 
-    /// The disk of a unit that is attached.
+    /// Returns the disk of an attached LUN.
     ///
     /// # Errors
-    /// It is not.
+    /// If no disk of the LUN exists.
     pub async fn device(&self, work: &Work, target: &Target) -> Result<PathBuf, OpError> {
         let (iqn, lun) = (target.iqn.clone(), target.lun);
         let found = self.look(work, move |blocks| {
@@ -322,10 +324,10 @@ impl Sessions {
             .ok_or_else(|| OpError::transient(format!("no disk of unit {} of {} is there", target.lun, target.iqn)))
     }
 
-    /// Forgets the disks of a unit, and logs out where no other unit of the target is used on this node.
+    /// Deletes the disks of a LUN, and logs out if no other LUN of the target is used on this node.
     ///
     /// # Errors
-    /// A log-out that failed.
+    /// If a logout fails.
     pub async fn detach(
         &self,
         work: &Work,
@@ -366,7 +368,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// What was done before counts as done.
+    /// Runs a call of the teardown; a result that it was already done counts as success.
     async fn done(&self, work: &Work, call: &Call) -> Result<(), OpError> {
         let ended = self.call(work, call).await.map_err(OpError::uncertain)?;
         if ended.is_success() || ended.code.is_some_and(|code| NOTHING_TO_DO.contains(&code)) {
@@ -392,7 +394,7 @@ impl Sessions {
             let device = self.blocks.device(&device).display().to_string();
             match work.run("multipath", &["-f".to_owned(), device.clone()], Ends::Within(CALLING)).await {
                 Ok(ended) if ended.is_success() => {}
-                // The disks go all the same.
+                // The disks are deleted even if the flush fails.
                 Ok(ended) => {
                     warn!(%device, output = %cut_at_char(&ended.output, SHOWN), "Failed to flush multipath device map")
                 }
@@ -409,7 +411,7 @@ impl Sessions {
         .await
     }
 
-    /// Whether another unit of the target has a directory, or a mount, on this node.
+    /// Whether another LUN of the target has a directory, or a mount, on this node.
     async fn others(&self, work: &Work, directory: &Path, bases: [PathBuf; 2]) -> Result<bool, OpError> {
         let (directory, machine) = (directory.to_owned(), work.machine().clone());
         let looking = work.operation().blocking(move || {

@@ -1,4 +1,4 @@
-//! Directories of the node as volumes. What mounts needs root.
+//! Local directories as volumes. Tests that mount need root.
 
 use std::sync::Mutex;
 
@@ -87,7 +87,7 @@ async fn a_walk_that_fails_leaves_the_volume_mounted() {
         return;
     }
     let bench = bench();
-    // Deeper than anything is walked.
+    // Deeper than the maximum depth of a walk.
     let mut at = bench.dir.path().join("data");
     for _ in 0..1_100 {
         at.push("d");
@@ -97,11 +97,11 @@ async fn a_walk_that_fails_leaves_the_volume_mounted() {
     let error = bench.plugin.publish(&usage).await.expect_err("too deep");
     assert!(error.class == Class::Uncertain && error.text.starts_with("applying the group to "), "{error}");
     assert!(is_mounted(&usage.target).expect("readable"), "it is used like what is not there, and undone like what is");
-    // The next attempt walks again, and what an agent after this one finds is not taken for finished.
+    // The next attempt walks again, and a later agent does not take the tree for finished.
     for again in [usage.clone(), Usage { was_rebuilt: true, ..usage.clone() }] {
         assert!(bench.plugin.publish(&again).await.is_err());
     }
-    // Another test's child may hold what was open while it was made, for as long as that takes.
+    // A child process of another test may keep inherited descriptors open for a while.
     let undone = async {
         while bench.plugin.unpublish(&bench.removal(&usage)).await.is_err() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

@@ -1,5 +1,6 @@
-//! The volumes of a pod that are files of this agent: what has all it needs is written while the API server is still
-//! asked for the rest. Behaviour: spec 07 §5.1, §9.
+//! Set-up of a pod's file-based volumes; those with stored objects do not wait for issued tokens.
+//!
+//! Implements spec 07 §5.1, §9.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,21 +27,21 @@ use crate::{
 use berth_ports::{Event, EventSink, MountedVolumes, VolumeError};
 use berth_types::{Pod, api};
 
-/// A volume, with what is behind it where that is a claim.
+/// Volume, and its resolved spec if it is behind a claim.
 pub(super) type Local = (api::Volume, Option<Arc<VolumeSpec>>);
 
-/// What came of volumes.
+/// Result of setting up volumes.
 #[derive(Default)]
 struct Made {
     mounted: MountedVolumes,
     missing: Vec<String>,
     errors: Vec<String>,
-    /// What keeps all of them from being there.
+    /// Error that fails all volumes of the pod.
     fatal: Option<VolumeError>,
 }
 
 impl Made {
-    /// Nothing came of these.
+    /// Returns the result where all of these volumes failed with the same cause.
     fn none(names: Vec<String>, cause: String) -> Self {
         Self { missing: names, errors: vec![cause], ..Self::default() }
     }
@@ -67,21 +68,21 @@ impl Made {
 }
 
 impl Manager {
-    /// Tells of tokens that lie in volumes which an agent before this one has set up.
+    /// Passes tokens from volumes of an earlier agent to the token cache.
     async fn adopt_tokens(&self, pod: &Pod, layout: &PodLayout, volumes: impl Iterator<Item = &api::Volume>) {
         let files = held::files(volumes);
         if files.is_empty() {
             return;
         }
         let layout = layout.clone();
-        // What cannot be read in time is asked for.
+        // A token that cannot be read in time is requested instead.
         let held = self.turns.take(pod.uid(), VOLUMES_LIMIT, move || held::read(&layout, files)).await;
         for (ask, token) in held.unwrap_or_default() {
             self.deps.objects.adopt_token(pod, &ask, &token);
         }
     }
 
-    /// Those that are files of this agent.
+    /// Sets up the pod's file-based volumes.
     pub(super) async fn set_up(
         &self,
         pod: &Arc<Pod>,
@@ -94,7 +95,7 @@ impl Manager {
         let volumes = local.iter().map(|(volume, _)| volume);
         self.adopt_tokens(pod, &layout, volumes.filter(|volume| left.contains(&volume.name))).await;
         let is_new = local.iter().any(|(volume, _)| !mounted.contains(&volume.name));
-        // What is there already comes in one turn: it is looked at every minute, and nobody waits for it.
+        // Refreshes of existing volumes run as one batch: they recur every minute, and no container waits for them.
         let (issued, stored): (Vec<_>, Vec<_>) =
             local.into_iter().partition(|(volume, _)| is_new && fetched::is_issued(volume));
         let some = async |volumes: Vec<Local>| self.set_up_some(pod, &layout, &mounted, volumes).await;
@@ -141,7 +142,7 @@ impl Manager {
     }
 }
 
-/// Volumes of one pod; runs on the blocking pool.
+/// Batch of volumes of one pod; runs on the blocking pool.
 struct Mount {
     memory: Option<u64>,
     fetched: Fetched,
@@ -153,12 +154,12 @@ struct Mount {
     now: Timestamp,
     /// Volumes that were set up before.
     mounted: BTreeSet<String>,
-    /// Those to set up.
+    /// Volumes to set up.
     volumes: Vec<Local>,
 }
 
 impl Mount {
-    /// The volumes, and what was done for them.
+    /// Sets up the volumes; returns them with the results for the metrics.
     fn run(&self) -> (Made, Vec<SetUpEnd>) {
         let (mut made, mut ends) = (Made::default(), Vec::new());
         for dir in [self.layout.pod().to_owned(), self.layout.volumes(), self.layout.plugins()] {
@@ -186,7 +187,7 @@ impl Mount {
                     one.read_only |= claimed.as_ref().is_some_and(|spec| spec.read_only());
                     made.mounted.by_name.insert(volume.name.clone(), one);
                 }
-                // Its containers go on with what it shows, and so do those that start again.
+                // Running and restarted containers keep the last content of the volume.
                 Err(VolumeError::Failed(text)) if let Some(one) = plugins::as_it_was(&request) => {
                     self.events.record(Event::warning(self.pod.id(), "FailedMount", text));
                     made.mounted.by_name.insert(volume.name.clone(), one);
@@ -204,7 +205,7 @@ impl Mount {
         (made, ends)
     }
 
-    /// What is to be told of a volume; nothing of one that was only looked at again.
+    /// Returns the result to count; `None` for a volume that was only verified.
     fn end(&self, volume: &api::Volume, succeeded: bool, elapsed: Duration) -> Option<SetUpEnd> {
         let kind = plugins::kind(volume)?;
         let is_told = !succeeded || kind.again == Again::EveryTurn || !self.mounted.contains(&volume.name);

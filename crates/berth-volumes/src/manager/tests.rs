@@ -1,4 +1,4 @@
-//! The manager on real directories.
+//! The volume manager on real directories.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ struct Bench {
     world: Arc<World>,
 }
 
-/// What is to be had of the API server, and the events that were told.
+/// Objects of the fake API server, and recorded events.
 #[derive(Default)]
 struct World {
     config_maps: Mutex<BTreeMap<String, BTreeMap<String, String>>>,
@@ -33,9 +33,9 @@ struct World {
     asked: Mutex<Vec<TokenAsk>>,
     adopted: Mutex<Vec<(TokenAsk, String)>>,
     events: Mutex<Vec<String>>,
-    /// The server does not answer who asks for a token before there is a permit.
+    /// While set, token requests wait for a permit.
     issuing: Option<tokio::sync::Semaphore>,
-    /// There is no API server.
+    /// No API server is configured.
     standalone: std::sync::atomic::AtomicBool,
 }
 
@@ -314,7 +314,7 @@ async fn data_of_others_is_never_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_no_pods_stays_where_pods_lie() {
-    // Spec 07 §5.4: user data is never deleted. Somebody's backup, and what somebody put beside the parts of a pod.
+    // Spec 07 §5.4: user data is never deleted, such as a backup or files put beside the parts of a pod.
     let bench = bench();
     let foreign = ["backup/data/file", "u.old/file", "u/notes"];
     let ours = ["u/containers/c/12345678", "u/etc-hosts", "u/userns", "u/.0123abcd"];
@@ -442,7 +442,7 @@ async fn keys_become_files_as_the_items_say() {
         volume[0]["name"] = "other".into();
         assert_eq!(cause(bench.mount(volume).await.expect_err(text)), text);
     }
-    // AC-07-7: nothing of it is there.
+    // AC-07-7: no file of it exists.
     let other = bench.at("volumes/kubernetes.io~configmap/other");
     assert_eq!(fs::read_dir(other).expect("made").count(), 0);
     for source in [json!({"name": "none", "optional": true}), json!({"items": missing, "optional": true})] {
@@ -466,7 +466,7 @@ async fn keys_become_files_as_the_items_say() {
     assert_eq!(cause(failed), "references non-existent secret key: none");
 }
 
-/// What every pod of a cluster mounts.
+/// The projected volume that every pod of a cluster mounts.
 fn access(pod: Value) -> Arc<Pod> {
     let sources = json!([
         {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
@@ -502,7 +502,7 @@ async fn the_access_of_a_pod_to_the_api() {
     *locked(&bench.world.token) = Some("t2".into());
     mount(json!({})).await.expect("refreshed");
     assert_eq!(read("token"), "t2");
-    // AC-07-12: what cannot be renewed stays.
+    // AC-07-12: a token that cannot be renewed stays.
     *locked(&bench.world.token) = None;
     mount(json!({})).await.expect("its pod goes on");
     assert_eq!((read("token"), locked(&bench.world.events).len()), ("t2".into(), 1));
@@ -555,7 +555,7 @@ async fn what_lies_in_a_volume_is_told_once_to_who_asks_for_tokens() {
     let ask = TokenAsk { audience: String::new(), expiration_seconds: Some(3607) };
     assert_eq!(*locked(&bench.world.adopted), [(ask, "t1".to_owned())]);
 
-    // What is no token by its form is not even read.
+    // A file that is too long for a token is not read.
     let volume = bench.at("volumes/kubernetes.io~projected/kube-api-access-x");
     let version = volume.join(fs::read_link(volume.join("..data")).expect("a version"));
     let token = version.join("token");
@@ -570,7 +570,7 @@ async fn what_lies_in_a_volume_is_told_once_to_who_asks_for_tokens() {
         fs::remove_file(&token).expect("removed");
         make(&token);
         let bench = bench_in(dir, Credentials::OnDisk);
-        // Nothing is to be had: what lies there stays.
+        // No token is available: the existing one stays.
         bench.manager.mount(&access(json!({}))).await.expect("its pod goes on");
         assert!(locked(&bench.world.adopted).is_empty());
         dir = bench.dir;
@@ -645,7 +645,7 @@ async fn credentials_lie_in_memory() {
     assert_eq!(fs::read_to_string(volume.join("token")).expect("readable"), "t");
     bench.manager.unmount(&"u".into()).await.expect("unmounted");
     assert!(in_memory() == 0 && !volume.exists());
-    // A pod that went away while no agent was there leaves nothing.
+    // A pod that was removed while no agent ran leaves nothing.
     bench.manager.mount(&access(json!({}))).await.expect("mounted");
     bench.manager.remove_directory(&"u".into()).await.expect("removed");
     assert!(in_memory() == 0 && !bench.at("").exists());

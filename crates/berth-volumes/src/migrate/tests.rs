@@ -1,4 +1,4 @@
-//! Each kind as its driver is told of it, and what no driver can be told.
+//! Translation of each in-tree volume type, and values that no driver supports.
 
 use serde_json::{Value, json};
 

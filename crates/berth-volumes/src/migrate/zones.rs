@@ -1,7 +1,7 @@
-//! Where the disk of a cloud can be reached, in the words of its driver. Pure.
+//! Topology translation for CSI migration: zone labels become the labels of the CSI driver. Pure.
 //!
-//! What is required of nodes by the zone's label becomes what is required by the label that the driver gives them; a
-//! volume that requires nothing but bears the label requires that.
+//! Node affinity on a zone label becomes affinity on the driver's label; a volume that has the label but no such
+//! affinity gets it.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 const REGION: &str = "topology.kubernetes.io/region";
 const OLD_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
 const OLD_REGION: &str = "failure-domain.beta.kubernetes.io/region";
-/// Between several zones in a label.
+/// Separator between several zones in a label.
 const BETWEEN: &str = "__";
 
-/// The zones that a volume's labels name.
+/// Returns the zones in the volume's labels.
 pub fn labelled(volume: &api::PersistentVolume) -> Vec<&str> {
     let old = label(volume, OLD_ZONE).filter(|zones| !zones.is_empty());
     old.or_else(|| label(volume, ZONE)).map(|zones| zones.split(BETWEEN).collect()).unwrap_or_default()
@@ -25,7 +25,7 @@ fn label<'a>(volume: &'a api::PersistentVolume, key: &str) -> Option<&'a str> {
     volume.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Says what is required of nodes as the driver of that name labels them.
+/// Translates node affinity and labels to the topology keys of that driver.
 pub fn translate(volume: &mut api::PersistentVolume, driver: &str) {
     let (zone, region) = spoken(volume);
     match driver {
@@ -39,13 +39,13 @@ pub fn translate(volume: &mut api::PersistentVolume, driver: &str) {
         }
         _ => return,
     }
-    // Newer nodes bear the newer label only.
+    // Newer nodes have only the newer label.
     if region == OLD_REGION && requires(volume, region) {
         rename(volume, region, REGION);
     }
 }
 
-/// Which generation of labels a volume speaks of.
+/// Returns the generation of topology labels that the volume uses.
 fn spoken(volume: &api::PersistentVolume) -> (&'static str, &'static str) {
     let (new, old) = ((ZONE, REGION), (OLD_ZONE, OLD_REGION));
     let is_required = |key: &str| requirements(volume).any(|one| one.key == key);
@@ -54,7 +54,7 @@ fn spoken(volume: &api::PersistentVolume) -> (&'static str, &'static str) {
     if is_older { old } else { new }
 }
 
-/// What is required by `key` is required by the driver's, and what the label says where nothing is.
+/// Replaces `key` by the driver's key in the affinity; without such affinity, adds it from the label.
 fn moved(volume: &mut api::PersistentVolume, key: &str, to: &str, between: Option<&str>) {
     if requires(volume, key) {
         return rename(volume, key, to);
@@ -88,7 +88,7 @@ fn requirements(volume: &api::PersistentVolume) -> impl Iterator<Item = &api::No
     terms.into_iter().flatten().filter_map(|term| term.match_expressions.as_ref()).flatten()
 }
 
-/// Whether some value is required by `key`.
+/// Whether the affinity requires any value for `key`.
 fn requires(volume: &api::PersistentVolume, key: &str) -> bool {
     requirements(volume).any(|one| one.key == key && one.values.as_ref().is_some_and(|values| !values.is_empty()))
 }

@@ -1,4 +1,4 @@
-//! The plugin on a machine that does as it is told, and on this one with programs of the test's own.
+//! The plugin on a scripted fake host, and on this host with the test's own programs.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -43,7 +43,7 @@ async fn a_share_is_mounted_as_it_is_asked_for() {
         (inline(&json!({"server": "10.0.0.1", "path": "/"})), "-t nfs 10.0.0.1:/"),
         (persistent(pv(json!(["nfsvers=4.1", "hard", "hard"])), false), "-t nfs -o hard,nfsvers=4.1 s:/p"),
         (persistent(pv(json!(["soft"])), true), "-t nfs -o ro,soft s:/p"),
-        // Only the claim's reference says so.
+        // Only the claim reference requests read-only.
         (
             persistent(
                 json!({"metadata": {"name": "v"}, "spec": {"nfs": {"server": "s", "path": "/p", "readOnly": true}}}),
@@ -99,7 +99,7 @@ async fn a_mount_that_fails_leaves_nothing() {
     let error = plugin.publish(&usage).await.expect_err("failed");
     assert!(error.text.starts_with("mount failed: exec: \"mount\": executable file not found in $PATH\n"), "{error}");
 
-    // It came to no end, and had mounted something by then.
+    // The program timed out after it had mounted something.
     let (at, machine) = (usage.target.clone(), fake.clone());
     fake.mount("s:/p", &at);
     machine.next("umount", Ok((32, "umount: target is busy.")));
@@ -111,7 +111,7 @@ async fn a_mount_that_fails_leaves_nothing() {
     assert!(fake.targets().is_empty());
 }
 
-/// As spec 07 §14 has it of `ESTALE` and its like: no look, just unmount.
+/// Stale handles (`ESTALE`, spec 07 §14): unmount without accessing the file system.
 #[tokio::test]
 async fn a_stale_share_is_not_looked_at() {
     let root = tempfile::tempdir().expect("a directory");
@@ -119,7 +119,7 @@ async fn a_stale_share_is_not_looked_at() {
     let plugin = NfsPlugin::new(fake.clone());
     plugin.publish(&usage).await.expect("mounted");
     let target = usage.target.clone();
-    // Whoever asks what is there is refused: a link to itself is as good as a handle that is stale.
+    // Any access fails: a symlink to itself stands for a stale handle.
     fs::remove_dir(&target).expect("removed");
     std::os::unix::fs::symlink(&target, &target).expect("a link");
     fs::metadata(&target).expect_err("it cannot be looked at");
@@ -155,7 +155,7 @@ async fn a_program_asks_how_full_a_share_is() {
     }
 }
 
-/// It is tried harder each time, and what cannot be undone is told.
+/// Unmount attempts escalate, and a failure is reported.
 #[tokio::test]
 async fn a_share_that_hangs_is_taken_away() {
     let root = tempfile::tempdir().expect("a directory");
@@ -183,7 +183,7 @@ fn what_was_left_is_known_by_its_name() {
     plugin.rebuild(&found(Mode::Block)).expect_err("no device");
 }
 
-/// `mount` and `umount` of the test's own: a share is a file system in memory; a server `away` never answers.
+/// Fake `mount` and `umount` programs: a share is a tmpfs; the server `away` never answers.
 fn programs(folder: &Path) -> ThisMachine {
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -215,7 +215,7 @@ async fn a_server_that_is_away_holds_up_its_pod_only() {
     assert!(mounted(&well.target) && !hung.is_finished());
     plugin.unpublish(&removal(&well)).await.expect("unmounted");
     assert!(!mounted(&well.target) && !well.target.exists());
-    // The pod goes away while its mount hangs.
+    // The pod is deleted while its mount hangs.
     let until = std::time::Instant::now() + Duration::from_secs(60);
     while !away.target.exists() {
         assert!(std::time::Instant::now() < until, "no directory");
@@ -226,7 +226,7 @@ async fn a_server_that_is_away_holds_up_its_pod_only() {
     assert!(!away.target.exists());
 }
 
-/// The kernel's own client, with a share that somebody serves: `BERTH_TEST_NFS=server:/path`.
+/// The kernel's NFS client with a real server: `BERTH_TEST_NFS=server:/path`.
 #[tokio::test]
 async fn a_real_server_is_mounted() {
     let kinds = fs::read_to_string("/proc/filesystems").unwrap_or_default();

@@ -1,45 +1,45 @@
-//! When an operation on a volume that failed may be tried again. Pure. Behaviour: spec 07 §3.1, §3.5.
+//! Exponential back-off of failed volume operations, per operation name and pod. Pure.
 //!
-//! Each operation has its own pauses, by its name and by the pod it failed for: one of another name does not wait for
-//! it, and neither does another pod. Pauses double until the operation succeeds, whatever else was tried in between: two
-//! that fail in turns would otherwise never come to rest. What failed for the whole volume (its stage) pauses for all.
+//! An operation waits neither for another operation's back-off nor for another pod's. A delay doubles until its
+//! operation succeeds, whatever else runs in between: otherwise two operations that fail alternately would never back
+//! off. A failure of the whole volume (its stage) delays all of its pods. Implements spec 07 §3.1, §3.5.
 
 use std::time::{Duration, Instant};
 
 use berth_types::PodUid;
 
-/// First and longest pause.
+/// Initial and maximum delay.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
 
-/// What is done, by the name that metrics know.
+/// Operation name, as used by the metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpName {
-    /// Staged where that is due, and given to a pod.
+    /// Stage where due, and publish to a pod.
     Mount,
-    /// The same as a device.
+    /// Stage where due, and publish to a pod, as a block device.
     Map,
-    /// Taken from a pod.
+    /// Unpublish from a pod.
     Unmount,
-    /// The same as a device.
+    /// Unpublish from a pod, as a block device.
     Unmap,
-    /// Unstaged.
+    /// Unstage.
     UnmountDevice,
-    /// The same as a device.
+    /// Unstage a block device.
     UnmapDevice,
-    /// Expanded.
+    /// Expand on the node.
     Resize,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Record {
     op: OpName,
-    /// `None` for what failed for all pods.
+    /// `None` for a failure of the whole volume.
     pod: Option<PodUid>,
     until: Instant,
     pause: Duration,
 }
 
-/// What failed on one volume.
+/// Back-offs of one volume.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Backoffs(Vec<Record>);
 
@@ -50,13 +50,13 @@ impl Record {
 }
 
 impl Backoffs {
-    /// From when on it may run; `None` for at once.
+    /// Returns when the operation may run; `None` where it has no back-off.
     pub fn until(&self, op: OpName, pod: Option<&PodUid>) -> Option<Instant> {
         self.0.iter().filter(|record| record.concerns(op, pod)).map(|record| record.until).max()
     }
 
-    /// It failed, for that pod or for all; how long it pauses now. Where it failed for one pod, it got beyond what it
-    /// failed at for all.
+    /// Records a failure for that pod or for all; returns the new delay. A failure for one pod shows that the steps
+    /// shared by all pods succeeded, so that it clears their back-off.
     pub fn failed(&mut self, op: OpName, pod: Option<&PodUid>, now: Instant) -> Duration {
         let last = self.0.iter().filter(|record| record.concerns(op, pod)).map(|record| record.pause).max();
         let pause = last.map_or(PAUSE.0, |last| (last * 2).min(PAUSE.1));
@@ -65,17 +65,18 @@ impl Backoffs {
         pause
     }
 
-    /// It went well for that pod, and so does what all pods need of it.
+    /// Records a success for that pod, which includes the steps shared by all pods.
     pub fn succeeded(&mut self, op: OpName, pod: Option<&PodUid>) {
         self.0.retain(|record| !record.concerns(op, pod));
     }
 
-    /// What made things fail may be over: everything is tried at once, and pauses longer if that fails.
+    /// Lets all operations run at once because the cause of failure may be gone; a repeated failure keeps doubling the
+    /// delay.
     pub fn cured(&mut self, now: Instant) {
         self.0.iter_mut().for_each(|record| record.until = now);
     }
 
-    /// The pod is gone.
+    /// Forgets the back-offs of a removed pod.
     pub fn forget(&mut self, pod: &PodUid) {
         self.0.retain(|record| record.pod.as_ref() != Some(pod));
     }

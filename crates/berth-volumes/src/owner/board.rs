@@ -1,4 +1,4 @@
-//! All volumes that have an owner, by name: what pods want of them goes in, what is there comes out.
+//! Registry of all volumes with an owner task: pods' desires in, observed volume state out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,120 +23,120 @@ use berth_metrics::VolumeMetrics;
 use berth_ports::{Attached, EventSink, NodeFacts, StorageObjects};
 use berth_types::PodUid;
 
-/// What owners need of others.
+/// Dependencies of owner tasks.
 pub struct BoardDeps {
-    /// The root directory.
+    /// Root directory of the agent.
     pub root: PathBuf,
-    /// The node's labels and name.
+    /// Name and labels of the node.
     pub facts: watch::Receiver<Arc<NodeFacts>>,
-    /// The API server.
+    /// API server access for storage objects.
     pub storage: Arc<dyn StorageObjects>,
-    /// Which volumes the API server knows to be in use here.
+    /// Volumes that the API server lists in `node.status.volumesInUse`.
     pub reported: watch::Receiver<Arc<BTreeSet<String>>>,
-    /// Where failures are told.
+    /// Sink for events about failures.
     pub events: Arc<dyn EventSink>,
-    /// What is counted.
+    /// Volume metrics.
     pub metrics: VolumeMetrics,
-    /// Where tasks are counted.
+    /// Tracker of spawned tasks.
     pub tasks: TaskTracker,
-    /// Ends them.
+    /// Stops all owner tasks.
     pub stop: CancellationToken,
-    /// Threads that may block.
+    /// Thread pool for blocking volume operations.
     pub hands: Hands,
 }
 
-/// What a pod wants of a volume.
+/// One pod's desire for a volume.
 #[derive(Clone, Debug)]
 pub struct Desire {
-    /// All that staging and publishing need.
+    /// All inputs of staging and publishing.
     pub usage: Usage,
-    /// What the volume is like.
+    /// Properties of the volume.
     pub traits: Traits,
-    /// Moves with every turn of the pod.
+    /// Sequence number of the pod's sync; increases with every sync.
     pub turn: u64,
-    /// Bytes from and to, where the claim says that it has grown.
+    /// Current and requested size in bytes, where the claim has grown.
     pub growth: Option<(u64, u64)>,
-    /// Since when the pod has wanted it.
+    /// When the pod first needed the volume.
     pub since: Instant,
-    /// The label of SELinux that all pods have to agree on.
+    /// SELinux label that all pods of the volume must agree on.
     pub asked_label: Option<String>,
 }
 
-/// By pod; `None` for one that wants it no more.
+/// Desires by pod; `None` for a pod that no longer needs the volume.
 pub(super) type Desires = BTreeMap<PodUid, Option<Arc<Desire>>>;
 
-/// What a pod has of a volume.
+/// Observed state of a volume in one pod.
 #[derive(Clone, Debug)]
 pub struct ShownPod {
-    /// Whether it is there.
+    /// Whether the volume is published to the pod.
     pub presence: Presence,
-    /// What was published.
+    /// Published path, if any.
     pub published: Option<Published>,
-    /// The mode of the volume's root.
+    /// Mode bits of the volume's root.
     pub root_mode: u32,
-    /// Others have it with another label of SELinux.
+    /// Other pods have the volume with a different SELinux label.
     pub is_hindered: bool,
-    /// Why the last attempt to mount it failed.
+    /// Error of the last mount attempt, if it failed.
     pub failure: Option<Arc<str>>,
 }
 
-/// A volume, as others see it.
+/// Observed state of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
-    /// Somebody attaches it first.
+    /// The volume must be attached before use.
     pub attachable: bool,
-    /// It is attached.
+    /// The volume is attached, or needs no attachment.
     pub is_attached: bool,
-    /// Its pods.
+    /// Observed state per pod.
     pub pods: BTreeMap<PodUid, ShownPod>,
 }
 
-/// The two sides of an owner.
+/// Channels between the board and an owner task.
 pub(super) struct Slot {
     pub(super) desires: watch::Sender<Desires>,
     pub(super) shown: watch::Sender<Arc<Shown>>,
     pub(super) plugin: Arc<dyn DevicePlugin>,
-    /// Who asks how full it is.
+    /// Permit of the one usage measurement at a time.
     pub(super) measuring: Arc<Semaphore>,
 }
 
-/// What an earlier agent left of one volume in one pod.
+/// Volume that an earlier agent left in one pod.
 pub struct Leftover {
-    /// Whose it is.
+    /// Plugin of the volume.
     pub plugin: Arc<dyn DevicePlugin>,
-    /// The pod.
+    /// UID of the pod.
     pub pod: PodUid,
-    /// The volume's place in it.
+    /// Target path of the volume in the pod.
     pub path: PathBuf,
-    /// As what.
+    /// Volume mode.
     pub mode: Mode,
-    /// What it is.
+    /// Reconstructed volume.
     pub rebuilt: Rebuilt,
 }
 
-/// What an earlier agent staged.
+/// Volume that an earlier agent staged.
 pub struct Staged {
-    /// Whose it is.
+    /// Plugin of the volume.
     pub plugin: Arc<dyn DevicePlugin>,
-    /// As what.
+    /// Volume mode.
     pub mode: Mode,
-    /// What it is.
+    /// Reconstructed volume.
     pub rebuilt: Rebuilt,
 }
 
-/// The volumes.
+/// All volumes with an owner task, by unique name.
 pub struct Board {
     pub(super) deps: BoardDeps,
     slots: Mutex<BTreeMap<UniqueName, Arc<Slot>>>,
     in_use: watch::Sender<Option<Vec<String>>>,
-    /// Threads for mere looks at how full volumes are.
+    /// Thread pool for usage measurements.
     pub(super) lookers: Hands,
-    /// Whether what was left was looked for.
+    /// Whether the volumes in use are published: reconstruction from disk is complete.
     is_synced: watch::Sender<bool>,
 }
 
 impl Board {
-    /// No volumes yet.
+    /// Creates a board without volumes.
     pub fn new(deps: BoardDeps, in_use: watch::Sender<Option<Vec<String>>>) -> Arc<Self> {
         let (lookers, is_synced) = (Hands::new(LOOKS), watch::Sender::new(false));
         Arc::new(Self { deps, slots: Mutex::default(), in_use, lookers, is_synced })
@@ -146,8 +146,8 @@ impl Board {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was left is known: from now on it is told which volumes are in use, once the node was read where
-    /// something was left.
+    /// Marks reconstruction from disk as complete. From now on the list of volumes in use is published; where anything
+    /// was reconstructed, only once the node status has been read.
     pub fn synced(self: &Arc<Self>) {
         let has_left = !self.slots().is_empty();
         let (board, mut attached) = (self.clone(), self.deps.storage.attached());
@@ -164,7 +164,7 @@ impl Board {
         });
     }
 
-    /// A pod wants the volume.
+    /// Records that a pod needs the volume; starts its owner task if there is none.
     pub fn want(self: &Arc<Self>, plugin: &Arc<dyn DevicePlugin>, desire: Desire) -> watch::Receiver<Arc<Shown>> {
         let pod = desire.usage.pod.uid().clone();
         let mut slots = self.slots();
@@ -183,7 +183,7 @@ impl Board {
         shown
     }
 
-    /// Whether the pod wants that volume, or may have it.
+    /// Whether the pod needs that volume, or may have it.
     pub fn has_volume(&self, pod: &PodUid, name: &UniqueName) -> bool {
         self.slots().get(name).is_some_and(|slot| {
             let is_wanted = slot.desires.borrow().get(pod).is_some_and(Option::is_some);
@@ -191,7 +191,7 @@ impl Board {
         })
     }
 
-    /// The label of SELinux that another pod wants that volume with; `None` where no other wants it.
+    /// Returns the SELinux label with which another pod needs that volume; `None` where no other pod needs it.
     pub fn label_of_others(&self, pod: &PodUid, name: &UniqueName) -> Option<Option<String>> {
         let slots = self.slots();
         let desires = slots.get(name)?.desires.borrow();
@@ -199,7 +199,7 @@ impl Board {
         others.next().map(|desire| desire.asked_label.clone())
     }
 
-    /// Whether something of the pod is there, or wanted.
+    /// Whether the pod needs, or may have, any volume.
     pub fn has(&self, pod: &PodUid) -> bool {
         let slots = self.slots();
         let is_known =
@@ -207,7 +207,7 @@ impl Board {
         slots.values().any(is_known)
     }
 
-    /// The pod wants none of its volumes any more; where each is shown.
+    /// Records that the pod needs none of its volumes any more; returns the observed state of each of them.
     pub fn unwant(&self, pod: &PodUid) -> Vec<(UniqueName, watch::Receiver<Arc<Shown>>)> {
         let slots = self.slots();
         let mut found = Vec::new();
@@ -223,12 +223,13 @@ impl Board {
         found
     }
 
-    /// The volume as it is shown.
+    /// Returns the observed state of the volume.
     pub fn shown(&self, name: &UniqueName) -> Option<Arc<Shown>> {
         self.slots().get(name).map(|slot| slot.shown.borrow().clone())
     }
 
-    /// What an earlier agent left: all pods of one volume have one owner. Where that is not all, nothing is unstaged.
+    /// Starts owner tasks for what an earlier agent left; all pods of one volume share one owner. If the reconstruction
+    /// is incomplete (`is_all` is false), nothing is unstaged.
     pub fn adopt(self: &Arc<Self>, left: Vec<Leftover>, staged: Vec<Staged>, is_all: bool) {
         let hands = &self.deps.hands;
         let mut owners: BTreeMap<UniqueName, Owner> = BTreeMap::new();
@@ -242,7 +243,7 @@ impl Board {
         }
         for one in staged {
             let unique = UniqueName::shared(one.plugin.name(), &one.rebuilt.traits.volume);
-            // What a pod has of it says the same.
+            // A reconstruction from a pod already includes the stage.
             owners.entry(unique.clone()).or_insert_with(|| {
                 let mut owner =
                     Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode, hands.clone());
@@ -260,7 +261,7 @@ impl Board {
         }
     }
 
-    /// What an operation needs of others.
+    /// Returns the dependencies of an operation.
     pub(super) fn operation(&self, unwanted: CancellationToken) -> OperationDeps {
         OperationDeps {
             hands: self.deps.hands.clone(),
@@ -272,7 +273,8 @@ impl Board {
         }
     }
 
-    /// The same for a mere look: many that hang hold up no operation.
+    /// Returns the dependencies of a usage measurement, with its own thread pool: hanging measurements delay no
+    /// operation.
     pub(super) fn looking(&self) -> OperationDeps {
         OperationDeps { hands: self.lookers.clone(), ..self.operation(self.deps.stop.child_token()) }
     }
@@ -292,10 +294,11 @@ impl Board {
         slot
     }
 
-    /// The owner of a volume that is gone goes, unless somebody came to want it.
+    /// Removes the owner of a fully removed volume, unless a pod needs the volume again; returns whether it was
+    /// removed.
     pub(super) fn retire(&self, name: &UniqueName, desires: &watch::Receiver<Desires>) -> bool {
         let mut slots = self.slots();
-        // Whoever wants it holds the slots while saying so.
+        // `want` sends the desire under the same lock, so that no desire is missed here.
         if desires.has_changed().unwrap_or(false) {
             return false;
         }
@@ -315,7 +318,7 @@ impl Board {
             .filter(|(_, slot)| slot.shown.borrow().attachable)
             .map(|(name, _)| name.as_str().to_owned())
             .collect();
-        // Sent while nobody else can come to know better.
+        // Sent under the lock, so that an older list never replaces a newer one.
         self.in_use.send_if_modified(|known| {
             let is_news = known.as_ref() != Some(&names);
             *known = Some(names);
@@ -324,7 +327,7 @@ impl Board {
         drop(slots);
     }
 
-    /// What the node's status says is attached.
+    /// Returns the attached volumes of the node status.
     pub(super) fn attached(&self) -> watch::Receiver<Attached> {
         self.deps.storage.attached()
     }

@@ -1,4 +1,6 @@
-//! How full volumes are that pods have: asked of their plugins, beside what their owners do. Behaviour: spec 07 §15.
+//! Usage statistics of mounted volumes, queried from plugins independently of the owner tasks.
+//!
+//! Implements spec 07 §15.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -23,29 +25,29 @@ use berth_ports::{ClaimedVolume, Event, Fullness};
 use berth_sys::panics::said;
 use berth_types::PodUid;
 
-/// How long one look may take.
+/// Timeout of one measurement.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A volume that can be asked for.
+/// Published volume whose usage can be queried.
 struct Measurable {
     plugin: Arc<dyn DevicePlugin>,
     desire: Arc<Desire>,
     path: PathBuf,
-    /// One look at a time.
+    /// Permit of the one measurement at a time.
     turn: Arc<Semaphore>,
 }
 
 impl Board {
-    /// Volumes that the pod has and that are there, behind claims.
+    /// Returns the pod's published volumes that belong to claims.
     pub fn claimed(&self, pod: &PodUid) -> Vec<ClaimedVolume> {
         let there = self.there(|desire| desire.usage.pod.uid() == pod);
         there.into_iter().filter_map(|one| claimed(&one.desire)).collect()
     }
 
-    /// How full the volume is that has that place in its pod.
+    /// Returns the usage statistics of the volume with that target path.
     ///
     /// # Errors
-    /// Nobody can say, or not in time.
+    /// If the volume is not published, the plugin fails, or the timeout passes.
     pub async fn fullness(&self, target: &Path) -> Result<Fullness, String> {
         let Some(volume) = self.there(|desire| desire.usage.target == target).pop() else {
             return Err("the volume is not there".to_owned());
@@ -67,7 +69,7 @@ impl Board {
         }
     }
 
-    /// Tells the pod of a volume that is not well. Spec 07 §12.8.
+    /// Records an event on the pod of a volume in abnormal condition. Spec 07 §12.8.
     fn tell_of_condition(&self, desire: &Desire, told: &Fullness) {
         let Some(condition) = told.condition.as_ref().filter(|condition| condition.is_abnormal) else { return };
         let name = claimed(desire).map_or_else(|| desire.usage.spec.name.clone(), |own| own.volume);
@@ -96,7 +98,7 @@ impl Board {
     }
 }
 
-/// By the name that the pod gives it.
+/// Maps the volume to its claim and the name that the pod gives it.
 fn claimed(desire: &Desire) -> Option<ClaimedVolume> {
     let (namespace, claim) = desire.usage.spec.claim()?;
     let pod = &desire.usage.pod;

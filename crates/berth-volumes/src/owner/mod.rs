@@ -1,12 +1,12 @@
-//! Who sees to volumes that are more than files: one task per volume and its name on the node.
+//! Volume owners: one reconciler task per volume and node for volumes that need a plugin call.
 //!
 //! ```text
-//!  manager ─► Board ─► Slot: what pods want ─► owner task ─► plugin (stage, publish, …)
-//!                      Slot: what is there  ◄──┘
+//!  manager ─► Board ─► Slot: desires of pods ──► owner task ─► plugin (stage, publish, …)
+//!                      Slot: observed state ◄──┘
 //! ```
 //!
-//! `state.rs` and `backoff.rs` decide (both pure); `task.rs` does one thing at a time and tells. It sleeps until
-//! a pod, the node's status, a driver or the clock gives it something to do. Behaviour: spec 07 §3-6.
+//! `state.rs` and `backoff.rs` decide (both pure); `task.rs` runs one operation at a time and publishes the results.
+//! The task sleeps until a pod, the node status, a driver, or a timer requires an operation. Implements spec 07 §3-6.
 
 mod backoff;
 mod board;

@@ -1,4 +1,6 @@
-//! The operations on a volume, step by step, with what is told of each. Behaviour: spec 07 §4.
+//! Volume operations step by step (mount, unmount, unstage, resize) with upstream's error messages.
+//!
+//! Implements spec 07 §4.
 
 use std::{panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,28 +23,28 @@ use berth_ports::{Event, EventKind};
 use berth_sys::panics::said;
 use berth_types::{PodUid, node_selector};
 
-/// How long a look at the mode of a volume's root may take.
+/// Timeout for reading the mode of a volume's root.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
-/// The mode of sub-paths where that look brings nothing.
+/// Mode of sub-path directories where the root's mode cannot be read.
 const FALLBACK_MODE: u32 = 0o750;
 const FOR_ONE_POD: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 
-/// `<prefix> for volume "<name>" : <cause>`.
+/// Formats `<prefix> for volume "<name>" : <cause>`.
 pub(super) fn told(prefix: &str, name: &str, cause: impl std::fmt::Display) -> String {
     format!("{prefix} for volume {name:?} : {cause}")
 }
 
-/// The mode of a volume's root as the kernel knows it: a server is not asked, which may never answer.
+/// Returns the mode of a volume's root as cached by the kernel, without querying a server that may never answer.
 fn root_mode(path: &std::path::Path) -> Option<u32> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
     let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MODE | StatxFlags::TYPE).ok()?;
-    // A file system that was not asked yet may know none.
+    // A file system without cached attributes may report no mode.
     Some(u32::from(found.stx_mode) & 0o7777).filter(|mode| mode & 0o777 != 0)
 }
 
 impl Owner {
-    /// Within the plugin's time, or as long as it shows signs of life; what takes longer may still happen, and so may
-    /// what panics.
+    /// Runs a plugin call with the plugin's timeout, extended while the operation makes progress. A timeout or a panic
+    /// is an uncertain error: the call may still take effect.
     async fn within<T>(
         &self,
         operation: &Operation,
@@ -103,7 +105,7 @@ impl Owner {
                 self.state.happened(&Happened::NotPublished(pod.clone(), e.class));
                 let is_absent = self.state.pods.get(pod).is_none_or(|own| own.presence == Presence::Absent);
                 if usage.mode == Mode::Block && is_absent && self.unmark(board, &usage).await.is_err() {
-                    // A device is bound there, from an attempt before: it has to be undone.
+                    // An earlier attempt bound a device there, which must be unmapped.
                     self.state.happened(&Happened::NotPublished(pod.clone(), Class::Uncertain));
                 }
                 tell_of_mismatch(board, &usage, &e);
@@ -117,7 +119,7 @@ impl Owner {
         Ok(())
     }
 
-    /// What the plugin is told: what the pod wants, and how things stand.
+    /// Builds the plugin's input from the pod's desire and the current volume state.
     fn usage(&self, desire: &Desire, operation: &Operation) -> Usage {
         let pod = desire.usage.pod.uid();
         let own = self.state.pods.get(pod);
@@ -150,7 +152,7 @@ impl Owner {
         Ok(usage)
     }
 
-    /// Forgets that a pod may come to have the device, which it did not.
+    /// Removes the mark of a pod that did not get the device.
     async fn unmark(&self, board: &Board, usage: &Usage) -> Result<(), OpError> {
         let map = self.map(board, usage);
         self.within(&usage.operation, async { block::forget(&map).await.map_err(OpError::uncertain) }).await
@@ -171,14 +173,14 @@ impl Owner {
             return self.within(&usage.operation, self.plugin.publish(usage)).await;
         }
         let map = self.map(board, usage);
-        // Nothing was done: that says nothing of an attempt before this one.
+        // A failure here did nothing, and proves nothing about an earlier attempt.
         self.within(&usage.operation, async { block::mark(&map).await.map_err(OpError::transient) }).await?;
         let published = self.within(&usage.operation, self.plugin.publish(usage)).await?;
         if published.path.as_os_str().is_empty() {
             return Err(OpError::uncertain("device path of the volume is empty"));
         }
         let map = block::Map { device: published.path, ..map };
-        // Whatever goes wrong from here on, the pod has the device.
+        // From here on the pod may have the device, whatever fails.
         let device =
             self.within(&usage.operation, async { block::map(&map).await.map_err(OpError::uncertain) }).await?;
         if !usage.is_republish {
@@ -261,7 +263,8 @@ impl Owner {
         let undone = self.within(operation, async {
             if mode == Mode::Block {
                 block::unused(operation, &global).await.map_err(OpError::failed)?;
-                // Nobody has it: what a plugin has to be empty for it must not hold marks of those who never came to it.
+                // No pod has it: a directory that the plugin expects to be empty must not contain marks of pods that
+                // never got it.
                 block::clear_marks(operation, &global).await.map_err(OpError::uncertain)?;
             }
             self.plugin.unstage(&removal).await?;
@@ -304,7 +307,7 @@ impl Owner {
                 self.grown(pod, &desire);
                 Ok(())
             }
-            // Not on this node, as long as it is in use.
+            // The volume cannot be expanded on this node while it is in use.
             Err(e) if e.trouble == Trouble::InUse => {
                 self.grown(pod, &desire);
                 Err(self.not_resized(&pod_object, &desire, &e))
@@ -313,7 +316,7 @@ impl Owner {
         }
     }
 
-    /// It has its size, or will not get it here.
+    /// Records that the volume has its size, or will not get it on this node.
     fn grown(&mut self, pod: &PodUid, desire: &Desire) {
         self.state.happened(&Happened::Resized(pod.clone()));
         if let (Some(held), Some((_, to))) = (self.held.get_mut(pod), desire.growth) {
@@ -328,7 +331,7 @@ impl Owner {
     }
 }
 
-/// Says on the persistent volume that another file system is on its device.
+/// Records an event on the persistent volume if its device has a different file system.
 fn tell_of_mismatch(board: &Board, usage: &Usage, error: &OpError) {
     let persistent = usage.spec.as_persistent().filter(|_| error.trouble == Trouble::WrongFilesystem);
     if let Some(of) = persistent {

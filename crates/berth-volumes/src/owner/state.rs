@@ -1,9 +1,8 @@
-//! What is known of one volume on this node, what is due, and what an operation's end makes of it. Pure.
-//! Behaviour: spec 07 §2.2-2.4, §3.4, §4, §6.
+//! State machine of one volume on this node: known state, next operation, and operation results. Pure.
 //!
-//! *Uncertain* is what may or may not be there: it is undone like what is there, and used like what is not.
-//! A volume that was found on disk at start is uncertain until it was set up again, and nothing of it is
-//! undone before somebody says that its pod needs it no more.
+//! *Uncertain* state may or may not exist: it is torn down as if present and used as if absent. A volume found on disk
+//! at startup stays uncertain until it is set up again, and no part of it is torn down before its pod is known not to
+//! need it. Implements spec 07 §2.2-2.4, §3.4, §4, §6.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -11,117 +10,117 @@ use super::backoff::{Backoffs, OpName};
 use crate::{device::Class, spec::Mode};
 use berth_types::PodUid;
 
-/// Whether something is there.
+/// Whether a mount, map, or stage exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Presence {
-    /// No.
+    /// It does not exist.
     #[default]
     Absent,
-    /// It may be.
+    /// It may exist.
     Uncertain,
-    /// Yes.
+    /// It exists.
     Present,
 }
 
 impl Presence {
-    /// After an attempt to make it failed.
+    /// Returns the presence after a failed attempt to set it up.
     fn after(self, class: Class, was_rebuilt: bool) -> Self {
         match (self, class) {
             (Self::Absent, Class::Uncertain) => Self::Uncertain,
-            // What an earlier agent made is undone in its time, whatever an attempt to make it anew says.
+            // The state left by an earlier agent is torn down only when due, whatever a new set-up attempt reports.
             (Self::Uncertain, Class::Final) if !was_rebuilt => Self::Absent,
             (same, _) => same,
         }
     }
 }
 
-/// What a pod wants of the volume.
+/// Whether a pod needs the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Wish {
-    /// Found on disk; its pod has not been heard of yet.
+    /// Found on disk; its pod has not been observed yet.
     #[default]
     Unknown,
-    /// It is to be there.
+    /// The pod needs the volume.
     Wanted,
-    /// It is to go.
+    /// The pod no longer needs the volume.
     Unwanted,
 }
 
-/// The volume in one pod.
+/// State of the volume in one pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct InPod {
-    /// What the pod wants.
+    /// Whether the pod needs the volume.
     pub wish: Wish,
-    /// Whether it is there.
+    /// Whether the volume is published to the pod.
     pub presence: Presence,
-    /// It is there and has to be published again.
+    /// Present, and due to be published again.
     pub is_stale: bool,
-    /// The node's part of an expansion is due.
+    /// Node-side expansion is due.
     pub is_small: bool,
-    /// It was found on disk.
+    /// Found on disk at startup.
     pub was_rebuilt: bool,
-    /// Which attempt of all on the volume the last one for this pod was; 0 for none.
+    /// Sequence number, among all attempts on the volume, of the last attempt for this pod; 0 for none.
     pub tried: u64,
-    /// The label of SELinux that it is to be mounted with.
+    /// SELinux label that the pod needs the volume to be mounted with.
     pub label: Option<String>,
 }
 
-/// Where it is attached.
+/// Attachment of the volume according to the node status.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Attachment {
-    /// The node was not read yet.
+    /// The node status has not been read yet.
     Unread,
-    /// The node says: nowhere.
+    /// The node status does not list the volume.
     Absent,
-    /// At this device; empty where the node does not say at which.
+    /// Attached at this device path; empty where the node status has none.
     At(String),
 }
 
-/// What others say about the volume.
+/// State of the volume as other components report it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Around {
-    /// The API server knows that this node uses it.
+    /// The API server lists the volume in `node.status.volumesInUse`.
     pub is_reported: bool,
-    /// Where it is attached.
+    /// Attachment according to the node status.
     pub attachment: Attachment,
 }
 
-/// One volume.
+/// State of one volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct State {
-    /// It has to be attached by somebody first.
+    /// The volume must be attached before use.
     pub attachable: bool,
-    /// As what pods get it.
+    /// Volume mode in which pods use it.
     pub mode: Mode,
-    /// Whether it is staged.
+    /// Whether the volume is staged.
     pub stage: Presence,
-    /// It was found on disk.
+    /// Found on disk at startup.
     pub was_rebuilt: bool,
-    /// Its pods.
+    /// State of the volume per pod.
     pub pods: BTreeMap<PodUid, InPod>,
-    /// The label of SELinux that it is mounted with, where something of it may be there.
+    /// SELinux label of the mount, where any part of the volume may be present.
     pub label: Option<String>,
-    /// Operations tried so far.
+    /// Number of operations attempted so far.
     attempts: u64,
-    /// A pod that nobody knows of may have it.
+    /// A pod unknown to the agent may use the volume, so that it must stay staged.
     keeps_stage: bool,
 }
 
-/// What may be done with a volume.
+/// Operation on a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Stage it where that is due, and give it to the pod.
+    /// Stages the volume where due, and publishes it to the pod.
     Mount(PodUid),
-    /// Take it from the pod.
+    /// Unpublishes the volume from the pod.
     Unmount(PodUid),
-    /// Undo the stage.
+    /// Unstages the volume.
     UnmountDevice,
-    /// Expand it, as the pod has it.
+    /// Expands the volume as published to the pod.
     Resize(PodUid),
 }
 
 impl Op {
-    /// The pod that it is for; `None` where it is for the whole volume.
+    /// Returns the pod of the operation; `None` where it concerns the whole volume.
     pub fn pod(&self) -> Option<&PodUid> {
         match self {
             Self::Mount(pod) | Self::Unmount(pod) | Self::Resize(pod) => Some(pod),
@@ -130,42 +129,42 @@ impl Op {
     }
 }
 
-/// What is due.
+/// Next step for a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Due {
-    /// This, now.
+    /// Run this operation now.
     Do(Op),
-    /// Nothing before that moment, or before something changes.
+    /// Wait until that instant, or until an input changes.
     Wait(Option<Instant>),
-    /// Nothing is left of it.
+    /// The volume is fully removed.
     Gone,
 }
 
-/// How a step of an operation ended.
+/// Result of one step of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Happened {
-    /// It is staged.
+    /// The volume is staged.
     Staged,
-    /// It could not be staged.
+    /// Staging failed.
     NotStaged(Class),
-    /// The pod has it.
+    /// The volume is published to the pod.
     Published(PodUid),
-    /// The pod could not be given it.
+    /// Publishing to the pod failed.
     NotPublished(PodUid, Class),
-    /// The pod has it, in its full size.
+    /// The volume has its full size in the pod.
     Resized(PodUid),
-    /// The pod does not have it any more.
+    /// The volume is unpublished from the pod.
     Unpublished(PodUid),
-    /// It could not be taken from the pod.
+    /// Unpublishing from the pod failed.
     NotUnpublished(PodUid),
-    /// It is not staged any more.
+    /// The volume is unstaged.
     Unstaged,
-    /// That could not be undone.
+    /// Unstaging failed.
     NotUnstaged,
 }
 
 impl State {
-    /// Nothing of it is there.
+    /// Creates the state of a volume without stage or pods.
     pub fn new(attachable: bool, mode: Mode) -> Self {
         Self {
             attachable,
@@ -179,7 +178,7 @@ impl State {
         }
     }
 
-    /// Found on disk, in that pod.
+    /// Records that the volume was found on disk in that pod.
     pub fn rebuilt(&mut self, pod: PodUid, stages: bool) {
         let own = self.pods.entry(pod).or_default();
         (own.presence, own.was_rebuilt) = (Presence::Uncertain, true);
@@ -189,35 +188,35 @@ impl State {
         }
     }
 
-    /// Not all was understood of what is on disk: a pod that nobody knows of may have it, so that it stays staged.
+    /// Keeps the volume staged: the reconstruction from disk was incomplete, so that an unknown pod may use it.
     pub fn keep_stage(&mut self) {
         self.keeps_stage = true;
     }
 
-    /// Found staged on disk, in no pod.
+    /// Records that the volume was found staged on disk, in no pod.
     pub fn rebuilt_stage(&mut self) {
         (self.stage, self.was_rebuilt) = (Presence::Uncertain, true);
     }
 
-    /// A pod wants it; says whether that is news.
+    /// Records that a pod needs the volume; returns whether that is a change.
     pub fn want(&mut self, pod: &PodUid) -> bool {
         let own = self.pods.entry(pod.clone()).or_default();
         std::mem::replace(&mut own.wish, Wish::Wanted) != Wish::Wanted
     }
 
-    /// Whether the pod has to wait until others, who have the volume with another label of SELinux, have it no more.
+    /// Whether the pod must wait for other pods that have the volume mounted with a different SELinux label.
     pub fn is_hindered(&self, pod: &PodUid) -> bool {
         self.pods.get(pod).is_some_and(|own| own.wish == Wish::Wanted && !self.agrees(own))
             && self.other_user(pod).is_some()
     }
 
-    /// Whether the pod can be given the volume as it is mounted; what it has it keeps.
+    /// Whether the pod can use the volume with its current SELinux label; a pod that already has the volume keeps it.
     fn agrees(&self, own: &InPod) -> bool {
         let is_there = self.stage != Presence::Absent || self.pods.values().any(|own| own.presence != Presence::Absent);
         !is_there || own.presence != Presence::Absent || own.label == self.label
     }
 
-    /// A pod does not want it any more.
+    /// Records that a pod no longer needs the volume.
     pub fn unwant(&mut self, pod: &PodUid) {
         if let Some(own) = self.pods.get_mut(pod) {
             own.wish = Wish::Unwanted;
@@ -227,18 +226,18 @@ impl State {
         }
     }
 
-    /// The pod that has it, or may have it, besides this one.
+    /// Returns another pod that has, or may have, the volume.
     pub fn other_user(&self, pod: &PodUid) -> Option<&PodUid> {
         self.pods.iter().find(|(other, own)| *other != pod && own.presence != Presence::Absent).map(|(other, _)| other)
     }
 
-    /// Whether the pod has it.
+    /// Whether the volume is published to the pod.
     pub fn is_mounted(&self, pod: &PodUid) -> bool {
         self.pods.get(pod).is_some_and(|own| own.presence == Presence::Present)
     }
 
-    /// What is due. What goes comes before what comes, so that a volume moves from one pod to the next; of several
-    /// pods the one that had its last turn first, so that none that fails keeps the others from theirs.
+    /// Returns the next step. Unmounts precede mounts, so that a volume can move from one pod to the next; among
+    /// several pods the least recently attempted comes first, so that a failing pod does not starve the others.
     pub fn due(&self, around: &Around, backoffs: &Backoffs, now: Instant) -> Due {
         let mut earliest: Option<Instant> = None;
         for op in self.candidates(around) {
@@ -251,14 +250,14 @@ impl State {
         if is_gone { Due::Gone } else { Due::Wait(earliest) }
     }
 
-    /// Whether it is attached, and known to be in use, where that matters.
+    /// Whether the volume may be used: attachable volumes must be attached and reported as in use first.
     pub fn may_use(&self, around: &Around) -> bool {
         !self.attachable || (around.is_reported && matches!(around.attachment, Attachment::At(_)))
     }
 
     fn candidates(&self, around: &Around) -> Vec<Op> {
         let mut found = Vec::new();
-        // After a restart only the node says where it was attached.
+        // After a restart, the device path is known only from the node status.
         let may_undo = !(self.was_rebuilt && self.attachable && around.attachment == Attachment::Unread);
         let may_use = self.may_use(around);
         let all = |is_due: &dyn Fn(&InPod) -> bool, op: fn(PodUid) -> Op| -> Vec<Op> {
@@ -278,7 +277,7 @@ impl State {
             let is_due = |own: &InPod| own.wish == Wish::Wanted && own.presence == Presence::Present && own.is_small;
             found.extend(all(&is_due, Op::Resize));
         }
-        // Where it is mounted with a label that nobody wants it comes anew.
+        // Unstages a volume whose SELinux label no pod needs, so that it can be mounted with another one.
         let is_nobodys = self.pods.values().all(|own| own.presence == Presence::Absent && !self.agrees(own));
         if may_undo && !self.keeps_stage && is_nobodys && self.stage != Presence::Absent {
             found.push(Op::UnmountDevice);
@@ -286,7 +285,7 @@ impl State {
         found
     }
 
-    /// The name of an operation on this volume.
+    /// Returns the back-off and metrics name of an operation on this volume.
     pub fn name_of(&self, op: &Op) -> OpName {
         match (op, self.mode) {
             (Op::Mount(_), Mode::Filesystem) => OpName::Mount,
@@ -299,13 +298,13 @@ impl State {
         }
     }
 
-    /// Takes note that an operation is tried.
+    /// Records an attempt of an operation.
     pub fn tried(&mut self, op: &Op) {
         self.attempts += 1;
         if let Op::Mount(pod) = op
             && let Some(own) = self.pods.get(pod).filter(|own| own.presence == Presence::Absent && self.agrees(own))
         {
-            // Either nothing is there, or it is mounted with that.
+            // Either nothing is present, or the mount already has this label.
             self.label = own.label.clone();
         }
         if let Some(own) = op.pod().and_then(|pod| self.pods.get_mut(pod)) {
@@ -313,7 +312,7 @@ impl State {
         }
     }
 
-    /// Takes note that an operation came to no end that says anything: all of it may have happened.
+    /// Records that an operation ended without a result: every step of it may have taken effect.
     pub fn broke_off(&mut self, op: &Op) {
         match op {
             Op::Mount(pod) => {
@@ -326,7 +325,7 @@ impl State {
         }
     }
 
-    /// Takes note of how a step ended.
+    /// Records the result of a step.
     pub fn happened(&mut self, what: &Happened) {
         match what {
             Happened::Staged => self.stage = Presence::Present,
@@ -361,7 +360,7 @@ impl State {
             Happened::Unstaged => (self.stage, self.was_rebuilt) = (Presence::Absent, false),
             Happened::NotUnstaged => self.stage = Presence::Uncertain,
         }
-        // What never came and is not wanted is gone.
+        // Drops pods that neither have nor need the volume.
         self.pods.retain(|_, own| own.wish != Wish::Unwanted || own.presence != Presence::Absent);
     }
 }

@@ -1,4 +1,4 @@
-//! The owner of one volume: does what is due, one thing at a time, and shows what is there.
+//! Owner task of one volume: runs due operations one at a time and publishes the observed state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,34 +32,34 @@ use berth_ports::{Attached, Event};
 use berth_sys::panics::said;
 use berth_types::PodUid;
 
-/// What is told where an operation cannot begin.
+/// Error where an operation cannot start.
 const HINDERED: &str = "an earlier operation on this volume has not returned";
 
-/// What is known of the volume in a pod, besides whether it is there.
+/// State of the volume in a pod, besides its presence.
 pub(super) struct Held {
     pub(super) spec: Arc<VolumeSpec>,
     pub(super) target: PathBuf,
     pub(super) published: Option<Published>,
     pub(super) root_mode: u32,
-    /// The pod's turn in which it was published last.
+    /// Sequence number of the pod sync in which it was last published.
     turn: u64,
-    /// Bytes it was expanded to, or should not be expanded to again.
+    /// Size in bytes up to which no further expansion is due: reached, or rejected while in use.
     pub(super) grown_to: u64,
-    /// Why it is not there, as was told last.
+    /// Error of the last mount attempt, as reported.
     failure: Option<Arc<str>>,
 }
 
-/// Why an operation failed, as it is told.
+/// Failed operation, as reported in logs and events.
 pub(super) struct Failure {
-    /// It failed for all pods, whichever it was tried for.
+    /// It failed for the whole volume, whichever pod it was attempted for.
     pub(super) is_for_all: bool,
-    /// Told to the pod, if at all.
+    /// Pod and reason of the event to record, if any.
     pub(super) event: Option<(Arc<berth_types::Pod>, &'static str)>,
-    /// `MountVolume.SetUp failed for volume "x" : …`.
+    /// Full message, such as `MountVolume.SetUp failed for volume "x" : …`.
     pub(super) text: String,
 }
 
-/// One volume.
+/// Task state of one volume.
 pub(super) struct Owner {
     pub(super) name: UniqueName,
     pub(super) plugin: Arc<dyn DevicePlugin>,
@@ -68,20 +68,20 @@ pub(super) struct Owner {
     backoffs: Backoffs,
     pub(super) desires: BTreeMap<PodUid, Arc<Desire>>,
     pub(super) held: BTreeMap<PodUid, Held>,
-    /// What undoing the stage needs when no pod is left.
+    /// Volume spec for unstaging when no pod is left.
     pub(super) last_spec: Option<Arc<VolumeSpec>>,
-    /// Where it is attached.
+    /// Device path at which it is attached.
     pub(super) device: String,
     is_attached: bool,
-    /// It was counted that it is attached.
+    /// The successful attach verification was counted in the metrics.
     is_verified: bool,
-    /// Who operates has it, and so does what outlives its operation.
+    /// Single permit: kept by the running operation and by any work that outlives it.
     turn: Arc<Semaphore>,
-    /// Looks at roots of volumes; they hold up no operation.
+    /// Reads modes of volume roots; these reads delay no operation.
     pub(super) looks: Lane,
-    /// Something of an earlier operation had not returned when another was due.
+    /// Work of an earlier operation had not returned when another operation was due.
     is_hindered: bool,
-    /// Counted as wanted, and as there.
+    /// Pods counted in the metrics as desired and as actual.
     counted: (BTreeSet<PodUid>, BTreeSet<PodUid>),
 }
 
@@ -112,7 +112,7 @@ impl Owner {
         }
     }
 
-    /// An earlier agent left this.
+    /// Adds a volume that an earlier agent left in a pod.
     pub(super) fn adopt(&mut self, left: Leftover) {
         self.state.rebuilt(left.pod.clone(), left.rebuilt.traits.stages);
         self.state.label = left.rebuilt.label;
@@ -122,19 +122,19 @@ impl Owner {
         self.held.insert(left.pod, held);
     }
 
-    /// An earlier agent staged it, and ended before a pod had it or after the last one did.
+    /// Adds a stage that an earlier agent left before any pod, or after the last pod, had the volume.
     pub(super) fn adopt_stage(&mut self, rebuilt: Rebuilt) {
         self.state.rebuilt_stage();
         self.state.label = rebuilt.label;
         self.last_spec = Some(Arc::new(rebuilt.spec));
     }
 
-    /// Not all of what an earlier agent left was understood.
+    /// Keeps the volume staged: what an earlier agent left was not fully understood.
     pub(super) fn keep_stage(&mut self) {
         self.state.keep_stage();
     }
 
-    /// As others see it.
+    /// Returns the observed state for readers.
     pub(super) fn shown(&self) -> Shown {
         let of = |(pod, own): (&PodUid, &super::state::InPod)| {
             let held = self.held.get(pod)?;
@@ -154,7 +154,7 @@ impl Owner {
         }
     }
 
-    /// Until nothing is left of it.
+    /// Runs the task until the volume is fully removed.
     pub(super) async fn run(mut self, board: Arc<Board>, slot: Arc<Slot>) {
         let mut desires = slot.desires.subscribe();
         let (mut attached, mut reported) = (board.attached(), board.deps.reported.clone());
@@ -170,7 +170,7 @@ impl Owner {
                     self.operate(&board, &slot, &op).await;
                     continue;
                 }
-                // What hangs has its one thread, whoever wants the volume next.
+                // Keeps the owner while earlier work hangs: a new owner would take a second thread.
                 Due::Gone if self.turn.available_permits() == 0 => {
                     self.is_hindered = true;
                     None
@@ -210,7 +210,7 @@ impl Owner {
         }
     }
 
-    /// Takes notice of what pods want.
+    /// Applies the desires of the pods.
     fn heed(&mut self, wanted: Desires) {
         for (pod, desire) in wanted {
             let Some(desire) = desire else {
@@ -232,7 +232,7 @@ impl Owner {
                 failure: None,
             });
             held.spec = desire.usage.spec.clone();
-            // What was found by its mark alone may not have told where the pod has it.
+            // A volume found only by its mark may lack the target path in the pod.
             held.target.clone_from(&desire.usage.target);
             if let Some(own) = self.state.pods.get_mut(&pod) {
                 own.label.clone_from(&desire.usage.label);
@@ -293,7 +293,7 @@ impl Owner {
         let Err(failure) = done else {
             self.backoffs.succeeded(name, op.pod());
             if matches!(op, Op::Unmount(_) | Op::UnmountDevice) {
-                // Others may have failed because it was there.
+                // Other operations may have failed because the mount existed.
                 self.backoffs.cured(now);
             }
             return;
@@ -305,7 +305,7 @@ impl Owner {
         }
     }
 
-    /// Whatever of it goes on after it ended here keeps the turn.
+    /// Runs an operation with its permit; work that outlives the operation keeps the permit.
     async fn in_turn(
         &mut self,
         board: &Board,
@@ -314,7 +314,7 @@ impl Owner {
         turn: OwnedSemaphorePermit,
     ) -> Result<(), Failure> {
         let unwanted = board.deps.stop.child_token();
-        // What goes on after the end ends at its next sign of life: who comes next begins anew.
+        // Cancels work that outlives this operation at its next progress check: the next operation starts over.
         let _ends = unwanted.clone().drop_guard();
         let operation = Operation::new(turn, board.operation(unwanted.clone()));
         let work = async {
@@ -336,7 +336,7 @@ impl Owner {
         let done = tokio::select! {
             biased;
             done = AssertUnwindSafe(work).catch_unwind() => done,
-            () = heed => return Ok(()), // it has no end
+            () = heed => return Ok(()), // never completes
         };
         done.unwrap_or_else(|panic| {
             self.state.broke_off(op);
@@ -344,7 +344,7 @@ impl Owner {
         })
     }
 
-    /// What is told of an operation that did not come to an end of its own.
+    /// Returns the failure of an operation that ended without its own result.
     fn broken_off(&self, op: &Op, cause: &str) -> Failure {
         let (prefix, reason) = match (op, self.state.mode) {
             (Op::Mount(_), Mode::Filesystem) => ("MountVolume.SetUp failed", Some("FailedMount")),
@@ -365,7 +365,7 @@ impl Owner {
         Failure { is_for_all: false, event, text }
     }
 
-    /// Forgets pods that are gone.
+    /// Removes pods that no longer have or need the volume.
     fn tidy(&mut self, slot: &Slot) {
         let gone: Vec<PodUid> = self.held.keys().filter(|pod| !self.state.pods.contains_key(*pod)).cloned().collect();
         for pod in &gone {
@@ -410,7 +410,7 @@ impl From<OpName> for StorageOperation {
     }
 }
 
-/// Until it changes; for ever where nobody can change it any more.
+/// Waits for a change; pends forever once the sender is gone.
 async fn heard<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;

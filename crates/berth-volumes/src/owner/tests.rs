@@ -1,4 +1,4 @@
-//! Owners with a plugin that does as it is told.
+//! Owner tasks with a scripted fake plugin.
 
 use std::{
     collections::BTreeSet,
@@ -122,13 +122,13 @@ impl Bench {
             let gone = shown.wait_for(|shown| !shown.pods.contains_key(&PodUid::from(name)));
             let _ended = tokio::time::timeout(Duration::from_secs(600), gone).await.expect("in time");
         }
-        // The owner goes on without the pod.
+        // The owner runs on without the pod.
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
     }
 
-    /// How often an operation of that name went well.
+    /// Number of successful operations with that name.
     fn counted(&self, name: &str) -> u64 {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name() == "storage_operation_duration_seconds");
@@ -217,7 +217,7 @@ async fn a_stage_that_may_have_happened_is_undone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_waits_for_the_node_to_say_so() {
-    // AC-07-15: nothing is told of a volume that nobody attaches.
+    // AC-07-15: nothing is reported for a volume that needs no attachment.
     let bench = bench(attached());
     bench.board.synced();
     let mut in_use = bench.in_use.clone();

@@ -1,4 +1,4 @@
-//! Ownership on real trees.
+//! Ownership changes on real directory trees.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use super::*;
 
-/// A group that the tests' own files may be given to.
+/// Group that the tests may assign to their own files.
 fn own_group(dir: &Path) -> u32 {
     fs::metadata(dir).expect("metadata").gid()
 }
@@ -78,7 +78,7 @@ fn a_file_swapped_for_a_link_leads_nowhere() {
     assert_eq!(mode(&outside), 0o600);
 }
 
-/// Makes the entry one that is to be changed, where it is no link just now.
+/// Makes the entry one that needs a change, unless it is a symlink right now.
 fn set_mode_of_any(path: &Path) {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     if let Ok(file) = openat(CWD, path, flags, Mode::empty()) {
@@ -113,7 +113,7 @@ fn a_root_that_is_right_ends_the_work_only_where_the_policy_says_so() {
     }
 }
 
-/// A tree that several walk.
+/// Tree large enough for several threads.
 fn large(dir: &Path) -> (PathBuf, usize) {
     let root = dir.join("root");
     let mut made = 0;

@@ -1,4 +1,4 @@
-//! configMap: keys of a ConfigMap as files. Behaviour: spec 07 §7.3.
+//! configMap volumes: keys of a ConfigMap as files. Implements spec 07 §7.3.
 
 use super::{
     SetUp, SetUpError,
@@ -7,7 +7,7 @@ use super::{
 use crate::layout::CONFIG_MAP;
 use berth_ports::MountedVolume;
 
-/// Writes the files, or refreshes them.
+/// Writes or refreshes the files.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let source = request.volume.config_map.clone().unwrap_or_default();
     let mode = files::default_mode(source.default_mode)?;

@@ -1,4 +1,4 @@
-//! downwardAPI: fields of the pod as files. Behaviour: spec 07 §7.4.
+//! downwardAPI volumes: fields of the pod as files. Implements spec 07 §7.4.
 
 use super::{SetUp, SetUpError, files};
 use crate::{
@@ -8,14 +8,14 @@ use crate::{
 use berth_ports::MountedVolume;
 use berth_types::{api, fieldpath};
 
-/// Writes the files, or refreshes them.
+/// Writes or refreshes the files.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let source = request.volume.downward_api.clone().unwrap_or_default();
     let mode = files::default_mode(source.default_mode)?;
     files::publish(request, DOWNWARD_API, &payload(request, source.items.as_deref().unwrap_or_default(), mode)?)
 }
 
-/// The files of the items; all that cannot be read are told together.
+/// Returns the files of the items; reports all unreadable fields together.
 pub fn payload(
     request: &SetUp<'_>,
     items: &[api::DownwardAPIVolumeFile],

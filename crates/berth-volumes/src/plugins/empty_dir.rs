@@ -1,7 +1,7 @@
-//! emptyDir: on disk, in memory, in huge pages. Behaviour: spec 07 §7.1.
+//! emptyDir volumes on disk, in memory (tmpfs), or in huge pages (hugetlbfs).
 //!
-//! A marker beside the volume says that it is complete; without it, without the directory, or where
-//! what was mounted on it is gone (a restart of the machine), it is made again.
+//! A marker beside the volume shows that it is complete. The volume is set up again if the marker or the directory is
+//! missing, or its mount is gone (after a reboot). Implements spec 07 §7.1.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions, Permissions},
@@ -26,21 +26,21 @@ use berth_sys::{
 };
 use berth_types::{api, quantity::Amount};
 
-/// Everybody may write.
+/// Mode of the volume's root: world-writable.
 const MODE: u32 = 0o777;
 
-/// What a volume is made of.
+/// Storage medium of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Medium {
-    /// The node's disk.
+    /// Disk of the node.
     Disk,
-    /// Memory, up to so many bytes; 0 for no limit.
+    /// Memory, with a size limit in bytes; 0 for no limit.
     Memory(u64),
-    /// Huge pages: their size as the pod writes it, and in bytes.
+    /// Huge pages: page size as spelled in the pod, and in bytes.
     HugePages(String, u64),
 }
 
-/// Makes the directory, and mounts what it is made of.
+/// Creates the directory, and mounts its medium.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let medium = medium_of(request)?;
     let name = &request.volume.name;
@@ -50,7 +50,7 @@ pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
         same_pages(&dir, text, *bytes)?;
     }
     if medium != Medium::Disk && !mount::is_mount_point(&dir).unwrap_or(false) {
-        // Complete before the machine restarted.
+        // The volume was complete before a reboot.
         remove_tree(&marker).map_err(SetUpError::io("removing", &marker))?;
     }
     backing(&dir, &marker, || {
@@ -88,7 +88,7 @@ fn medium_of(request: &SetUp<'_>) -> Result<Medium, SetUpError> {
     }
 }
 
-/// The size, made smaller by the volume's own limit.
+/// Returns the size limit in bytes: the smaller of `most` and the volume's own limit.
 fn limited(most: u64, source: Option<&api::EmptyDirVolumeSource>) -> u64 {
     let limit = source.and_then(|source| source.size_limit.as_ref());
     let limit =
@@ -99,7 +99,7 @@ fn limited(most: u64, source: Option<&api::EmptyDirVolumeSource>) -> u64 {
     }
 }
 
-/// What is mounted already has to have the pages that are wanted.
+/// Fails if huge pages of another size are already mounted.
 fn same_pages(dir: &Path, text: &str, bytes: u64) -> Result<(), SetUpError> {
     let mounts = mount_table::below(dir).map_err(SetUpError::io("reading the mounts of", dir))?;
     let present = mounts.into_iter().find(|mount| mount.target == dir && mount.kind == "hugetlbfs");
@@ -121,8 +121,8 @@ fn mount_pages(dir: &Path, size: &str) -> Result<(), SetUpError> {
     mount::file_system(NewFileSystem { kind: "hugetlbfs", source: "nodev", options: &options }, dir).map_err(&failed)
 }
 
-/// Makes the directory that a volume lies in, unless its marker says that it is complete; `complete` does what is
-/// missing before the marker is set.
+/// Creates the directory that backs a volume, unless its marker shows that it is complete; `complete` finishes the
+/// set-up before the marker is created.
 pub fn backing(dir: &Path, marker: &Path, complete: impl FnOnce() -> Result<(), SetUpError>) -> Result<(), SetUpError> {
     let ready = marker.join("ready");
     if ready.exists() {

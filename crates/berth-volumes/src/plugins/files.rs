@@ -1,7 +1,7 @@
-//! What volumes made of files have in common: configMap, secret, downwardAPI, projected.
-//! Behaviour: spec 07 §7.3, §8, §13.1.
+//! Shared code of file-based volumes: configMap, secret, downwardAPI, and projected.
 //!
-//! All but the files of ConfigMaps lie in memory. A refresh that fails leaves the files as they are.
+//! All but configMap volumes are memory-backed. A failed refresh keeps the existing files. Implements spec 07 §7.3, §8,
+//! §13.1.
 
 use std::{
     collections::BTreeMap,
@@ -21,33 +21,33 @@ use crate::{
 use berth_ports::{MountedVolume, ObjectError};
 use berth_types::api;
 
-/// Mode of the volume's root: that of the emptyDir it lies in.
+/// Mode of the volume's root: that of the `emptyDir` which backs it.
 const MODE: u32 = 0o777;
-/// Kinds that lie in memory, as in the reference.
+/// Memory-backed volume types, as upstream.
 const IN_MEMORY: [&str; 3] = [SECRET, PROJECTED, DOWNWARD_API];
 
-/// Which kind of object a reference is to.
+/// Kind of a referenced object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ObjectOf {
-    /// A ConfigMap.
+    /// ConfigMap.
     ConfigMap,
-    /// A Secret.
+    /// Secret.
     Secret,
 }
 
-/// A reference to an object, and which of its keys become files where.
+/// Reference to an object, and the mapping of its keys to files.
 pub struct Reference<'a> {
-    /// To what.
+    /// Kind of the object.
     pub of: ObjectOf,
-    /// Its name.
+    /// Name of the object.
     pub name: &'a str,
-    /// Keys and paths; all keys where there are none.
+    /// Keys with their paths; all keys if empty.
     pub items: &'a [api::KeyToPath],
-    /// It may be missing, and so may keys.
+    /// Whether the object or any of its keys may be missing.
     pub optional: bool,
 }
 
-/// Publishes the files of a volume that lies below `plugin`.
+/// Publishes the files of a volume below the plugin directory `plugin`.
 pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<MountedVolume, SetUpError> {
     let name = &request.volume.name;
     let dir = request.layout.volume(plugin, name);
@@ -57,13 +57,13 @@ pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<Mou
         return Ok(mounted(&dir));
     }
     empty_dir::backing(&dir, &request.layout.marker(plugin, name), || Ok(()))?;
-    // What was published on disk has its readers there.
+    // A volume published on disk stays there, because containers read it.
     if let Some(bytes) = request.memory.filter(|_| IN_MEMORY.contains(&plugin) && !atomic_writer::is_published(&dir)) {
         memory::ensure(&dir, bytes).map_err(SetUpError::io("mounting tmpfs at", &dir))?;
     }
     for nested in &nested {
         let path = dir.join(nested);
-        // What the payload links there serves as well.
+        // An existing entry, such as a symlink of the payload, serves as the mount point too.
         if fs::symlink_metadata(&path).is_err() {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(&path);
             made.map_err(SetUpError::io("creating", &path))?;
@@ -79,7 +79,7 @@ pub fn publish(request: &SetUp<'_>, plugin: &str, files: &Payload) -> Result<Mou
     Ok(mounted(&dir))
 }
 
-/// The volume as it was published before; `None` where it never was.
+/// Returns the volume as published before; `None` if it never was.
 pub fn published(request: &SetUp<'_>, plugin: &str) -> Option<MountedVolume> {
     let dir = request.layout.volume(plugin, &request.volume.name);
     let marker = request.layout.marker(plugin, &request.volume.name).join("ready");
@@ -90,17 +90,17 @@ fn mounted(dir: &Path) -> MountedVolume {
     MountedVolume { host_path: Some(dir.to_owned()), read_only: true, relabel: true, sub_path_mode: MODE }
 }
 
-/// The mode of files that have none of their own.
+/// Returns the mode of files without their own.
 pub fn default_mode(mode: Option<i32>) -> Result<u32, SetUpError> {
     mode.map(bits).ok_or(SetUpError::NoMode)
 }
 
-/// A mode as the API writes it; more than permissions is nobody's to give.
+/// Converts an API file mode; only permission bits are accepted.
 pub fn bits(mode: i32) -> u32 {
     u32::try_from(mode).unwrap_or(0) & 0o777
 }
 
-/// The files of a referenced object.
+/// Returns the files of a referenced object.
 pub fn of_object(request: &SetUp<'_>, reference: &Reference<'_>, mode: u32) -> Result<Payload, SetUpError> {
     let read = match reference.of {
         ObjectOf::ConfigMap => request.fetched.config_map(reference.name),

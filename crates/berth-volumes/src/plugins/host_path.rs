@@ -1,4 +1,6 @@
-//! hostPath: a path of the node as it is, after a look at what it is. Behaviour: spec 07 §7.2.
+//! hostPath volumes: an existing or created path of the node, checked against its declared type.
+//!
+//! Implements spec 07 §7.2.
 
 use std::{
     fs::{self, DirBuilder, FileType, OpenOptions},
@@ -10,10 +12,10 @@ use std::{
 use super::{SetUp, SetUpError};
 use berth_ports::MountedVolume;
 
-/// Mode of sub-paths where the path itself cannot be looked at.
+/// Mode of sub-path directories where the path's mode cannot be read.
 const FALLBACK_MODE: u32 = 0o750;
 
-/// Checks the path, and makes it where its type says so. Nothing is mounted or taken down.
+/// Checks the path, and creates it if its type requires that. Nothing is mounted or torn down.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let source = request.volume.host_path.clone().unwrap_or_default();
     let path = PathBuf::from(&source.path);
@@ -30,7 +32,7 @@ fn check(path: &Path, kind: &str) -> Result<(), SetUpError> {
         Ok(meta) if good(meta.file_type()) => Ok(()),
         _ => Err(SetUpError::HostPathType { path: path.display().to_string(), expected }),
     };
-    // Whatever is not a directory is a file here, devices too: so the reference has it.
+    // As upstream, every path that is not a directory passes as a file, including devices.
     let directory = || is(|found| found.is_dir(), "is not a directory");
     let file = || is(|found| !found.is_dir(), "is not a file");
     match kind {

@@ -1,4 +1,4 @@
-//! Which huge pages an emptyDir of medium HugePages is made of. Pure. Behaviour: spec 07 §7.1.
+//! Page size of `emptyDir` volumes with medium HugePages. Pure. Implements spec 07 §7.1.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,34 @@ use berth_types::{
     resources::{HUGEPAGES_PREFIX, page_size_of},
 };
 
-/// What the medium begins with where it names a size: `HugePages-2Mi`.
+/// Prefix of a medium that names a size, such as `HugePages-2Mi`.
 const SIZED: &str = "HugePages-";
-/// The medium that leaves the size to the requests.
+/// Medium that takes the size from the pod's requests.
 pub const MEDIUM: &str = "HugePages";
 
-/// Why there are no such pages for a pod.
+/// Error where the page size cannot be determined.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PagesError {
-    /// It asks for several sizes and the medium says none.
+    /// The pod requests several sizes, and the medium names none.
     #[error("medium: HugePages can't be used if container requests multiple huge page sizes")]
     Several,
-    /// It asks for none.
+    /// The pod requests no huge pages, or none of the size in the medium.
     #[error("medium {0}: hugePages storage requested, but there is no resource request for huge pages")]
     None(String),
-    /// The medium's size is no quantity.
+    /// The size in the medium is not a valid quantity.
     #[error("unknown storage medium {0:?}")]
     Medium(String),
 }
 
-/// Whether a medium is one of huge pages.
+/// Whether the medium is huge pages.
 pub fn is_medium(medium: &str) -> bool {
     medium == MEDIUM || medium.starts_with(SIZED)
 }
 
-/// The size of the pages as the pod writes it (`2Mi`), and in bytes.
+/// Returns the page size as spelled in the pod (`2Mi`), and in bytes.
 ///
 /// # Errors
-/// Where the pod's requests do not say one size.
+/// If the pod's requests do not determine one size.
 pub fn size(medium: &str, pod: &Pod) -> Result<(String, u64), PagesError> {
     let asked = asked(pod);
     let Some(text) = medium.strip_prefix(SIZED) else {
@@ -54,20 +54,20 @@ pub fn size(medium: &str, pod: &Pod) -> Result<(String, u64), PagesError> {
     }
 }
 
-/// The sizes that the pod or any container of it asks for, and how each is written.
+/// Returns the page sizes in bytes that the pod or any of its containers requests, with their spelling.
 fn asked(pod: &Pod) -> BTreeMap<u64, String> {
     let of_containers = pod.init_containers().iter().chain(pod.containers()).filter_map(|c| c.resources.as_ref());
     let names = of_containers.chain(pod.spec().resources.as_ref()).flat_map(names);
     names.filter_map(|name| Some((page_size_of(name)?, name.strip_prefix(HUGEPAGES_PREFIX)?.to_owned()))).collect()
 }
 
-/// What is limited is asked for too: for huge pages both must be equal.
+/// Limits count as requests: for huge pages both must be equal.
 fn names(resources: &api::ResourceRequirements) -> impl Iterator<Item = &str> {
     let all = resources.requests.iter().chain(&resources.limits).flat_map(BTreeMap::keys);
     all.map(String::as_str)
 }
 
-/// Whether a mounted file system has pages of that size, by its options in the mount table (`pagesize=2M`).
+/// Whether a mounted file system has that page size, according to its options in the mount table (`pagesize=2M`).
 pub fn is_of_size(options: &str, bytes: u64) -> bool {
     let shown = options.split(',').find_map(|option| option.strip_prefix("pagesize="));
     let shown = shown.and_then(|text| {
@@ -81,7 +81,7 @@ pub fn is_of_size(options: &str, bytes: u64) -> bool {
         };
         digits.parse::<u64>().ok()?.checked_mul(unit)
     });
-    // What is not shown cannot be held against it.
+    // A mount without a recognizable page size is accepted.
     shown.is_none_or(|shown| shown == bytes)
 }
 

@@ -1,12 +1,12 @@
-//! image: the content of an image, mounted by the runtime. Behaviour: spec 07 §7.9.
+//! image volumes: content of an OCI image, mounted by the container runtime. Implements spec 07 §7.9.
 //!
-//! Nothing is done here: the image is pulled where the container's own is, and a failure is told of each container
-//! that mounts it.
+//! Nothing is mounted here: the image is pulled together with the container images, and a failure is reported on each
+//! container that mounts it.
 
 use super::{SetUp, SetUpError};
 use berth_ports::MountedVolume;
 
-/// Says that it is there.
+/// Returns the volume without a host path, because the runtime mounts it.
 pub fn set_up(_request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     Ok(MountedVolume { host_path: None, read_only: true, relabel: false, sub_path_mode: 0 })
 }

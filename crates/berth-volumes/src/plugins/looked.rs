@@ -1,5 +1,4 @@
-//! Which volumes of files were found complete lately: each turn of a pod looks at them again, and mostly nothing
-//! happened. Blocking.
+//! Cache of recently verified file-based volumes, so that a pod sync can skip unchanged ones. Blocking.
 
 use std::{
     collections::HashMap,
@@ -13,13 +12,14 @@ use std::{
 
 use crate::atomic_writer;
 
-/// The kernel's times of files are that coarse, with room: what happens within that after a change may bear its time.
+/// Upper bound, with margin, on the granularity of kernel file timestamps: a change within this time after another one
+/// may have the same timestamp.
 const COARSE: Duration = Duration::from_millis(50);
-/// So often a volume is compared file by file all the same: somebody may have written into one.
+/// Age from which a volume is compared file by file again, because another program may have written into a file.
 const THOROUGH: Duration = Duration::from_secs(300);
 
-/// What was found, by the volume's directory. A node has thousands of volumes: of each it keeps what tells that
-/// nothing moved, not what was there.
+/// Cache by volume directory. A node has thousands of volumes, so that the cache keeps a hash that detects changes, not
+/// the content.
 #[derive(Debug, Default)]
 pub struct Looked {
     hasher: RandomState,
@@ -28,12 +28,13 @@ pub struct Looked {
 
 #[derive(Debug)]
 struct Seen {
-    /// Of what was published, and of its [`Places`].
+    /// Hash of the published content and its [`Places`].
     print: u64,
     at: Instant,
 }
 
-/// The version in place, and when something was last put into or taken out of the volume's directory and the version's.
+/// Published version, with inode and change time of the volume directory and of the version directory; both change when
+/// an entry is added or removed.
 #[derive(Hash, Debug)]
 struct Places {
     version: PathBuf,
@@ -45,14 +46,14 @@ impl Looked {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the same was published there before, and nothing came or went since.
+    /// Whether the same content was published and verified recently, and no entry was added or removed since.
     pub fn is_same(&self, dir: &Path, what: &impl Hash) -> bool {
         let Some(places) = places(dir) else { return false };
         let print = self.hasher.hash_one((what, places));
         self.seen().get(dir).is_some_and(|seen| seen.print == print && seen.at.elapsed() < THOROUGH)
     }
 
-    /// It was published there.
+    /// Records that the content was published.
     pub fn published(&self, dir: &Path, what: &impl Hash) {
         let places = places(dir).filter(Places::are_settled);
         let print = places.map(|places| self.hasher.hash_one((what, places)));
@@ -63,14 +64,14 @@ impl Looked {
         }
     }
 
-    /// The volumes of a pod go.
+    /// Forgets the volumes of a pod directory.
     pub fn forget(&self, pod: &Path) {
         self.seen().retain(|dir, _| !dir.starts_with(pod));
     }
 }
 
 impl Places {
-    /// Whether a change from here on will show.
+    /// Whether the timestamps are old enough that any later change alters them.
     fn are_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let settled = now.saturating_sub(COARSE);

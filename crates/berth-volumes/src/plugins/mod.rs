@@ -1,4 +1,4 @@
-//! One file per kind of volume, and their table.
+//! Volume plugins that only write files: one file per volume type, and the plugin table.
 
 mod config_map;
 mod downward_api;
@@ -26,61 +26,61 @@ pub use projected::common_user;
 use berth_ports::{MountedVolume, ObjectError, VolumeError};
 use berth_types::{Pod, api, fieldpath::FieldError, volume};
 
-/// Everything a plugin needs to set up one volume.
+/// Input of a plugin for setting up one volume.
 pub struct SetUp<'a> {
-    /// The pod.
+    /// Pod that uses the volume.
     pub pod: &'a Pod,
-    /// The volume.
+    /// Volume from the pod spec.
     pub volume: &'a api::Volume,
-    /// Where the pod's things lie.
+    /// Paths of the pod's directories.
     pub layout: &'a PodLayout,
-    /// What containers without a limit may use, by resource.
+    /// Node allocatable by resource: the limits of containers that set none.
     pub allocatable: &'a BTreeMap<String, String>,
-    /// What was read of the API server.
+    /// Objects read from the API server.
     pub fetched: &'a Fetched,
-    /// How large volumes with credentials may get, in bytes; `None` to keep them on disk.
+    /// Maximum size in bytes of memory-backed volumes with credentials; `None` keeps them on disk.
     pub memory: Option<u64>,
-    /// What was found at the last look.
+    /// Cache of recently verified volumes: an unchanged volume is not compared again.
     pub looked: &'a Looked,
-    /// Wall time.
+    /// Wall-clock time.
     pub now: Timestamp,
 }
 
-/// Why a volume is not there; becomes `MountVolume.SetUp failed for volume "x" : <text>`.
+/// Error of setting up a volume; becomes `MountVolume.SetUp failed for volume "x" : <text>`.
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
-    /// No such medium.
+    /// Unknown storage medium of an `emptyDir`.
     #[error("unknown storage medium {0:?}")]
     Medium(String),
-    /// There are no such huge pages.
+    /// Huge pages of the requested size are not available.
     #[error(transparent)]
     HugePages(#[from] huge_pages::PagesError),
-    /// Other huge pages are mounted already.
+    /// Huge pages of another size are already mounted.
     #[error("pagesize '{mounted}' and requested medium size '{wanted}' differ")]
     PageSize {
-        /// What is mounted.
+        /// Page size of the existing mount.
         mounted: String,
-        /// What is wanted.
+        /// Requested page size.
         wanted: String,
     },
-    /// The host path is not what its type says.
+    /// The host path does not match its declared type.
     #[error("hostPath type check failed: {path} {expected}")]
     HostPathType {
-        /// The path.
+        /// Host path.
         path: String,
-        /// `is not a directory`, …
+        /// Expectation that failed: `is not a directory`, …
         expected: &'static str,
     },
-    /// No such type.
+    /// Unknown host path type.
     #[error("{0} is an invalid volume type")]
     HostPathUnknown(String),
-    /// The host path leads upwards.
+    /// The host path contains `..`.
     #[error("invalid HostPath `{0}`: must not contain '..'")]
     HostPathBackstep(String),
     /// Fields of the pod cannot be read.
     #[error("{}", joined(.0))]
     Fields(Vec<FieldError>),
-    /// An object cannot be read.
+    /// An API object cannot be read.
     #[error("{}", unread(.0))]
     Object(ObjectError),
     /// An object lacks a key.
@@ -89,39 +89,39 @@ pub enum SetUpError {
         ObjectOf::Secret => "references non-existent secret",
     })]
     NoKey {
-        /// What lacks it.
+        /// Kind of the object.
         of: ObjectOf,
-        /// The key.
+        /// Missing key.
         key: String,
     },
-    /// There is no API server to read sources from.
+    /// No API server is configured to read sources from.
     #[error("cannot setup projected volume {0} because kube client is not configured")]
     NotConfigured(String),
-    /// A trust bundle that is not named.
+    /// A cluster trust bundle source has neither name nor signer.
     #[error("ClusterTrustBundle projection requires either name or signerName to be set")]
     NoBundleNamed,
-    /// Nobody clones repositories as root any more.
+    /// The `gitRepo` plugin is disabled: it would clone repositories as root.
     #[error(
         "git-repo volume plugin has been disabled; if necessary, it may be re-enabled by enabling the feature-gate `GitRepoVolumeDriver`"
     )]
     GitRepo,
-    /// Several sources cannot be had.
+    /// Several projected sources failed.
     #[error("{}", joined(.0))]
     Several(Vec<SetUpError>),
-    /// No mode for a file.
+    /// A file has no mode.
     #[error("no defaultMode used, not even the default value for it")]
     NoMode,
     /// Files cannot be published.
     #[error(transparent)]
     Write(#[from] super::atomic_writer::WriteError),
-    /// The system refused.
+    /// A system call failed.
     #[error("{action} {path}: {cause}")]
     Io {
-        /// What was tried.
+        /// Attempted action.
         action: &'static str,
-        /// With what.
+        /// Path that the action was applied to.
         path: String,
-        /// Why not.
+        /// Error of the system call.
         cause: io::Error,
     },
 }
@@ -135,7 +135,7 @@ impl SetUpError {
 
 type Plugin = fn(&SetUp<'_>) -> Result<MountedVolume, SetUpError>;
 
-/// What is told of an object that cannot be read.
+/// Formats the error of an object that cannot be read.
 fn unread(error: &ObjectError) -> String {
     match error {
         ObjectError::NoClient { .. } => "not supported due to running kubelet in standalone mode".to_owned(),
@@ -143,29 +143,29 @@ fn unread(error: &ObjectError) -> String {
     }
 }
 
-/// When a volume is set up.
+/// How often a volume is set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Again {
-    /// Once; later it is only seen to that it is there.
+    /// Once; later syncs only verify that it is present.
     Once,
-    /// With every turn of its pod: what it shows changes.
+    /// With every sync of its pod, because its content changes.
     EveryTurn,
 }
 
-/// A kind of volume.
+/// Volume type and its plugin.
 pub struct Kind {
-    /// Whether a volume is of it. Asked several times in each turn of a pod.
+    /// Whether a volume is of this type. Called several times in each sync of a pod.
     is: fn(&api::Volume) -> bool,
-    /// The plugin's full name.
+    /// Full plugin name.
     pub plugin: &'static str,
-    /// Its directory below the pod's volumes.
+    /// Plugin directory below the pod's `volumes`.
     folder: &'static str,
-    /// When it is set up.
+    /// How often it is set up.
     pub again: Again,
     set_up: Plugin,
 }
 
-/// The kinds this release sets up. Another kind is another line.
+/// Volume types that this release sets up, one line each.
 const PLUGINS: [Kind; 8] = [
     Kind::once(|v| v.empty_dir.is_some(), "kubernetes.io/empty-dir", layout::EMPTY_DIR, empty_dir::set_up),
     Kind::once(|v| v.host_path.is_some(), "kubernetes.io/host-path", "kubernetes.io~host-path", host_path::set_up),
@@ -202,13 +202,13 @@ impl Kind {
     }
 }
 
-/// The kind of a volume, where this release sets it up.
+/// Returns the plugin of a volume, if this release supports its type.
 pub fn kind(volume: &api::Volume) -> Option<&'static Kind> {
     PLUGINS.iter().find(|known| (known.is)(volume))
 }
 
-/// The volume as it is, where it shows things that change and was set up before: one that cannot be
-/// refreshed goes on showing what it shows.
+/// Returns the existing volume, where its content changes and it was set up before: a volume that cannot be refreshed
+/// keeps its last content.
 pub fn as_it_was(request: &SetUp<'_>) -> Option<MountedVolume> {
     let known = kind(request.volume).filter(|known| known.again == Again::EveryTurn)?;
     files::published(request, known.folder)
@@ -217,7 +217,7 @@ pub fn as_it_was(request: &SetUp<'_>) -> Option<MountedVolume> {
 /// Sets up one volume. Idempotent.
 ///
 /// # Errors
-/// For kinds that are not supported, and for what the plugin says.
+/// If the volume type is not supported, or its plugin fails.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, VolumeError> {
     let name = &request.volume.name;
     let Some(known) = kind(request.volume) else {

@@ -1,8 +1,7 @@
-//! projected: several sources in one directory; what every pod of a cluster gets its token, its CA
-//! and its namespace by. Behaviour: spec 07 §7.5.
+//! projected volumes: several sources in one directory, such as a pod's token, CA, and namespace.
 //!
-//! All sources are tried, and what fails is told together; a later source replaces what an earlier
-//! one put at the same path.
+//! All sources are tried, and their errors are reported together; a later source replaces an earlier one at the same
+//! path. Implements spec 07 §7.5.
 
 use super::{
     SetUp, SetUpError, downward_api,
@@ -17,10 +16,10 @@ use crate::{
 use berth_ports::{Credential, MountedVolume, ObjectError, TokenAsk};
 use berth_types::{Pod, api};
 
-/// Mode of a credential that a user or group is given: nobody else's business.
+/// Mode of a credential that is owned by a user or group: no access for others.
 const PRIVATE: u32 = 0o600;
 
-/// Writes the files, or refreshes them.
+/// Writes or refreshes the files.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let source = request.volume.projected.clone().unwrap_or_default();
     let mode = files::default_mode(source.default_mode)?;
@@ -83,7 +82,7 @@ fn of_source(
     Ok(Payload::new())
 }
 
-/// The key and its certificate, together or each by itself.
+/// Returns the files with the private key and the certificate chain, combined or separate.
 fn of_certificate(
     request: &SetUp<'_>,
     wanted: &api::PodCertificateProjection,
@@ -106,14 +105,14 @@ fn of_token(request: &SetUp<'_>, token: &api::ServiceAccountTokenProjection, mod
     Ok([(token.path.clone(), private(request, data, mode))].into())
 }
 
-/// A credential, as the user or the group of the pod is given it.
+/// Returns the file of a credential, owned by the pod's user or group if it has one.
 fn private(request: &SetUp<'_>, data: Vec<u8>, mode: u32) -> Content {
     let owner = common_user(request.pod);
     let is_given = owner.is_some() || ownership::group_of(request.pod).is_some();
     Content { data, mode: if is_given { PRIVATE } else { mode }, owner }
 }
 
-/// The user that all containers run as; `None` where one does not say, or says another.
+/// Returns the UID that all containers run as; `None` if one sets none or a different one.
 pub fn common_user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
     let of = |container: &api::Container| {

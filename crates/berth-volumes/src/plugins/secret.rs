@@ -1,4 +1,4 @@
-//! secret: keys of a Secret as files. Behaviour: spec 07 §7.3.
+//! secret volumes: keys of a Secret as files. Implements spec 07 §7.3.
 
 use super::{
     SetUp, SetUpError,
@@ -7,7 +7,7 @@ use super::{
 use crate::layout::SECRET;
 use berth_ports::MountedVolume;
 
-/// Writes the files, or refreshes them.
+/// Writes or refreshes the files.
 pub fn set_up(request: &SetUp<'_>) -> Result<MountedVolume, SetUpError> {
     let source = request.volume.secret.clone().unwrap_or_default();
     let mode = files::default_mode(source.default_mode)?;

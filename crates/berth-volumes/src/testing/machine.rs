@@ -1,4 +1,4 @@
-//! A machine that does as it is told, disks of one, and what pods want of volumes.
+//! Test fakes: a scripted host with a mount list, sysfs disks and sessions, and volume requests.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,14 +25,14 @@ use berth_types::Pod;
 type Said = Result<(i32, &'static str), RunError>;
 type Effect = Box<dyn Fn() + Send>;
 
-/// A machine whose programs do as they are told, and whose mounts are a list: `mount` and `umount` change it. What is
-/// mounted from one source has one device.
+/// Fake host with scripted programs and a list of mounts, which `mount` and `umount` change. All mounts of one source
+/// share one device.
 #[derive(Default)]
 pub struct FakeMachine {
     calls: Mutex<Vec<String>>,
     answers: Mutex<BTreeMap<&'static str, VecDeque<Said>>>,
     effects: Mutex<Vec<(String, &'static str, Effect)>>,
-    /// With the source.
+    /// Mounts with their sources.
     table: Mutex<Vec<(String, Mount)>>,
 }
 
@@ -41,22 +41,22 @@ impl FakeMachine {
         Arc::default()
     }
 
-    /// How the next call of a program ends; it does nothing then.
+    /// Scripts the result of the next call of a program, which then has no effect.
     pub fn next(&self, program: &'static str, answer: Said) {
         locked(&self.answers).entry(program).or_default().push_back(answer);
     }
 
-    /// What a call that contains these words changes, and says.
+    /// Scripts the effect and output of every call that contains these words.
     pub fn on(&self, words: &str, says: &'static str, effect: impl Fn() + Send + 'static) {
         locked(&self.effects).push((words.to_owned(), says, Box::new(effect)));
     }
 
-    /// Every call so far.
+    /// Returns every call so far.
     pub fn calls(&self) -> Vec<String> {
         locked(&self.calls).clone()
     }
 
-    /// Something is mounted there.
+    /// Adds a mount.
     pub fn mount(&self, source: &str, target: &Path) {
         self.mount_with(source, target, String::new());
     }
@@ -71,7 +71,7 @@ impl FakeMachine {
         table.push((source.to_owned(), mount));
     }
 
-    /// Where something is mounted.
+    /// Returns all mount points.
     pub fn targets(&self) -> Vec<String> {
         locked(&self.table).iter().map(|(_, mount)| mount.target.display().to_string()).collect()
     }
@@ -127,7 +127,7 @@ impl Machine for FakeMachine {
     }
 }
 
-/// A disk of a machine below `root`, with links to it. Its device is a blank file.
+/// Creates a disk of the host below `root`, with links to it. Its device is a blank file.
 pub fn disk(root: &Path, name: &str, links: &[&str]) {
     use std::{fs, os::unix::fs::symlink};
     let (dev, own) = (root.join("dev"), root.join("sys/block").join(name).join("device"));
@@ -138,13 +138,13 @@ pub fn disk(root: &Path, name: &str, links: &[&str]) {
     for link in links {
         let link = dev.join("disk").join(link);
         fs::create_dir_all(link.parent().expect("below a folder")).expect("made");
-        // Another one may lead there already: udev replaces it.
+        // Another disk may have this link already: udev replaces it.
         let _ = fs::remove_file(&link);
         symlink(format!("../../{name}"), link).expect("linked");
     }
 }
 
-/// A session of a machine below `root` with a target, and the disks of its units.
+/// Creates an iSCSI session of the host below `root` with a target, and the disks of its LUNs.
 pub fn session(root: &Path, host: u32, iqn: &str, address: &str, units: &[(i32, &str)]) {
     use std::fs;
     let write = |path: std::path::PathBuf, text: &str| {
@@ -168,7 +168,7 @@ pub fn session(root: &Path, host: u32, iqn: &str, address: &str, units: &[(i32, 
     }
 }
 
-/// What a pod wants of a volume.
+/// Returns a pod's use of a volume.
 pub fn usage(root: &Path, plugin: &str, spec: VolumeSpec) -> Usage {
     let pod = serde_json::json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []}});
     let pod = Arc::new(Pod::new(serde_json::from_value(pod).expect("a pod")).expect("complete"));
@@ -196,7 +196,7 @@ pub fn usage(root: &Path, plugin: &str, spec: VolumeSpec) -> Usage {
     }
 }
 
-/// What of it is to go: of the pod, or of all.
+/// Returns a removal: unpublish for the pod, or unstage.
 pub fn removal(usage: &Usage, of_pod: bool) -> Removal {
     Removal {
         spec: usage.spec.clone(),

@@ -1,4 +1,4 @@
-//! Tables of resource values. Pure.
+//! Table tests of resource values. Pure.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

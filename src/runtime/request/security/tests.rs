@@ -1,4 +1,4 @@
-//! Tables of the security context. Pure.
+//! Table tests of the security context. Pure.
 
 use serde_json::{Value, json};
 

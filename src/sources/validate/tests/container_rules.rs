@@ -1,4 +1,4 @@
-//! The table of containers: ports, environment, resources, security, mounts, probes and hooks.
+//! Table tests of containers: ports, environment, resources, security, mounts, probes, and hooks.
 
 use serde_json::{Value, json};
 

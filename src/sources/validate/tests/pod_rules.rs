@@ -1,4 +1,4 @@
-//! The table of metadata, and of the specification beside containers and volumes.
+//! Table tests of metadata, and of the specification apart from containers and volumes.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The table of volume sources.
+//! Table tests of volume sources.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Volumes and images in containers, changed limits, logs opened anew. Spec 09a §3.2, §8, §9.4.
+//! Image volumes, image mounts, container updates, and log reopening. Spec 09a §3.2, §8, §9.4.
 
 use std::{
     fs,
@@ -45,7 +45,7 @@ fn volumes_of_an_image_begin_with_its_files() {
         assert_eq!(daemon.exec(&one, script).await, ("of the image\n640\n1\n".to_owned(), 0));
         let (out, _) = daemon.exec(&two, "cat /data/kept/file; ls /fresh").await;
         assert_eq!(out, "of the image\n", "each container has its own");
-        // A mount of the request takes the volume's place.
+        // A mount of the request replaces the image's volume.
         let host_path = place.path().join("mounted");
         fs::create_dir(&host_path).expect("made");
         let mount = cri::Mount {
@@ -99,7 +99,7 @@ fn an_image_is_mounted_and_told_by_its_identity() {
     });
 }
 
-/// A limit of a container, on either hierarchy.
+/// A limit of a container, read from either cgroup version.
 fn limit(place: &Path, id: &str, old: &str, new: &str) -> String {
     let group = format!("{}/{id}", group(place));
     let (controller, file) = old.split_once('/').expect("both");
@@ -134,7 +134,7 @@ fn limits_are_changed_where_it_runs() {
         let memory = || limit(place.path(), &id, "memory/memory.limit_in_bytes", "memory.max");
         let quota = || limit(place.path(), &id, "cpu/cpu.cfs_quota_us", "cpu.max");
         assert_eq!(memory(), (64 << 20).to_string());
-        // Only memory is named: what both together may be follows it, up and down.
+        // Only memory is set: the limit of memory and swap follows it, up and down.
         for bytes in [128 << 20, 32 << 20] {
             update(cri::LinuxContainerResources { memory_limit_in_bytes: bytes, ..Default::default() })
                 .await
@@ -144,7 +144,7 @@ fn limits_are_changed_where_it_runs() {
         assert!(quota().starts_with("20000"), "{}", quota());
         update(cri::LinuxContainerResources { cpu_quota: 50_000, ..Default::default() }).await.expect("changed");
         assert!(quota().starts_with("50000"), "{}", quota());
-        // One that the kernel refuses changes nothing.
+        // An update that the kernel rejects changes nothing.
         let wrong =
             cri::LinuxContainerResources { cpu_quota: 70_000, cpuset_cpus: "4000".to_owned(), ..Default::default() };
         update(wrong).await.expect_err("no such processor");

@@ -1,4 +1,4 @@
-//! What critest asks of security contexts, on this machine's kernel. Spec 09 §11.2, §11.3 (AC-09-E1).
+//! critest's security context cases on this machine's kernel. Spec 09 §11.2, §11.3 (AC-09-E1).
 
 use std::{fs, path::Path, time::Duration};
 
@@ -23,7 +23,7 @@ fn number(value: i64) -> Option<cri::Int64Value> {
     Some(cri::Int64Value { value })
 }
 
-/// A container with a security context; its processes are its own where nothing else is said.
+/// A container with a security context; its PID namespace is its own unless the context sets one.
 fn confined(name: &str, context: Context) -> cri::ContainerConfig {
     let own = cri::NamespaceOption { pid: CONTAINER, ..Default::default() };
     let mut config = container(name, ASLEEP);
@@ -33,7 +33,7 @@ fn confined(name: &str, context: Context) -> cri::ContainerConfig {
     config
 }
 
-/// A pod whose namespaces are these.
+/// A pod with these namespace options.
 fn pod_of(place: &Path, name: &str, options: cri::NamespaceOption) -> cri::PodSandboxConfig {
     let mut config = pod(place, name);
     let context = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("a context");
@@ -41,7 +41,7 @@ fn pod_of(place: &Path, name: &str, options: cri::NamespaceOption) -> cri::PodSa
     config
 }
 
-/// Both of init and of what is executed later.
+/// Output of a script in the container's init; asserts that an exec process has the same output.
 async fn says(daemon: &Daemon, sandbox: &str, (name, context): (&str, Context), script: &str) -> String {
     let mut config = confined(name, context);
     config.command =
@@ -62,7 +62,7 @@ async fn says(daemon: &Daemon, sandbox: &str, (name, context): (&str, Context), 
     executed
 }
 
-/// How a container of this kind is refused.
+/// Error of creating such a container.
 async fn refusal(daemon: &Daemon, sandbox: &str, (name, context): (&str, Context)) -> String {
     daemon.calls.create(sandbox, &confined(name, context)).await.expect_err(name).message().to_owned()
 }
@@ -100,7 +100,7 @@ fn a_container_is_whom_it_is_told_to_be() {
         let context = Context { run_as_group: number(1002), ..Default::default() };
         let text = refusal(&daemon, &sandbox, ("only", context)).await;
         assert!(text.contains("user group \"1002\" is specified without user"), "{text}");
-        // The image's own groups count where they are merged; the status tells them.
+        // The image's own groups count where they are merged; the status reports them.
         let image = import_groups(&daemon, place.path()).await;
         for (policy, name, expected) in [
             (cri::SupplementalGroupsPolicy::Merge, "merge", vec![1000, 1234, 50000]),
@@ -124,7 +124,7 @@ fn a_container_is_whom_it_is_told_to_be() {
     });
 }
 
-/// C5: who is in the root group of a hierarchy can mount it and freeze or throttle what runs on the host.
+/// C5: a process in the root cgroup of a hierarchy can mount it and freeze or throttle host processes.
 #[test]
 fn a_container_has_a_group_of_its_own_in_every_hierarchy() {
     on_a_machine("a_container_has_a_group_of_its_own_in_every_hierarchy", async |place| {
@@ -133,7 +133,7 @@ fn a_container_has_a_group_of_its_own_in_every_hierarchy() {
         let groups = says(&daemon, &sandbox, ("c", Context::default()), "cat /proc/self/cgroup").await;
         let own = fs::read_to_string("/proc/self/cgroup").expect("readable");
         assert_eq!(groups.lines().count(), own.lines().count(), "{groups}");
-        // On the unified hierarchy alone a namespace hides the path.
+        // On cgroup v2, the cgroup namespace hides the path.
         if groups.lines().count() > 1 {
             let in_root: Vec<&str> = groups.lines().filter(|line| line.ends_with(":/")).collect();
             assert!(in_root.is_empty(), "in the host's groups: {in_root:?}");
@@ -208,7 +208,7 @@ fn a_container_may_do_what_its_context_says() {
             let told = says(&daemon, &sandbox, (name, context), effective).await;
             assert_eq!(told, format!("CapEff:\t{host}\n"), "{name}");
         }
-        // A mount needs the right to, which only the privileged one has.
+        // A mount needs CAP_SYS_ADMIN, which only the privileged container has.
         let script = "busybox mount -t tmpfs x /tmp >/dev/null 2>&1 && echo mounted || echo refused";
         for (name, context, expected) in
             [("may", privileged(), "mounted\n"), ("may-not", Context::default(), "refused\n")]
@@ -309,7 +309,7 @@ fn namespaces_are_the_hosts_the_pods_or_the_containers() {
             }
             daemon.remove(&sandbox).await;
         }
-        // In a pod whose processes are shared the first one is nobody's.
+        // In a pod with a shared PID namespace, process 1 belongs to no container.
         let shared = cri::NamespaceOption { pid: POD, ..Default::default() };
         let sandbox = daemon.run(pod_of(place.path(), "shared", shared.clone())).await;
         let context = || Context { namespace_options: Some(shared.clone()), ..Context::default() };
@@ -339,7 +339,7 @@ fn users(mode: i32, lines: &[(u32, u32, u32)]) -> cri::UserNamespace {
     cri::UserNamespace { mode, uids: lines.clone(), gids: lines }
 }
 
-// "UserNamespaces"; and a pod with users of its own on the host's network
+// "UserNamespaces"; and a pod with a user namespace on the host network
 #[test]
 fn users_are_the_pods_or_the_hosts() {
     on_a_machine("users_are_the_pods_or_the_hosts", async |place| {

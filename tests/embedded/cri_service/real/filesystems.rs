@@ -1,4 +1,6 @@
-//! What critest asks of volumes, their propagation, sysctls and names, on this machine's kernel. Spec 09 §11.2 (AC-09-E1).
+//! critest's cases of volumes, mount propagation, sysctls, and DNS, on this machine's kernel.
+//!
+//! Spec 09 §11.2 (AC-09-E1).
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -12,7 +14,7 @@ use berth_testkit::embedded::{
 
 const ASLEEP: &str = "while :; do sleep 0.1; done";
 
-/// A file system of its own in a directory that is made; other mounts hear of what is mounted in it.
+/// Mounts a tmpfs with shared propagation on a new directory.
 fn shared(path: &Path) {
     fs::create_dir_all(path).expect("made");
     let none: Option<&str> = None;
@@ -33,7 +35,7 @@ fn with(name: &str, mount: cri::Mount) -> cri::ContainerConfig {
     cri::ContainerConfig { mounts: vec![mount], ..container(name, ASLEEP) }
 }
 
-/// A pod and a container that may do everything.
+/// A privileged pod.
 fn mighty(place: &Path) -> cri::PodSandboxConfig {
     let mut config = pod(place, "mighty");
     let context = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("a context");
@@ -185,7 +187,7 @@ fn a_pod_has_the_settings_and_names_it_asks_for() {
         let linux = config.linux.as_mut().expect("Linux");
         let own = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
         linux.security_context.as_mut().expect("a context").namespace_options = Some(own);
-        // A safe one and one that is not.
+        // Safe sysctls and an unsafe one.
         let wanted = [("kernel.shm_rmid_forced", "1"), ("fs.mqueue.msg_max", "100"), ("net.ipv4.ip_forward", "1")];
         linux.sysctls =
             wanted.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<HashMap<_, _>>();

@@ -1,4 +1,4 @@
-//! A disk that is full while containers are made. Spec 09 §7 (AC-09-E10).
+//! Disk-full conditions while containers are created and removed. Spec 09 §7 (AC-09-E10).
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use berth_testkit::embedded::{
     traces::names,
 };
 
-/// Nothing here takes that long.
+/// Timeout of a step.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Fills a file system to the last byte; without an inode it is full.
+/// Fills a file system to the last byte; if no inode is left, the file system counts as full.
 fn fill(path: &Path) {
     let Ok(mut file) = fs::File::create(path) else { return };
     for size in [1 << 20, 4096, 1] {
@@ -67,7 +67,7 @@ fn a_full_disk_leaves_nothing_half_made() {
     });
 }
 
-/// A container fills the disk of the runtime; stopping and removing its pod needs no space, and gives all of it back.
+/// A container fills the runtime's disk; stopping and removing its pod needs no space, and frees all of it.
 fn filled_by_a_container(test: &str, options: &'static str, script: &'static str) {
     on_a_machine(test, async move |place| {
         let root = place.path().join("root");
@@ -87,12 +87,12 @@ fn filled_by_a_container(test: &str, options: &'static str, script: &'static str
             assert!(begun.elapsed() < LIMIT, "the disk does not get full");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // Whatever the container left: not a byte.
+        // Whatever space the container left: not a byte remains.
         fill(&root.join("filler"));
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
         daemon.calls.rpc.clone().stop_pod_sandbox(stop).await.expect("stops on a full disk");
         daemon.remove(&sandbox).await;
-        let _ = fs::remove_file(root.join("filler")); // without an inode it was never made
+        let _ = fs::remove_file(root.join("filler")); // without a free inode it was not created
         assert_eq!((names(&root.join("containers")), names(&root.join("snap"))), (Vec::new(), Vec::new()));
         assert_eq!(used(), before);
         let again = daemon.run(pod(place.path(), "b")).await;

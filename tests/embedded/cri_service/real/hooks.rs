@@ -1,4 +1,4 @@
-//! Devices of vendors (CDI) whose files ask for programs on a container's way. Spec 09a §8.4.
+//! OCI hooks of CDI devices in the container lifecycle. Spec 09a §8.4.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ fn hooks_of_devices_are_executed_and_can_refuse() {
         let log = place.path().join("log");
         let hook = |moment: &str, script: String| json!({"hookName": moment, "path": "/bin/sh", "args": ["sh", "-c", script], "env": ["PATH=/usr/bin:/bin"]});
         let note = |moment: &str| hook(moment, format!("{{ printf '{moment} '; cat; echo; }} >> {}", log.display()));
-        // What hooks of vendors do: the root is found by the bundle, and something is put into it.
+        // As vendors' hooks do: finds the root by the bundle and writes a file into it.
         let put = r#"bundle=$(sed 's/.*"bundle":"\([^"]*\)".*/\1/')
             root=$(sed 's/.*"root":{"path":"\([^"]*\)".*/\1/' $bundle/config.json)
             echo "of a hook" > $root/library"#;

@@ -1,7 +1,8 @@
-//! What critest asks of images, of Debian's `docker-registry` instead of the public ones. Spec 09 §11.2 (AC-09-E1).
+//! critest's image cases, against Debian's `docker-registry` instead of public registries.
 //!
-//! Each comment `critest: …` is the name of one of its fifteen cases, of "Image Manager", "Image Consistency" and "Image
-//! Identifier Consistency"; the last is of "Streaming List", which is in its main branch only.
+//! Spec 09 §11.2 (AC-09-E1). Each comment `critest: …` is the name of one of its fifteen cases, of "Image Manager",
+//! "Image Consistency" and "Image Identifier Consistency"; the last is of "Streaming List", which is in its main branch
+//! only.
 
 use std::{net::TcpListener, path::Path, time::Duration};
 
@@ -17,7 +18,7 @@ use berth_testkit::embedded::{
 
 use crate::images::registry::{Door, Registry, layer, obstacle};
 
-/// Runs a test beside a registry; says so where it cannot.
+/// Runs a test beside a registry; reports where it is skipped.
 fn beside_a_registry<F: Future<Output = ()>>(test: &str, body: impl FnOnce(Place, Registry) -> F + Send) {
     if let Some(why) = obstacle() {
         assert!(std::env::var_os("CI").is_none(), "{test} may not be skipped on CI: {why}");
@@ -253,7 +254,7 @@ fn an_image_has_one_identifier_everywhere() {
             assert_eq!(status.image_id, id, "{asked}");
             let listed = daemon.calls.containers().await;
             assert!(listed.len() == 1 && listed.iter().all(|c| c.image_id == id), "{listed:?}");
-            // A name by which the same content is found anywhere (spec 09a §3).
+            // A reference by which any registry can serve the same content (spec 09a §3).
             let digests = daemon.image(&id).await.expect("there").repo_digests;
             assert!(digests.contains(&status.image_ref), "{status:?}");
             daemon.calls.remove_container(&container).await.expect("goes");

@@ -1,6 +1,7 @@
-//! What critest asks of the life of pods and containers, on this machine's kernel. Spec 09 §11.2 (AC-09-E1).
+//! critest's pod and container lifecycle cases on this machine's kernel. Spec 09 §11.2 (AC-09-E1).
 //!
-//! Each block says which of its cases it restates. Lists by stream are in its main branch, and not in the spec's table.
+//! Each block names the critest cases that it restates. Streamed lists are in critest's main branch, and not in the
+//! spec's table.
 
 use std::collections::HashMap;
 
@@ -43,7 +44,7 @@ async fn containers(daemon: &Daemon, filter: Option<cri::ContainerFilter>) -> Ve
     listed.into_inner().containers.into_iter().map(|container| container.id).collect()
 }
 
-/// Everything a stream of lists gives, by the ids in it.
+/// Collects the ids of all items of a streamed list.
 macro_rules! streamed {
     ($client:expr, $call:ident, $request:expr, $items:ident, $id:expr) => {{
         let mut stream = $client.clone().$call($request).await.expect("a stream").into_inner();
@@ -55,7 +56,7 @@ macro_rules! streamed {
     }};
 }
 
-/// What people's `crictl inspect … | jq` lines look for.
+/// Fields that scripts with `crictl inspect … | jq` rely on.
 #[test]
 fn verbose_answers_have_the_shape_of_containerds() {
     on_a_machine("verbose_answers_have_the_shape_of_containerds", async |place| {
@@ -87,7 +88,7 @@ fn verbose_answers_have_the_shape_of_containerds() {
     });
 }
 
-/// On the old hierarchies the dead of a frozen group do not die.
+/// On cgroup v1, killed processes of a frozen group do not exit.
 #[test]
 fn a_frozen_container_is_stopped_and_removed() {
     on_a_machine("a_frozen_container_is_stopped_and_removed", async |place| {
@@ -154,7 +155,7 @@ fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
         assert_eq!(status.state(), cri::ContainerState::ContainerCreated);
         assert_eq!((status.labels, status.annotations), (config.labels, config.annotations));
         assert_eq!((status.metadata, status.started_at, status.finished_at), (config.metadata, 0, 0));
-        // Removed as it was made, while it runs, and when it has ended.
+        // Removed when created, running, and exited.
         remove(&daemon, &id).await;
         let running = daemon.start(&sandbox, container("running", ASLEEP)).await;
         remove(&daemon, &running).await;
@@ -168,7 +169,7 @@ fn pods_and_containers_come_and_go_as_often_as_they_are_told() {
             remove(&daemon, &stopped).await;
         }
         assert_eq!(containers(&daemon, None).await, Vec::<String>::new());
-        // What nobody knows is stopped and removed already.
+        // Unknown ids count as stopped and removed.
         let nobody = "0123456789abcdef".repeat(4);
         stop(&daemon, &nobody, 0).await;
         remove(&daemon, &nobody).await;

@@ -1,4 +1,4 @@
-//! Pods with a network of their own, through the services. Spec 09a §2, 09b §11, §14.
+//! Pod networks through the CRI services. Spec 09a §2, 09b §11, §14.
 
 use std::{
     io::Read,
@@ -18,22 +18,22 @@ use berth_testkit::embedded::{
     place::{namespace_file, on_a_machine},
 };
 
-/// How long anything may take.
+/// Timeout of a step.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The same pod with a network of its own.
+/// The same pod with its own network namespace.
 pub fn with_network(mut pod: cri::PodSandboxConfig) -> cri::PodSandboxConfig {
     let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("there");
     context.namespace_options.as_mut().expect("there").network = cri::NamespaceMode::Pod.into();
     pod
 }
 
-/// A container that answers every connection to a port with a word.
+/// A container that responds with a word to every connection on a port.
 fn server(word: &str) -> cri::ContainerConfig {
     container(word, &format!("while :; do echo {word} | busybox nc -l -p 80; done"))
 }
 
-/// What is answered at an address, once somebody listens.
+/// The response of an address; retries until it accepts connections.
 async fn asked(to: &str) -> String {
     let (to, begun): (SocketAddr, Instant) = (to.parse().expect("an address"), Instant::now());
     tokio::task::spawn_blocking(move || {
@@ -54,7 +54,7 @@ async fn asked(to: &str) -> String {
     .expect("asked")
 }
 
-/// Links, rules with elements, and files that pods have left.
+/// Links, packet filter elements, and files that pods left behind.
 fn left_of_networks() -> Vec<String> {
     let links = Socket::open(Protocol::Route).and_then(|mut socket| socket.dump(&route::get_links())).expect("links");
     let mut left: Vec<_> = links.iter().filter_map(route::link).map(|link| link.name).collect();
@@ -95,8 +95,8 @@ fn pods_reach_each_other_and_are_reached() {
     });
 }
 
-/// Pods that start and stop together share the list of addresses, the packet filter and the bridge. Takes some ten seconds:
-/// a fault of this kind hit four pods of 277.
+/// Concurrent pod starts and stops share the address pool, the packet filter, and the bridge. Takes about ten seconds:
+/// such a race affected four pods of 277.
 #[test]
 fn bursts_of_pods_come_and_go_without_a_failure() {
     const BURST: usize = 40;
@@ -159,7 +159,7 @@ fn a_network_that_went_while_nobody_looked_is_missed_at_the_start() {
                 let daemon = daemon(&at).await;
                 (daemon.run(with_network(pod(&at, "lost"))).await, daemon.run(with_network(pod(&at, "kept"))).await)
             });
-            // As if it was killed.
+            // As if the daemon was killed.
             runtime.shutdown_timeout(Duration::from_millis(100));
             told
         });

@@ -1,4 +1,4 @@
-//! Statistics of real containers. Spec 09a §5, 09 §11.3.
+//! CRI statistics of real containers. Spec 09a §5, 09 §11.3.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use berth_testkit::embedded::{
     place::on_a_machine,
 };
 
-/// What a kernel, or a machine without quotas on disks, need not count: critest's optional values.
+/// Metrics that critest treats as optional: a kernel, or a machine without disk quotas, may not provide them.
 const OPTIONAL: [&str; 5] = [
     "container_blkio_device_usage_total",
     "container_fs_reads_bytes_total",
@@ -56,7 +56,7 @@ fn what_a_container_uses_is_told() {
         let written = first.writable_layer.expect("counted");
         assert!((3_000_000..4_000_000).contains(&value(written.used_bytes)), "{written:?}");
         assert!(value(written.inodes_used) >= 2);
-        // A rate needs two looks that are some time apart.
+        // A rate needs two samples some time apart.
         let rate = loop {
             assert!(begun.elapsed() < Duration::from_secs(10), "no rate");
             if let Some(rate) = stats().await.cpu.and_then(|cpu| cpu.usage_nano_cores) {

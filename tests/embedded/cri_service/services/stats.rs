@@ -1,4 +1,4 @@
-//! Statistics and metrics through the services, with fakes below. Spec 09a §5.
+//! Statistics and metrics through the CRI services, with fake ports. Spec 09a §5.
 
 use super::*;
 
@@ -44,7 +44,7 @@ async fn containers_are_told_with_what_they_use_and_wrote() {
     assert_eq!((value(written.used_bytes), value(written.inodes_used)), (Some(4096), Some(3)));
     let place = set.runtime.shell.layout.snapshots().display().to_string();
     assert_eq!(written.fs_id.map(|fs| fs.mountpoint), Some(place));
-    // What does not run uses nothing.
+    // A container that does not run has no usage.
     let told = set.stats(&made).await.expect("told");
     assert_eq!((told.cpu, told.memory, told.swap), (None, None, None));
     assert!(told.attributes.is_some() && told.writable_layer.is_some());

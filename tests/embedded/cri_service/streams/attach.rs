@@ -1,4 +1,4 @@
-//! Clients of a container that runs; any of them may stop to read.
+//! Clients attached to a running container; any of them may stop reading.
 
 use berth_proto::cri;
 use berth_server::streaming::spdy::{Headers, frames::Encoder};
@@ -25,7 +25,7 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
     let mut streams = spdy.command(&["error", "stdin", "stdout", "stderr"]).await;
     let (_, mut socket) = world.door.web_socket(&world.attach(READS).await, "v4.channel.k8s.io").await;
     assert_eq!(next(&mut socket).await, [1]);
-    // That one is attached, too: a WebSocket is answered before it is.
+    // This client is attached only now: a WebSocket upgrade is answered before the attach.
     let (_, mut writes) = world.door.web_socket(&world.attach(ALL).await, "v5.channel.k8s.io").await;
     assert_eq!(next(&mut writes).await, [1]);
     say(&mut writes, b"\0one\n").await;
@@ -33,7 +33,7 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
     assert_eq!(up_to(streams.get_mut("stderr").expect("open"), "err one\n").await, "err one\n");
     streams["stdin"].write(Bytes::from("two\n")).await.expect("sent");
     up_to(streams.get_mut("stdout").expect("open"), "got two\n").await;
-    // The first end of input is the container's.
+    // The first end of input closes the container's stdin.
     streams.get_mut("stdin").expect("open").finish().await.expect("sent");
     assert_eq!(all(streams.get_mut("stdout").expect("open")).await, "bye\n");
     assert_eq!(all(streams.get_mut("error").expect("open")).await, SUCCESS, "its end is no failure of attaching");
@@ -54,7 +54,7 @@ async fn several_clients_attach_and_none_holds_up_the_container() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_ends_its_input_leaves_and_the_container_goes_on() {
-    // As with containerd: `echo x | crictl attach -i` returns, and so do detach keys at a terminal.
+    // As in containerd: `echo x | crictl attach -i` returns, and so do detach keys at a terminal.
     for (tty, stdin_once) in [(false, false), (true, false), (true, true)] {
         let script = "while read line; do echo \"got $line\"; done; echo closed; sleep 1000";
         let config = cri::ContainerConfig { stdin: true, stdin_once, tty, ..container("c", script) };
@@ -82,14 +82,14 @@ async fn who_ends_its_input_leaves_and_the_container_goes_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_stops_reading_holds_up_nobody_else() {
-    // The container prints more than all buffers hold, and writes down that it got through.
+    // The container prints more than all buffers can store, and writes a file once it is through.
     let script = "while [ ! -e /tmp/go ]; do sleep 0.05; done; head -c 20000000 /dev/zero; echo through > /tmp/through; \
                   trap 'exit 0' TERM; while :; do sleep 0.1; done";
     let Some(world) = World::with("who_stops_reading_holds_up_nobody_else", container("c", script)).await else {
         return;
     };
     let url = world.attach(READS).await;
-    // That client opens its streams, and then does not even read its connection.
+    // This client opens its streams, and then does not read from its connection.
     let (head, mut silent) = world.door.request(&spdy_head(&url, &["v4.channel.k8s.io"])).await;
     assert_eq!(head.status, 101);
     let mut frames = BytesMut::new();
@@ -105,7 +105,7 @@ async fn who_stops_reading_holds_up_nobody_else() {
         world.daemon.exec(&world.container, "while ! cat /tmp/through 2>/dev/null; do sleep 0.05; done").await;
     assert_eq!(said, "through\n", "clients that do not read are no reason to wait");
 
-    // AC-04b-S13: what is printed flows while complaints are unread.
+    // AC-04b-S13: stdout flows while stderr is unread.
     const LOTS: usize = 100_000_000;
     let url = world.exec(&format!("head -c 100000 /dev/zero >&2; head -c {LOTS} /dev/zero"), ALL).await;
     let client = world.door.spdy(&url, &["v4.channel.k8s.io"]).await;

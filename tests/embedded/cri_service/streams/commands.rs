@@ -1,4 +1,4 @@
-//! Commands, over every version of every protocol.
+//! Exec over every version of SPDY and WebSocket subprotocols.
 
 use berth_proto::cri;
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use berth_testkit::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_over_spdy() {
     let Some(world) = World::asleep("commands_over_spdy").await else { return };
-    // AC-04b-S3, S5: what it prints and complains comes whole before its end.
+    // AC-04b-S3, S5: stdout and stderr arrive completely before the status.
     let url = world.exec("cat; echo oops >&2; exit 7", ALL).await;
     let client = world.door.spdy(&url, &["v5.channel.k8s.io", "v4.channel.k8s.io"]).await;
     assert_eq!(client.head.header("x-stream-protocol-version"), ["v4.channel.k8s.io"]);
@@ -28,7 +28,7 @@ async fn commands_over_spdy() {
     assert_eq!(all(streams.get_mut("error").expect("open")).await, exit_status(7));
     timeout(LIMIT, client.task).await.expect("the server closes").expect("no panic");
 
-    // Signals, and what cannot be executed.
+    // Exits by signal, and programs that cannot be executed.
     let run = async |script: &str, protocol: &str| {
         let url = world.exec(script, READS).await;
         let client = world.door.spdy(&url, &[protocol]).await;
@@ -43,7 +43,7 @@ async fn commands_over_spdy() {
     assert_eq!(run("exit 3", "v2.channel.k8s.io").await, (String::new(), text.to_owned()));
     assert_eq!(run("echo hi; exit 3", "channel.k8s.io").await, ("hi\n".to_owned(), String::new()));
 
-    // AC-09a-X7, streamed: who inherits the pipe does not hold up the end, and is not told off.
+    // AC-09a-X7, streamed: a process that inherited the pipe does not delay the status, and gets no write error.
     let heir = "(until cat /tmp/go; do sleep 0.1; done 2>/dev/null; echo late; echo $? > /tmp/late) & echo hi";
     let (printed, status) = run(heir, "v4.channel.k8s.io").await;
     assert_eq!((printed.as_str(), status.as_str()), ("hi\n", SUCCESS));
@@ -90,7 +90,7 @@ async fn terminals_have_their_size_from_the_start_and_hang_up() {
     let (said, _) = world.daemon.exec(&world.container, "while ! cat /tmp/hung 2>/dev/null; do sleep 0.1; done").await;
     assert_eq!(said, "hung\n", "who leaves a terminal hangs up");
 
-    // The same over a WebSocket, and no size at all.
+    // The same over a WebSocket, and without any size.
     let (_, mut socket) = world.door.web_socket(&world.exec("stty size", TERMINAL).await, "v5.channel.k8s.io").await;
     say(&mut socket, b"\x04{\"Width\":90,\"Height\":30}").await;
     let [stdout, _, status] = channels(&mut socket).await;
@@ -131,7 +131,7 @@ async fn commands_over_web_sockets() {
     socket.send(Message::Text("0Zm9v".into())).await.expect("sent");
     assert_eq!(next(&mut socket).await, b"1Zm9v");
 
-    // Who speaks nothing we know is told so.
+    // A client without a supported subprotocol gets an error.
     let url = world.exec("true", ALL).await;
     let (head, _) = world.door.request(&web_socket_head(&url, "v9.channel.k8s.io")).await;
     assert_eq!(head.status, 403);
@@ -172,7 +172,7 @@ async fn a_command_whose_client_has_gone_goes_on() {
     let (said, _) = world.daemon.exec(&world.container, "while ! cat /tmp/end 2>/dev/null; do sleep 0.05; done").await;
     assert_eq!(said, "well\n", "what it prints is read and dropped");
 
-    // Not root: its streams are its own all the same.
+    // Not root: its streams belong to it all the same.
     let url = world.exec("id -u; echo again > /dev/stdout; echo oops > /dev/stderr", ALL).await;
     let (_, mut socket) = world.door.web_socket(&url, "v4.channel.k8s.io").await;
     assert_eq!(channels(&mut socket).await, ["1000\nagain\n".to_owned(), "oops\n".to_owned(), SUCCESS.to_owned()]);

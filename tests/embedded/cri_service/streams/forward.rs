@@ -1,4 +1,4 @@
-//! Ports of a pod, over every protocol.
+//! Port-forward to a pod over every protocol.
 
 use std::collections::BTreeMap;
 

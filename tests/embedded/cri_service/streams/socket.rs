@@ -1,4 +1,4 @@
-//! Who calls the runtime over its socket meets the streams on loopback.
+//! Clients of the runtime's socket connect to streams on loopback.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ use berth_testkit::{
 
 #[test]
 fn others_meet_streams_on_loopback_while_the_socket_is_served() {
-    // AC-09-E1: streaming, as critest asks for it: over a socket, in a pod's network.
+    // AC-09-E1: streaming as in critest: over a socket, in a pod's network.
     on_a_machine("others_meet_streams_on_loopback_while_the_socket_is_served", over_a_socket);
 }
 
@@ -100,7 +100,7 @@ async fn over_a_socket(place: Place) {
     let begins = format!("failed to connect to localhost:82 inside namespace \"{sandbox}\", IPv4: ");
     assert!(text.contains(&begins) && text.contains("refused"), "{text}");
 
-    // The listener goes with the socket, and the streams with it.
+    // The streaming listener closes with the socket, and its streams with it.
     let late = met_at(rpc.exec(request).await.expect("prepared").into_inner().url);
     assert!(late.starts_with("/exec/"));
     streams.end().await;

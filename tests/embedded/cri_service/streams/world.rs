@@ -1,4 +1,4 @@
-//! A runtime with a container that runs, and the listener before its streams.
+//! Fixture: a runtime with a running container, and its streaming listener.
 
 use std::sync::Arc;
 
@@ -17,37 +17,37 @@ use berth_testkit::{
     streams::clients::{Door, LIMIT},
 };
 
-/// The flags of a request: stdin, stdout, stderr, terminal.
+/// Flags of a request: stdin, stdout, stderr, terminal.
 pub type Flags = [bool; 4];
-/// All that has no terminal.
+/// All streams, without a terminal.
 pub const ALL: Flags = [true, true, true, false];
-/// All that has one.
+/// All streams of a terminal.
 pub const TERMINAL: Flags = [true, true, false, true];
-/// What is printed only.
+/// stdout only.
 pub const READS: Flags = [false, true, false, false];
-/// The status of what ended well.
+/// Success status.
 pub const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 
-/// The status of what ended with a code.
+/// Failure status of a command with that exit code.
 pub fn exit_status(code: u8) -> String {
     format!(
         r#"{{"metadata":{{}},"status":"Failure","message":"command terminated with non-zero exit code: exit status {code}","reason":"NonZeroExitCode","details":{{"causes":[{{"reason":"ExitCode","message":"{code}"}}]}}}}"#
     )
 }
 
-/// A listener before a runtime.
+/// A streaming listener of a runtime.
 pub struct Streams {
-    /// Where.
+    /// Client of the listener.
     pub door: Door,
-    /// What its URLs begin with.
+    /// Base URL of the streams.
     pub url: String,
-    /// Ends it.
+    /// Stops the listener.
     pub stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Streams {
-    /// Before a runtime.
+    /// Starts a listener of a runtime.
     pub async fn of(runtime: &Arc<Runtime>) -> Self {
         let listening = Listening::bind("127.0.0.1:0").await.expect("a port");
         let url = listening.url();
@@ -57,29 +57,29 @@ impl Streams {
         Self { door, url, stop, task }
     }
 
-    /// Ends it.
+    /// Stops the listener and waits for its end.
     pub async fn end(self) {
         self.stop.cancel();
         timeout(LIMIT, self.task).await.expect("in time").expect("no panic");
     }
 }
 
-/// A runtime with a container that runs, and the door to its streams.
+/// A runtime with a running container, and a client of its streams.
 pub struct World {
     /// The runtime.
     pub daemon: Daemon,
-    /// Where its streams are asked for.
+    /// Client of the streaming listener.
     pub door: Door,
-    /// The sandbox.
+    /// Sandbox id.
     pub sandbox: String,
-    /// The container.
+    /// Container id.
     pub container: String,
     streams: Streams,
     place: Place,
 }
 
 impl World {
-    /// `None` where this machine cannot run it; says so.
+    /// Starts a runtime and a container; `None`, with a report, if the test is skipped.
     pub async fn with(test: &str, config: cri::ContainerConfig) -> Option<Self> {
         if skips(test) {
             return None;
@@ -92,12 +92,12 @@ impl World {
         Some(Self { daemon, door: streams.door, sandbox, container, streams, place })
     }
 
-    /// With a container that sleeps.
+    /// Like [`World::with`], with a sleeping container.
     pub async fn asleep(test: &str) -> Option<Self> {
         Self::with(test, container("c", "trap 'exit 0' TERM; while :; do sleep 0.1; done")).await
     }
 
-    /// Where a script is met.
+    /// Stream path of an exec of a shell script.
     pub async fn exec(&self, script: &str, [stdin, stdout, stderr, tty]: Flags) -> String {
         let cmd = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
         let container_id = self.container.clone();
@@ -105,25 +105,25 @@ impl World {
         self.run(request).await
     }
 
-    /// Where any command is met.
+    /// Stream path of any exec request.
     pub async fn run(&self, request: cri::ExecRequest) -> String {
         met(self.daemon.calls.rpc.clone().exec(request).await.expect("prepared").into_inner().url)
     }
 
-    /// Where the container is met.
+    /// Stream path of an attach.
     pub async fn attach(&self, [stdin, stdout, stderr, tty]: Flags) -> String {
         let request = cri::AttachRequest { container_id: self.container.clone(), stdin, tty, stdout, stderr };
         met(self.daemon.calls.rpc.clone().attach(request).await.expect("prepared").into_inner().url)
     }
 
-    /// Where ports are met.
+    /// Stream path of a port-forward.
     pub async fn forward(&self, ports: &[u16]) -> String {
         let port = ports.iter().copied().map(i32::from).collect();
         let request = cri::PortForwardRequest { pod_sandbox_id: self.sandbox.clone(), port };
         met(self.daemon.calls.rpc.clone().port_forward(request).await.expect("prepared").into_inner().url)
     }
 
-    /// Takes everything down; nothing is left.
+    /// Stops and removes everything; asserts that nothing is left behind.
     pub async fn end(self) {
         self.streams.end().await;
         self.daemon.remove(&self.sandbox).await;
@@ -132,7 +132,7 @@ impl World {
     }
 }
 
-/// The path of a URL that is met in this process.
+/// Path of an in-process stream URL.
 fn met(url: String) -> String {
     url.strip_prefix(IN_PROCESS).expect("met in this process").to_owned()
 }

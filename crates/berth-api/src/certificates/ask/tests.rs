@@ -1,4 +1,4 @@
-//! Asking and waiting, against a scripted API server.
+//! CSR creation and waiting, against a scripted API server.
 
 use std::sync::{
     Arc, Mutex,
@@ -19,7 +19,7 @@ fn request() -> Request {
 
 type Kept = Arc<Mutex<Vec<Value>>>;
 
-/// Keeps what is created and lists it; what else is asked is answered by `more`.
+/// Stores created objects and lists them; `more` answers every other request.
 fn keeping(
     kept: Kept,
     mut more: impl FnMut(&Call) -> Option<Result<Value, ApiError>> + Send + 'static,
@@ -120,7 +120,7 @@ async fn a_watch_that_breaks_is_begun_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_whose_answer_was_lost_is_found_again() {
-    // AC-10-36, and the case that is worse: it was made, and nobody said so.
+    // AC-10-36, and the worse case: the CSR was created and the response was lost.
     let kept = Kept::default();
     let there = kept.clone();
     let tries = AtomicUsize::new(0);

@@ -18,7 +18,7 @@ use crate::{
 };
 use berth_metrics::Registry;
 
-/// The wall time begins there and moves with tokio's.
+/// Wall clock that starts at a given time and advances with tokio's.
 struct Clocked(Instant, i64);
 
 impl Clock for Clocked {
@@ -37,7 +37,7 @@ impl EventSink for Recorded {
     }
 }
 
-/// Everything around a manager.
+/// Fixture around a manager.
 struct World {
     folder: tempfile::TempDir,
     authority: Arc<Authority>,
@@ -80,7 +80,7 @@ impl World {
         self.store(Purpose::Client).update(pair, &local(Timestamp::UNIX_EPOCH)).expect("kept");
     }
 
-    /// Signs what is asked at once, for that long from now.
+    /// Fake API server that signs each request at once, valid for `seconds` from now.
     fn signs(&self, seconds: i64) -> Arc<FakeApi> {
         let (authority, clock, mut kept) = (self.authority.clone(), self.clock.clone(), Value::Null);
         FakeApi::new(move |call| match call.verb {
@@ -195,7 +195,7 @@ async fn an_expired_certificate_recovers_by_the_bootstrap() {
     let world = World::new();
     world.keep(&world.authority.pair("n", START, START + 600));
     let (api, bootstrap) = (FakeApi::new(|_| Err(refused(401, "Unauthorized", "Unauthorized"))), world.signs(DAY));
-    // The bootstrap is believed again only after a while, as when somebody makes a new token.
+    // The bootstrap credentials are accepted again only after a while, as when an operator creates a new token.
     let (good, since) = (bootstrap.clone(), world.clock.clone());
     let asked = Arc::new(Mutex::new(0_usize));
     let count = asked.clone();

@@ -1,4 +1,4 @@
-//! Requests as they arrive, answers as they are understood.
+//! Requests as the server receives them, and responses as the client interprets them.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -90,7 +90,7 @@ async fn a_server_that_asks_for_patience_gets_it() {
     .await;
     let client = server.client().await;
     let begun = Instant::now();
-    // AC-10-35: a text body, asked again when the server said. AC-10-36: without a word of when, not at all.
+    // AC-10-35: a text body; retried when the server requested it. AC-10-36: without `Retry-After`, not retried.
     let patch = Call::patch(Resource::PODS, "ns", "p", "{}").sub("status");
     let told = client.transport.call(patch.clone()).await.expect_err("no promise");
     assert_eq!((told.code(), server.seen().len()), (503, 2));
@@ -108,7 +108,7 @@ async fn only_what_reads_is_asked_again_when_the_connection_is_lost() {
     })
     .await;
     let client = server.client().await;
-    // AC-10-26: whoever deletes knows whether to do it again.
+    // AC-10-26: the caller of a delete decides about retries.
     let lost = client.transport.call(Call::delete_now(Resource::PODS, "ns", "p", "u")).await.expect_err("cut");
     assert!(matches!(lost, ApiError::Lost(_)), "{lost:?}");
     assert_eq!(server.seen().len(), 1);
@@ -142,7 +142,7 @@ async fn a_watch_begins_when_it_can() {
     .await;
     let client = server.client().await;
     let call = Call::new(Verb::Watch, Resource::PODS, "", "").query("resourceVersion", "7").query("watch", "true");
-    // AC-10-13: later, from the same version; and again when the connection is lost.
+    // AC-10-13: later, from the same version; and retried when the connection is lost.
     let begun = Instant::now();
     let mut watch = client.transport.watch(call.clone()).await.expect("it begins");
     assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
@@ -184,7 +184,7 @@ async fn a_program_that_is_not_believed_is_asked_again() {
     assert_eq!(std::fs::read_to_string(&runs).expect("there").lines().count(), 2);
 }
 
-/// Keeps what spans say when they are over.
+/// Records the fields of closed spans.
 #[derive(Clone, Default)]
 struct Spans(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
 
@@ -243,7 +243,7 @@ async fn each_request_has_a_span() {
     let spans = Spans::default();
     let heard = tracing::subscriber::set_default(tracing_subscriber::registry().with(spans.clone()));
     for name in ["a", "b"] {
-        let _ = client.transport.call(Call::get(Resource::PODS, "ns", name)).await; // the second is not there
+        let _ = client.transport.call(Call::get(Resource::PODS, "ns", name)).await; // the second does not exist
     }
     drop(heard);
     let mut told = spans.0.lock().expect("whole").clone();

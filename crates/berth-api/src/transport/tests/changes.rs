@@ -1,4 +1,4 @@
-//! Another certificate, other authorities, a server that sends its clients away.
+//! Changes of client certificate and authorities, and a server that sends GOAWAY.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ fn leaf(pair: &CertifiedPair) -> Option<Vec<u8>> {
     pair.chain().first().map(|leaf| leaf.to_vec())
 }
 
-/// Watches never end, `slow` takes until it is let go, all else is answered.
+/// Watches never end, `slow` blocks until it is released, and everything else is answered.
 fn answers(slow: &Arc<AtomicBool>) -> impl Fn(&Seen) -> Reply + use<> {
     let slow = slow.clone();
     move |seen| {
@@ -42,7 +42,7 @@ fn answers(slow: &Arc<AtomicBool>) -> impl Fn(&Seen) -> Reply + use<> {
             let slow = slow.clone();
             tokio::spawn(async move {
                 until("it is let go", || slow.load(Ordering::SeqCst)).await;
-                let _ = sender.send(Bytes::from_static(b"{}")); // nobody waits, which the test sees
+                let _ = sender.send(Bytes::from_static(b"{}")); // nobody waits, which the test detects
             });
             return Reply::Stream(lines);
         }
@@ -74,7 +74,7 @@ async fn a_new_certificate_takes_over_without_a_loss() {
     server.until("it is under way", |server| server.seen().iter().any(|seen| seen.target.ends_with("/slow"))).await;
     let begun = Instant::now();
     identity.set(Some(new.clone()));
-    // Which is noticed by a task of its own.
+    // A separate task notices the change.
     loop {
         client.transport.call(get("later")).await.expect("an answer");
         if server.seen().last().expect("one").who == leaf(&new) {
@@ -148,7 +148,7 @@ async fn authorities_that_cannot_be_used_change_nothing() {
     client.transport.call(get("p")).await.expect("an answer");
 }
 
-/// Has the client try; says that it does not know yet.
+/// Makes the client send a request; returns false, because the outcome is not known yet.
 fn ask_again(client: &Client) -> bool {
     let transport = client.transport.clone();
     tokio::spawn(async move { transport.call(get("p")).await.is_ok() });

@@ -1,4 +1,4 @@
-//! The transport against a server that misbehaves on purpose, over real sockets.
+//! The transport against a faulty server, over real sockets.
 
 #[cfg(test)]
 mod answers;

@@ -1,4 +1,4 @@
-//! A server that is away, and comes back.
+//! A server that is unreachable and comes back.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ async fn one_dials_and_the_others_wait() {
             (resource, begun, Instant::now())
         });
     }
-    // Long enough for another dial by everybody.
+    // Long enough for another dial by each pool.
     assert!(client.transport.watch(watch_of(Resource::NODES).within(Duration::from_millis(300))).await.is_err());
     let before = server.state.offered.lock().expect("whole").len();
     server.appear().await;
@@ -78,7 +78,7 @@ async fn nobody_listens_where_nobody_ever_did() {
 
 #[tokio::test]
 async fn black_holes_are_noticed() {
-    // AC-10-5, and the bar: a good lease within 20 s.
+    // AC-10-5, and the acceptance limit: a renewed lease within 20 s.
     let server = Server::start(Settings::default(), quiet).await;
     let mut config = server.config();
     config.http.pings = Pings { idle: Duration::from_millis(500), patience: Duration::from_millis(500) };
@@ -96,17 +96,17 @@ async fn black_holes_are_noticed() {
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
 }
 
-/// One that notices nothing by itself for as long as a test lasts.
+/// Configuration whose keep-alive detects nothing for the duration of a test.
 fn patient(server: &Server) -> TransportConfig {
     let mut config = server.config();
-    // Not the same: a timer would not say what is waited for.
+    // Different values, so that the kind of a timer can be inferred.
     config.http.pings = Pings { idle: Duration::from_secs(900), patience: Duration::from_secs(600) };
     config
 }
 
 #[tokio::test]
 async fn what_one_finds_dead_the_others_look_at() {
-    // AC-10-5: a heartbeat without an answer has the connections of all pools asked.
+    // AC-10-5: a heartbeat without a response triggers pings in all pools.
     let server = Server::start(Settings::default(), quiet).await;
     let client = Client::open(patient(&server)).await;
     client.transport.call(lease()).await.expect("renewed");
@@ -156,7 +156,7 @@ async fn who_gets_through_has_the_others_try() {
     let client = server.client().await;
     client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect("read");
     server.vanish().await;
-    // The pause of its pool grows to many seconds.
+    // The back-off of its pool grows to many seconds.
     for _ in 0..5 {
         client.transport.call(Call::get(Resource::PODS, "ns", "p")).await.expect_err("away");
         let mut reached = client.transport.reached();
@@ -190,7 +190,7 @@ async fn a_server_that_only_listens_holds_up_nobody_for_long() {
         let transport = client.transport.clone();
         async move { transport.call(lease()).await }
     });
-    // The one before, the heartbeat's, and 3 s later its second.
+    // The earlier one, the heartbeat's, and 3 s later its second one.
     let mut taken = Vec::new();
     for _ in 0..3 {
         taken.push(listener.accept().await.expect("a connection"));

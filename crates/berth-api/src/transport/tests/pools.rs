@@ -1,4 +1,4 @@
-//! Which connections there are, and that nobody waits who must not.
+//! Number and use of connections; heartbeats never wait.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ fn connections(server: &Server, part: &str) -> BTreeSet<u64> {
 
 #[tokio::test]
 async fn a_heartbeat_waits_for_no_watch() {
-    // AC-10-6, and the bar of 8 connections.
+    // AC-10-6, and the limit of 8 connections.
     let server = Server::start(Settings::default(), quiet).await;
     let client = server.client().await;
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Proxies of all kinds on the way to the server.
+//! Connections through proxies of all protocols.
 
 use std::{
     net::SocketAddr,
@@ -17,13 +17,13 @@ use crate::{
     transport::*,
 };
 
-/// A proxy, and what it was asked.
+/// Proxy, and the requests it received.
 struct Proxy {
     address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
-/// How it is spoken to.
+/// Proxy protocol.
 enum Speaks {
     Connect(Option<TlsAcceptor>),
     Socks,
@@ -37,7 +37,7 @@ impl Proxy {
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let (seen, speaks) = (seen.clone(), speaks.clone());
-                // Whoever gives up on it ends it.
+                // A dropped connection ends the task.
                 tokio::spawn(async move { serve(client, &speaks, &seen).await });
             }
         });
@@ -150,7 +150,7 @@ async fn a_proxy_that_speaks_socks_is_asked() {
     let by_name = Cluster { server: format!("https://localhost:{port}"), ..server.cluster() };
     for (cluster, proxy_url, expected) in [
         (server.cluster(), format!("socks5://{}", proxy.address), format!("127.0.0.1:{port}")),
-        // The proxy knows names that we do not.
+        // The proxy resolves names that the client cannot.
         (by_name, format!("socks5h://u:s%40@{}", proxy.address), format!("u:s@@localhost:{port}")),
     ] {
         ask(Cluster { proxy_url, ..cluster }).await.expect("by way of it");

@@ -1,5 +1,4 @@
-//! A server that does what a test wants: HTTP/2 or 1.1 behind TLS, answers from a function, and a
-//! record of who asked what on which connection.
+//! Scriptable test server: HTTP/2 or 1.1 over TLS, with a record of all requests per connection.
 
 use std::{
     convert::Infallible,
@@ -31,7 +30,7 @@ use crate::transport::*;
 use berth_metrics::{ApiClientMetrics, Registry, RestClientMetrics};
 use berth_ports::SystemClock;
 
-/// An authority.
+/// Certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
@@ -47,7 +46,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// A certificate and its key.
+    /// Issues a certificate; returns it with its key, PEM.
     pub fn issue(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).expect("params");
@@ -62,24 +61,24 @@ impl Authority {
     }
 }
 
-/// A request that came.
+/// Received request.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub connection: u64,
     pub method: Method,
     pub target: String,
     pub headers: HeaderMap,
-    /// The client's certificate.
+    /// Client certificate, DER.
     pub who: Option<Vec<u8>>,
 }
 
-/// What is answered.
+/// Response.
 pub enum Reply {
-    /// Status, more headers, body.
+    /// Status, additional headers, body.
     Full(u16, Vec<(&'static str, String)>, Vec<u8>),
-    /// What comes from there, line by line, until its sender goes.
+    /// Streams lines from the channel until its sender is dropped.
     Stream(mpsc::UnboundedReceiver<Bytes>),
-    /// Nothing, ever.
+    /// No response, ever.
     Hang,
     /// The connection is cut.
     Cut,
@@ -93,14 +92,14 @@ pub fn status(code: u16) -> Reply {
     Reply::Full(code, Vec::new(), Vec::new())
 }
 
-/// A watch that says nothing and never ends.
+/// Watch that sends nothing and never ends.
 pub fn endless() -> Reply {
     let (sender, lines) = mpsc::unbounded_channel();
-    std::mem::forget(sender); // its end would be the stream's
+    std::mem::forget(sender); // dropping it would end the stream
     Reply::Stream(lines)
 }
 
-/// Watches that never say anything, and answers to all else.
+/// Silent watches, and an empty object for every other request.
 pub fn quiet(seen: &Seen) -> Reply {
     if seen.target.contains("watch=true") { endless() } else { json("{}") }
 }
@@ -108,7 +107,7 @@ pub fn quiet(seen: &Seen) -> Reply {
 type Answers = Arc<dyn Fn(&Seen) -> Reply + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// How it is made.
+/// Settings of the server.
 #[derive(Clone, Copy)]
 pub struct Settings {
     pub http2: bool,
@@ -121,21 +120,21 @@ impl Default for Settings {
     }
 }
 
-/// What it knows.
+/// State shared by the connections.
 pub struct State {
     pub seen: Mutex<Vec<Seen>>,
-    /// Connections that are open, and all there ever were.
+    /// Open connections, and all connections ever accepted.
     pub open: AtomicUsize,
     pub made: AtomicU64,
-    /// What clients offered, connection by connection.
+    /// ALPN protocols that clients offered, by connection.
     pub offered: Mutex<Vec<Vec<Vec<u8>>>>,
     answers: Answers,
     settings: Settings,
-    /// Connections end as soon as what is under way has ended.
+    /// Cancelled to drain all connections.
     leave: Mutex<CancellationToken>,
-    /// Connections are cut.
+    /// Cancelled to cut all connections.
     cut: Mutex<CancellationToken>,
-    /// Connections stay open, and nothing comes of them any more.
+    /// Cancelled to stall all connections, which stay open.
     freeze: Mutex<CancellationToken>,
 }
 
@@ -181,7 +180,7 @@ impl Server {
         *self.listening.lock().expect("whole") = Some(handle);
     }
 
-    /// Nobody listens any more, and all connections are cut.
+    /// Stops listening and cuts all connections.
     pub async fn vanish(&self) {
         let listening = self.listening.lock().expect("whole").take();
         if let Some(listening) = listening {
@@ -191,18 +190,18 @@ impl Server {
         self.cut();
     }
 
-    /// It listens again.
+    /// Listens again.
     pub async fn appear(&self) {
         let listener = loop {
             match TcpListener::bind(self.address).await {
                 Ok(listener) => break listener,
-                Err(_) => tokio::task::yield_now().await, // old connections still go
+                Err(_) => tokio::task::yield_now().await, // old connections are still closing
             }
         };
         self.listen(listener);
     }
 
-    /// Another certificate from now on, of that authority.
+    /// Restarts with a certificate of that authority.
     pub async fn serve_as(&mut self, authority: &Authority) {
         self.vanish().await;
         self.acceptor = acceptor(authority, self.state.settings.http2);
@@ -213,12 +212,12 @@ impl Server {
         std::mem::take(&mut *self.state.cut.lock().expect("whole")).cancel();
     }
 
-    /// The connections there are become black holes.
+    /// Turns the existing connections into black holes.
     pub fn freeze(&self) {
         std::mem::take(&mut *self.state.freeze.lock().expect("whole")).cancel();
     }
 
-    /// Tells all clients to go away when they are done.
+    /// Asks all clients to close their connections once idle.
     pub fn go_away(&self) {
         std::mem::take(&mut *self.state.leave.lock().expect("whole")).cancel();
     }
@@ -259,13 +258,13 @@ impl Server {
         Client::open(self.config()).await
     }
 
-    /// Waits until that holds.
+    /// Waits until the condition holds.
     pub async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         until(what, || holds(self)).await;
     }
 }
 
-/// Waits until that holds, looking again whenever others have had their turn.
+/// Waits until the condition holds; yields between checks.
 pub async fn until(what: &str, holds: impl Fn() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {
@@ -274,7 +273,7 @@ pub async fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// A transport under test; ends when dropped.
+/// Transport under test; stops when dropped.
 pub struct Client {
     pub transport: Arc<Transport>,
     pub registry: Registry,
@@ -295,7 +294,7 @@ impl Client {
         Self { transport, registry, stop }
     }
 
-    /// The value of a series of a family, by the values of its labels.
+    /// Value of a metric series, by the values of its labels.
     pub fn metric(&self, family: &str, labels: &[&str]) -> f64 {
         let families = self.registry.gather();
         let found = families
@@ -313,7 +312,7 @@ impl Drop for Client {
     }
 }
 
-/// TLS with a certificate of that authority.
+/// TLS acceptor with a certificate of that authority.
 pub fn acceptor(authority: &Authority, http2: bool) -> TlsAcceptor {
     let (certificate, key) = authority.issue("api", ExtendedKeyUsagePurpose::ServerAuth);
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
@@ -328,7 +327,7 @@ pub fn acceptor(authority: &Authority, http2: bool) -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// Takes any client, with or without a certificate.
+/// Accepts any client, with or without a certificate.
 #[derive(Debug)]
 struct AnyClient(Arc<rustls::crypto::CryptoProvider>);
 
@@ -428,7 +427,7 @@ async fn answer(
     cut: CancellationToken,
 ) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let _ = body.collect().await; // whatever it was
+    let _ = body.collect().await; // the content does not matter
     let target = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
     let seen = Seen { connection, method: head.method, target, headers: head.headers, who };
     let reply = (state.answers)(&seen);

@@ -1,11 +1,10 @@
-//! Has a layer unpacked by a process of its own: what decompressing takes is never ours, and a decoder that is led astray
-//! ends itself, not the agent.
+//! Unpacks a layer in a child process: its memory use or crash does not affect the agent.
 //!
 //! ```text
 //!  stream ──► standard input of `berth unpack-layer JOB`
-//!             standard output: a line for each warning and now and then a sign of life, then what came of it
+//!             standard output: one line per warning, periodic keep-alive lines, then the outcome
 //! ```
-//! A process that neither reads nor says anything for minutes is killed. Blocking. Behaviour: spec 09b §5.2.
+//! A process that neither reads nor writes for two minutes is killed. Blocking. Implements spec 09b §5.2.
 
 use std::{
     io::{self, Read, Write},
@@ -27,50 +26,50 @@ use tracing::warn;
 use super::{Applied, Policy};
 use crate::images::error::{Attempt, ImageError, Kind};
 
-/// The command that unpacks; nobody types it.
+/// Internal subcommand that unpacks a layer.
 pub const VERB: &str = "unpack-layer";
-/// What the program is called, whatever its file is.
+/// `argv[0]` of the process, independent of the file's name.
 const NAME: &str = "berth";
-/// Bytes that are handed over at once.
+/// Buffer for the stream, bytes.
 const PIECE: usize = 256 << 10;
-/// Bytes of the stream that may wait for the other process; more than the kernel allows is less.
+/// Requested pipe size, bytes; the kernel may grant less.
 const WAITING: usize = 1 << 20;
-/// Longest answer, bytes.
+/// Maximum length of the output, bytes.
 const LONGEST: usize = 64 << 10;
-/// How long the process may neither take nor say anything: a disk that hangs answers within that, or never.
+/// Timeout without reads and writes by the process: a disk hung for that long does not recover.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a process that was killed may take to end: one that waits for a disk ends with that.
+/// How long a killed process may take to exit: one blocked on a disk exits only with the I/O.
 const DYING: Duration = Duration::from_secs(5);
 
-/// What is to be unpacked, and where.
+/// Request to unpack one layer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// An existing directory.
+    /// Existing target directory.
     pub into: PathBuf,
-    /// A file that is made, which tells how the stream is put together again.
+    /// File to create for the recipe that restores the tar stream.
     pub recipe: PathBuf,
-    /// Under which rules.
+    /// Limits and format.
     pub policy: Policy,
-    /// Whose child it must be: else it is too late.
+    /// Expected PID of the parent; with another parent the process exits.
     pub parent: u32,
 }
 
-/// A line of an answer.
+/// A line of the output.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Line {
-    /// Something was left out.
+    /// Something of the layer was omitted.
     Warning(String),
-    /// It goes on.
+    /// Keep-alive.
     Alive,
-    /// What came of it.
+    /// Result of the job.
     Outcome(Result<Applied, ImageError>),
 }
 
-/// Kills what is not waited for.
+/// The child process; killed on drop unless it was waited for.
 struct Running(Option<Child>);
 
 impl Running {
-    /// How it ended; `None`: it did not within that time.
+    /// Waits for the exit; `None` on timeout.
     fn wait(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let Some(child) = &mut self.0 else { return Ok(None) };
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -80,7 +79,7 @@ impl Running {
             false => Ok(None),
             true => {
                 let status = child.wait()?;
-                self.0 = None; // its number may be somebody else's from here on
+                self.0 = None; // its PID may be reused from here on
                 Ok(Some(status))
             }
         }
@@ -95,13 +94,13 @@ impl Drop for Running {
         }
         if let Some(mut child) = self.0.take() {
             warn!(pid = child.id(), "Who unpacked a layer was killed and does not end");
-            // Without that thread it stays in the table of processes once it has ended.
+            // Reap it in a thread once it exits; otherwise it remains a zombie.
             let _ = thread::Builder::new().name("reap".to_owned()).spawn(move || child.wait());
         }
     }
 }
 
-/// Whether something becomes ready within that time.
+/// Whether a descriptor becomes ready within the limit.
 fn ready(wanted: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
     loop {
@@ -112,11 +111,11 @@ fn ready(wanted: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     }
 }
 
-/// Unpacks a layer, packed in any way we know, by that program.
+/// Unpacks a layer of any known compression with the given program.
 ///
 /// # Errors
-/// Where the stream is broken, beyond the bounds, or something cannot be written; also where the program ends without
-/// saying why, or hangs. The directory is half filled then.
+/// The stream is invalid or exceeds the limits, a write fails, or the program exits without an outcome or hangs. The
+/// directory is partially filled then.
 pub fn apply<R: Read>(packed: R, program: &Path, job: &Job) -> Result<Applied, ImageError> {
     apply_within(PATIENCE, packed, program, job)
 }
@@ -146,11 +145,11 @@ fn hung(patience: Duration) -> ImageError {
     )
 }
 
-/// Both pipes; neither blocks.
+/// Both pipes, in non-blocking mode.
 struct Talk {
-    /// Open while there is something to say.
+    /// Open while there is input to write.
     to: Option<ChildStdin>,
-    /// Open until all was heard.
+    /// Open until the output is read.
     from: Option<ChildStdout>,
     heard: Vec<u8>,
     patience: Duration,
@@ -165,7 +164,7 @@ impl Talk {
         Ok(Self { to: Some(to), from: Some(from), heard: Vec::new(), patience })
     }
 
-    /// Who does not want the rest says why.
+    /// Writes the stream to the process; one that closes its input early reports the reason as its outcome.
     fn hand_over<R: Read>(&mut self, mut packed: R) -> Result<(), ImageError> {
         let mut buffer = vec![0; PIECE];
         while self.to.is_some() {
@@ -190,7 +189,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Until more can be said or was heard.
+    /// Waits until the pipe is writable or output has been read.
     fn wait(&mut self) -> Result<(), ImageError> {
         let mut wanted = Vec::with_capacity(2);
         wanted.extend(self.from.iter().map(|from| PollFd::new(from, PollFlags::IN)));
@@ -257,7 +256,7 @@ mod tests {
         }
     }
 
-    /// A program that does as it likes with its job.
+    /// A script in place of the program.
     fn program(folder: &Path, script: &str) -> PathBuf {
         use std::os::unix::fs::PermissionsExt;
         let path = folder.join("program");
@@ -275,7 +274,7 @@ mod tests {
         let warned = told(&Line::Warning("w".into()));
         for (script, expected) in [
             (format!("cat > /dev/null; echo '{warned}'; echo '{good}'"), Ok(applied)),
-            // It has read nothing, and knows enough.
+            // It rejects the layer without reading it.
             (format!("echo '{bad}'; exit 1"), Err("no")),
             ("kill -9 $$".to_owned(), Err("it was killed by signal 9")),
             ("kill -SEGV $$".to_owned(), Err("it was killed by signal 11")),
@@ -324,11 +323,11 @@ mod tests {
         let good = Applied { diff_id: Digest::of(b"x"), bytes: 1, entries: 2, stream: 3, is_noted: true };
         let told = serde_json::to_string(&Line::Outcome(Ok(good))).expect("JSON");
         for (script, expected) in [
-            // It reads nothing; it reads all and says nothing; it says something and does not end.
+            // Reads nothing; reads everything and stays silent; reports success and does not exit.
             ("exec sleep 600".to_owned(), None),
             ("cat > /dev/null; exec sleep 600".to_owned(), None),
             (format!("cat > /dev/null; echo '{told}'; exec > /dev/null; exec sleep 600"), None),
-            // A sign of life is enough, also where it reads nothing.
+            // A keep-alive line suffices, even if nothing is read.
             (
                 format!("for i in 1 2 3 4 5 6 7 8; do echo '{alive}'; sleep 0.2; done; cat > /dev/null; echo '{told}'"),
                 Some(good),

@@ -1,8 +1,8 @@
-//! The process that unpacks one layer. It gives up everything else before it reads the first byte: other files, the network,
-//! privileges; and it ends with whoever started it.
+//! Confined child process that unpacks one layer.
 //!
-//! Its root is the layer's directory. What the kernel does not have (Landlock, network namespaces) it goes without; every
-//! path is resolved beneath the directory in any case ([`super::root`]). Behaviour: spec 09b §5.2.
+//! Before it reads the first byte it gives up other files, the network, and privileges; it dies with its parent. Its
+//! root is the layer's directory. Features that the kernel lacks (Landlock, network namespaces) are skipped; every path
+//! is resolved beneath the directory in any case ([`super::root`]). Implements spec 09b §5.2.
 
 use std::{
     fs::File,
@@ -36,7 +36,7 @@ use berth_sys::{
     spawn::{self, Alone},
 };
 
-/// What unpacking takes.
+/// Capabilities needed to unpack.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -44,18 +44,18 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::MKNOD)
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::SYS_ADMIN);
-/// Resource, by its number, and limit: open files, core dumps, memory. A decoder's window is 128 MiB at most; names and times
-/// of directories take the rest.
+/// Resource number and limit: open files, core dumps, data segment. A decoder's window is 128 MiB at most; names and
+/// times of directories need the rest.
 const LIMITS: [(u32, u64); 3] = [(7, 256), (4, 0), (2, 1 << 30)];
-/// Bytes of warnings that are told: with all else that is said they stay below what is listened to.
+/// Maximum bytes of warnings in the output, so that all of it stays below the length the parent reads.
 const WARNINGS: usize = 16 << 10;
-/// How often is told that something still happens.
+/// Interval of keep-alive lines.
 const ALIVE_EVERY: Duration = Duration::from_secs(10);
 
-/// Does the job, and tells what came of it on standard output.
+/// Runs the job and writes its outcome to standard output.
 pub fn main(job: &str) -> ExitCode {
     let warnings = tracing_subscriber::fmt().with_ansi(false).without_time().with_level(false).with_target(false);
-    // Another one that is set already is as good.
+    // A subscriber that is already set is as good.
     let _ = warnings.with_writer(Mutex::new(Warnings { left: WARNINGS })).try_init();
     let outcome = serde_json::from_str(job)
         .map_err(|error| ImageError::invalid(format!("what is to be unpacked is not understood: {error}")))
@@ -63,7 +63,7 @@ pub fn main(job: &str) -> ExitCode {
     let code = if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     match tell(&Line::Outcome(outcome)) {
         Ok(()) => code,
-        Err(_) => ExitCode::FAILURE, // nobody listens
+        Err(_) => ExitCode::FAILURE, // no reader
     }
 }
 
@@ -76,15 +76,15 @@ fn unpack(job: &Job) -> Result<Applied, ImageError> {
     let root = RootDir::open(&job.into).attempt("open layer directory")?;
     let recipe = File::create_new(&job.recipe).attempt("create layer")?;
     confine(&root)?;
-    // Past the small buffer of standard input.
+    // Bypass the buffer of standard input.
     let stream = File::from(io::stdin().as_fd().try_clone_to_owned().attempt("open the stream")?);
-    // A thread that begins now has no more than we have left; it names no files.
+    // A thread spawned now has the reduced privileges; it opens no files.
     let stream = source::ahead(stream)?;
     let mut told = Instant::now();
     let mut alive = || {
         if told.elapsed() >= ALIVE_EVERY {
             told = Instant::now();
-            // Who does not listen any more kills us, or has gone.
+            // A parent that no longer reads kills this process or is gone.
             let _ = tell(&Line::Alive);
         }
     };
@@ -104,7 +104,7 @@ fn confine(root: &RootDir) -> Result<(), ImageError> {
     rustix::process::fchdir(root.fd()).attempt("go to the layer's directory")?;
     rustix::process::chroot(".").attempt("make the layer's directory the root")?;
     match landlock::change_only_beneath(root.fd()) {
-        // The layer's directory is all that can be named.
+        // The layer's directory is the only tree that can be named.
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {}
         restricted => restricted.attempt("forbid changes elsewhere")?,
     }
@@ -120,7 +120,7 @@ fn tell(line: &Line) -> io::Result<()> {
     out.flush()
 }
 
-/// Tells warnings, up to a length.
+/// Writes warnings to the output, up to a total length.
 struct Warnings {
     left: usize,
 }
@@ -128,7 +128,7 @@ struct Warnings {
 impl Write for Warnings {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(bytes);
-        // Escaped, a byte takes six at most.
+        // A byte takes at most six when escaped.
         let length = text.len().saturating_mul(6);
         if length <= self.left {
             self.left -= length;

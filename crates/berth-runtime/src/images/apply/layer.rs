@@ -1,8 +1,8 @@
-//! Carries a layer's entries out, one after the other, and counts.
+//! Applies the entries of a layer's tar stream to its directory and enforces limits.
 //!
-//! Whatever a layer says, nothing outside its directory changes, and its author learns nothing of this machine. What needs a
-//! privilege we lack (device nodes inside another container) is left out with a warning; what security rests on is an error.
-//! Behaviour: spec 09b §5.2.
+//! Nothing outside the directory changes, whatever the layer contains, and its author learns nothing about this
+//! machine. Entries that need a missing privilege (device nodes in a nested container) are omitted with a warning; a
+//! failure that security depends on is an error. Implements spec 09b §5.2.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,46 +39,46 @@ use crate::images::{
 };
 use berth_sys::write_back;
 
-/// Highest id of a user or group.
+/// Maximum user or group ID.
 const HIGHEST_ID: u64 = i32::MAX as u64;
-/// Bytes of files between two looks at the free space.
+/// Bytes written between two checks of free space.
 const LOOK_EVERY: u64 = 64 << 20;
-/// Buffer for the content of files, bytes.
+/// Buffer for file content, bytes.
 const BUFFER: usize = 256 << 10;
-/// What a disk is told to write while we unpack on, bytes: the layer is synced before it counts, and need not wait then.
+/// Minimum size of a file for early write-back, bytes: the layer is synced at the end and waits less then.
 const EARLY: u64 = 256 << 10;
 
-/// What came out of a layer.
+/// Result of unpacking a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Applied {
-    /// Digest of the unpacked stream.
+    /// Digest of the uncompressed stream.
     pub diff_id: Digest,
-    /// Bytes of files.
+    /// Total size of files, bytes.
     pub bytes: u64,
-    /// Entries.
+    /// Number of entries.
     pub entries: u64,
-    /// Bytes of the unpacked stream.
+    /// Length of the uncompressed stream, bytes.
     pub stream: u64,
-    /// Whether it can be put together again from its files.
+    /// Whether the recipe can restore the stream from the files.
     pub is_noted: bool,
 }
 
-/// When something was read and written.
+/// Access and modification time: seconds and nanoseconds each.
 type Times = ((i64, u32), (i64, u32));
 type Stream<'a> = Noting<Hashing<Box<dyn Source + 'a>>>;
 
-/// Unpacks a layer, packed in any way we know, into an existing directory.
+/// Unpacks a layer of any known compression into an existing directory.
 ///
 /// # Errors
-/// Where the stream is broken, beyond the bounds, or something cannot be written. The directory is half filled then.
+/// The stream is invalid or exceeds the limits, or a write fails. The directory is partially filled then.
 pub fn apply<R: Read>(packed: R, into: &Path, policy: &Policy) -> Result<Applied, ImageError> {
     apply_noting(packed, into, policy, None)
 }
 
-/// Like [`apply`], and notes in a file how the stream is put together again.
+/// Like [`apply`]; also writes the recipe that restores the stream.
 ///
 /// # Errors
-/// Likewise.
+/// As for [`apply`].
 pub fn apply_noting<R: Read>(
     packed: R,
     into: &Path,
@@ -90,20 +90,20 @@ pub fn apply_noting<R: Read>(
     apply_in(source::here(packed)?, place, policy, recipe)
 }
 
-/// Where a layer is unpacked.
+/// Target of an unpack.
 pub struct Place<'a> {
     /// The open directory.
     pub root: RootDir,
-    /// How its names are told to the kernel.
+    /// How names are passed to system calls without an `…at` form.
     pub way: Way,
-    /// Called again and again while something happens.
+    /// Called repeatedly while the unpack makes progress.
     pub alive: &'a mut dyn FnMut(),
 }
 
-/// Likewise, of a stream without its packing.
+/// Like [`apply_noting`], for an uncompressed stream.
 ///
 /// # Errors
-/// Likewise.
+/// As for [`apply`].
 pub fn apply_in<'a>(
     stream: Box<dyn Source + 'a>,
     into: Place<'a>,
@@ -129,9 +129,9 @@ struct Layer<'a> {
     tar: Reader<Stream<'a>>,
     totals: Totals,
     looked_at: u64,
-    /// Times of directories, set last: what is made in them changes them. Keyed by path.
+    /// Times of directories by path; set last, because creating entries changes them.
     folders: BTreeMap<Vec<u8>, Times>,
-    /// Paths this layer made in a whole tree: deletions spare them. A layer of an overlay has nothing else.
+    /// Paths created by this layer in a merged tree, spared by its deletions. An overlay layer contains nothing else.
     made: BTreeSet<Vec<u8>>,
     buffer: Vec<u8>,
 }
@@ -154,7 +154,7 @@ impl<'a> Layer<'a> {
 
     fn run(&mut self) -> Result<(), ImageError> {
         loop {
-            // Bounds first: skipped content counts too.
+            // Limits first: skipped content counts too.
             self.check()?;
             let Some(entry) = self.tar.next_entry().map_err(|error| self.broken(&error))? else { return Ok(()) };
             self.totals.entries += 1;
@@ -163,7 +163,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// A cut stream is told as a broken archive, a bomb's limit as its limit.
+    /// An error in the archive structure.
     fn broken(&self, error: &crate::images::tar::TarError) -> ImageError {
         ImageError::bad_content(format!("invalid layer: {error}"))
     }
@@ -216,7 +216,7 @@ impl<'a> Layer<'a> {
         let stat = at.look().attempt("look at it")?;
         let was_removed = stat.as_ref().is_some_and(is_whiteout);
         let there = stat.map(|stat| FileType::from_raw_mode(stat.st_mode));
-        // Found before anything is removed: a link to itself must not lose the file.
+        // Resolved before anything is removed: a link to itself must not lose the file.
         let target = match &entry.kind {
             Kind::HardLink(target) => Some(self.link_target(target)?),
             _ => None,
@@ -265,7 +265,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Owner, then mode (a new owner takes setuid away), attributes, times.
+    /// Sets owner, then mode (a change of owner clears setuid), attributes, times.
     fn describe(&mut self, entry: &Entry, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
         owner(at, entry)?;
         if !matches!(entry.kind, Kind::Symlink(_)) {
@@ -282,7 +282,7 @@ impl<'a> Layer<'a> {
 
     fn file(&mut self, entry: &Entry, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
         self.totals.bytes = self.totals.bytes.saturating_add(entry.length());
-        // A claim alone is refused, before anything is written.
+        // Reject by declared size, before anything is written.
         self.check()?;
         let mut file = root::create_file(at).attempt("create file")?;
         match &entry.sparse {
@@ -334,7 +334,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// The directory and name of what a hard link names.
+    /// The directory and name of a hard link's target.
     fn link_target(&self, target: &[u8]) -> Result<(OwnedFd, Vec<u8>), ImageError> {
         let missing = || ImageError::bad_content("hardlink target not found");
         let parts = path::parts(target)?;
@@ -350,10 +350,10 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// Whether the node was made; it is not where we may not.
+    /// Creates a device node; returns false where that is not permitted.
     fn device(&self, at: At<'_>, kind: FileType, major: u32, minor: u32) -> Result<bool, ImageError> {
         if (major, minor) == (0, 0) && kind == FileType::CharacterDevice {
-            // An overlay would take it for a deletion.
+            // An overlay would take it for a whiteout.
             warn!(name = %at.name.to_string_lossy(), "Device 0:0 in a layer left out");
             return Ok(false);
         }
@@ -374,7 +374,7 @@ impl<'a> Layer<'a> {
 
     fn attributes(&self, at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
         for (name, value) in &entry.attributes {
-            // They steer the overlay; a layer must not.
+            // These control overlayfs; a layer must not set them.
             if name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.") || name.contains(&0) {
                 continue;
             }
@@ -397,11 +397,11 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Times of directories, the deepest first.
+    /// Sets the times of directories, deepest first.
     fn finish_folders(&mut self) -> Result<(), ImageError> {
         for (path, (atime, mtime)) in std::mem::take(&mut self.folders).into_iter().rev() {
             let Ok(folder) = self.root.resolve(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW) else {
-                // Another entry made it something else.
+                // A later entry replaced the directory.
                 continue;
             };
             (self.alive)();
@@ -410,7 +410,7 @@ impl<'a> Layer<'a> {
         Ok(())
     }
 
-    /// Reads what follows the archive, for the digest is of the whole stream.
+    /// Reads the bytes after the archive, because the digest covers the whole stream.
     fn drain(mut self) -> Result<Stream<'a>, ImageError> {
         let mut rest = std::mem::take(&mut self.buffer);
         let (totals, bounds) = (self.totals, self.policy.bounds);
@@ -430,7 +430,7 @@ fn unreadable(error: &io::Error) -> ImageError {
 }
 
 fn owner(at: At<'_>, entry: &Entry) -> Result<(), ImageError> {
-    // Both were checked against the highest id.
+    // Both were checked against the maximum ID.
     let id = |value: u64| u32::try_from(value).unwrap_or(u32::MAX >> 1);
     at.set_owner(id(entry.uid), id(entry.gid)).attempt("set owner")
 }

@@ -1,20 +1,20 @@
-//! How much one layer may unpack to, so that a small download cannot fill a disk. Pure.
+//! Limits on the unpacked size of a layer, against decompression bombs. Pure.
 
 use serde::{Deserialize, Serialize};
 
 use crate::images::error::{ImageError, Kind};
 
-/// Below this many bytes of input the ratio says nothing.
+/// Below this many unpacked bytes the ratio is not checked.
 const RATIO_FROM: u64 = 64 << 20;
 
-/// The largest layer that is unpacked (spec 09 §5).
+/// Limits of one layer (spec 09 §5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Bounds {
-    /// Unpacked bytes.
+    /// Unpacked bytes; default 64 GiB.
     pub bytes: u64,
-    /// Entries.
+    /// Entries; default 5,000,000.
     pub entries: u64,
-    /// Unpacked by packed bytes.
+    /// Unpacked bytes per compressed byte; default 1000.
     pub ratio: u64,
 }
 
@@ -24,40 +24,40 @@ impl Default for Bounds {
     }
 }
 
-/// How a layer's directory is used, which decides what deletions look like.
+/// Use of a layer's directory, which decides the representation of deletions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Form {
-    /// As a layer of an overlay: deletions are devices and attributes.
+    /// A layer of an overlay: deletions are device nodes and attributes.
     Overlay {
-        /// Whether attributes are the user's (no privilege for trusted ones).
+        /// Whether `user.` attributes replace `trusted.` ones, for lack of privilege.
         userxattr: bool,
     },
-    /// As a whole tree, the lower layers' files in it: deletions delete.
+    /// A merged tree that contains the files of lower layers: deletions are carried out.
     Merged,
 }
 
-/// Under which rules a layer is unpacked.
+/// Limits and format for unpacking a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Policy {
-    /// Largest layer.
+    /// Limits of the layer.
     pub bounds: Bounds,
-    /// What it is for.
+    /// Use of the directory.
     pub form: Form,
-    /// Bytes that must stay free on the disk.
+    /// Minimum free space on the disk, bytes.
     pub keep_free: u64,
 }
 
-/// What has come out of a layer so far.
+/// Amount unpacked from a layer so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
     /// Bytes of files.
     pub bytes: u64,
-    /// Entries.
+    /// Number of entries.
     pub entries: u64,
 }
 
 impl Bounds {
-    /// Whether that much may have come out of `packed` bytes; `unpacked` counts the whole stream, headers and holes too.
+    /// Checks the amounts; `unpacked` counts the whole stream, including headers and holes.
     ///
     /// # Errors
     /// `layer exceeds limits: …`.

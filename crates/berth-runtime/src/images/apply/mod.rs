@@ -1,8 +1,8 @@
-//! From a layer's tar stream to its directory.
+//! Unpacks an image layer from its tar stream into a directory.
 //!
-//! [`root`] touches the file system, always beneath the layer's directory; [`path`], [`whiteouts`] and [`limits`] are pure;
-//! [`source`] takes the packing off a stream, [`layer`] carries it out entry by entry. The runtime has that done by a process of
-//! its own ([`apart`]), which keeps nothing it does not need ([`child`]). Behaviour: spec 09b §5.2.
+//! [`root`] accesses the file system, always beneath the layer's directory; [`path`], [`whiteouts`], and [`limits`] are
+//! pure; [`source`] decompresses; [`layer`] applies the entries. The runtime runs all of that in a child process
+//! ([`apart`]), which drops the privileges it does not need ([`child`]). Implements spec 09b §5.2.
 
 pub mod apart;
 pub mod child;

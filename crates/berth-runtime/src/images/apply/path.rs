@@ -1,20 +1,20 @@
-//! Names of entries: taken apart and resolved as if the layer's root were `/`. Pure.
+//! Path names of layer entries, split and normalized as if the layer's root were `/`. Pure.
 //!
-//! `..` is resolved here, by name; links on the way are the kernel's business (`RESOLVE_IN_ROOT`).
+//! `..` is resolved here lexically; the kernel resolves links on the path (`RESOLVE_IN_ROOT`).
 
 use crate::images::error::ImageError;
 
-/// Longest name of an entry, bytes.
+/// Maximum length of an entry's name, bytes.
 const LONGEST: usize = 4096;
-/// Longest component, bytes.
+/// Maximum length of a component, bytes.
 const LONGEST_PART: usize = 255;
-/// Deepest path.
+/// Maximum number of components.
 const DEEPEST: usize = 1024;
 
-/// The components of a name below the root; none: the root itself.
+/// The components of a name below the root; empty: the root itself.
 ///
 /// # Errors
-/// Where it holds a NUL or is too long or too deep.
+/// The name contains a NUL, or is too long or too deep.
 pub fn parts(name: &[u8]) -> Result<Vec<&[u8]>, ImageError> {
     let wrong = |what: &str| {
         let shown = String::from_utf8_lossy(name.get(..80).unwrap_or(name)).into_owned();

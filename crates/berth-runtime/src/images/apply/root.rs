@@ -1,7 +1,7 @@
-//! A directory that hostile names are written below.
+//! Root directory of a layer, below which untrusted names are created.
 //!
-//! The kernel resolves every path as if the directory were `/` (`openat2`, `RESOLVE_IN_ROOT`): absolute links and `..` stay
-//! inside, magic links are refused. The last component of a name is never followed. Behaviour: spec 09b §5.2.
+//! The kernel resolves every path as if the directory were `/` (`openat2`, `RESOLVE_IN_ROOT`): absolute links and `..`
+//! stay inside, magic links are refused. The last component of a name is never followed. Implements spec 09b §5.2.
 
 use std::{
     ffi::OsStr,
@@ -24,55 +24,55 @@ use berth_sys::{remove_tree::remove_tree_at, spawn::Alone};
 const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The directory.
+/// The open root directory.
 #[derive(Debug)]
 pub struct RootDir {
     fd: OwnedFd,
 }
 
-/// How a name in a directory is told to a call that takes only paths.
+/// How a name in a directory is passed to a system call that takes only paths.
 #[derive(Clone, Copy, Debug)]
 pub enum Way {
     /// By the directory's descriptor in `/proc`.
     Proc,
-    /// By going there: for a process that may have no `/proc`, and of which only one thread names files.
+    /// By `fchdir`: for a process without `/proc`, in which only one thread resolves names.
     Here(Alone),
 }
 
-/// One component below an open directory.
+/// A name in an open directory.
 #[derive(Debug, Clone, Copy)]
 pub struct At<'a> {
     /// The directory.
     pub parent: BorrowedFd<'a>,
-    /// The name in it.
+    /// The name, one component.
     pub name: &'a OsStr,
 }
 
 impl RootDir {
-    /// Opens it.
+    /// Opens the directory.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `openat`.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { fd: rustix::fs::openat(CWD, path, FOLDER, Mode::empty())? })
     }
 
-    /// Its descriptor.
+    /// The directory's descriptor.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Opens what is there, links followed inside the root.
+    /// Opens an existing path, following links inside the root.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `openat2`.
     pub fn resolve(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         let path = if path.is_empty() { b"." } else { path };
         for _ in 0..128 {
             let opened =
                 rustix::fs::openat2(&self.fd, OsStr::from_bytes(path), flags | OFlags::CLOEXEC, Mode::empty(), IN_ROOT);
             match opened {
-                // The kernel saw a rename somewhere while it walked and wants to be asked again.
+                // EAGAIN: a rename raced with the path walk.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 other => return other,
             }
@@ -80,10 +80,10 @@ impl RootDir {
         Err(Errno::AGAIN)
     }
 
-    /// The directory of these components, made where it is missing (mode 0755).
+    /// Opens the directory with these components; creates missing ones with mode 0755.
     ///
     /// # Errors
-    /// `NOTDIR` where something on the way is no directory, else what the kernel says.
+    /// `NOTDIR` if a component is no directory; otherwise the error of the system call.
     pub fn folder(&self, parts: &[&[u8]]) -> Result<OwnedFd, Errno> {
         match self.resolve(&parts.join(&b'/'), FOLDER) {
             Err(Errno::NOENT) => {}
@@ -105,10 +105,10 @@ impl RootDir {
 }
 
 impl At<'_> {
-    /// What is there, itself; `None`: nothing.
+    /// Status of the name itself, not following links; `None` if it does not exist.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `fstatat`.
     pub fn look(&self) -> Result<Option<Stat>, Errno> {
         match rustix::fs::statat(self.parent, self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
@@ -116,33 +116,33 @@ impl At<'_> {
         }
     }
 
-    /// Removes what is there, with all that is below it.
+    /// Removes the name recursively.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the system call.
     pub fn remove(&self) -> io::Result<()> {
         remove_tree_at(self.parent, self.name)
     }
 
-    /// Opens the directory that is there, never through a link.
+    /// Opens the name as a directory, not following a link.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `openat`.
     pub fn open_folder(&self) -> Result<OwnedFd, Errno> {
         rustix::fs::openat(self.parent, self.name, FOLDER | OFlags::NOFOLLOW, Mode::empty())
     }
 
-    /// A path by which the kernel finds it without following it: for calls that know no `…at` form.
+    /// A `/proc/self/fd` path of the name, for system calls without an `…at` form.
     pub fn path(&self) -> Vec<u8> {
         let mut path = format!("/proc/self/fd/{}/", self.parent.as_raw_fd()).into_bytes();
         path.extend_from_slice(self.name.as_bytes());
         path
     }
 
-    /// Sets an extended attribute, never through a link.
+    /// Sets an extended attribute, not following a link.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `lsetxattr` or `fchdir`.
     pub fn set_attribute(&self, way: Way, name: &[u8], value: &[u8]) -> Result<(), Errno> {
         let name = OsStr::from_bytes(name);
         match way {
@@ -154,43 +154,43 @@ impl At<'_> {
         }
     }
 
-    /// Sets the owner.
+    /// Sets the owner, not following a link.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `fchownat`.
     pub fn set_owner(&self, uid: u32, gid: u32) -> Result<(), Errno> {
         let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
         rustix::fs::chownat(self.parent, self.name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Sets the permission bits of what is no link.
+    /// Sets the mode; the name must not be a symbolic link.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `fchmodat`.
     pub fn set_mode(&self, mode: u32) -> Result<(), Errno> {
-        // Nobody else writes here, and links were told apart before.
+        // Nothing else writes here, and callers skip symbolic links.
         rustix::fs::chmodat(self.parent, self.name, Mode::from_raw_mode(mode), AtFlags::empty())
     }
 
-    /// Sets when it was read and written.
+    /// Sets access and modification time, not following a link.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of `utimensat`.
     pub fn set_times(&self, atime: (i64, u32), mtime: (i64, u32)) -> Result<(), Errno> {
         rustix::fs::utimensat(self.parent, self.name, &times(atime, mtime), AtFlags::SYMLINK_NOFOLLOW)
     }
 }
 
-/// A pair of times as the kernel takes them.
+/// Access and modification time for `utimensat`.
 pub fn times(atime: (i64, u32), mtime: (i64, u32)) -> Timestamps {
     let spec = |(tv_sec, tv_nsec): (i64, u32)| Timespec { tv_sec, tv_nsec: tv_nsec.into() };
     Timestamps { last_access: spec(atime), last_modification: spec(mtime) }
 }
 
-/// Makes a directory with that mode whatever the umask.
+/// Creates a directory with this mode, independent of the umask; succeeds without change if it exists.
 ///
 /// # Errors
-/// What the kernel says; one that is there already is good.
+/// The error of `mkdirat` or `fchmodat`.
 pub fn make_folder(at: At<'_>, mode: u32) -> Result<(), Errno> {
     match rustix::fs::mkdirat(at.parent, at.name, Mode::from_raw_mode(0o700)) {
         Err(Errno::EXIST) => Ok(()),
@@ -199,10 +199,10 @@ pub fn make_folder(at: At<'_>, mode: u32) -> Result<(), Errno> {
     }
 }
 
-/// Names in a directory.
+/// Names in a directory, without `.` and `..`.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the system call.
 pub fn names(folder: &OwnedFd) -> io::Result<Vec<std::ffi::OsString>> {
     let mut out = Vec::new();
     for entry in Dir::read_from(folder)? {
@@ -215,10 +215,10 @@ pub fn names(folder: &OwnedFd) -> io::Result<Vec<std::ffi::OsString>> {
     Ok(out)
 }
 
-/// Makes an empty file for writing that was not there before.
+/// Creates a new file for writing, mode 0600.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of `openat`; `EEXIST` if the name exists.
 pub fn create_file(at: At<'_>) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::openat(at.parent, at.name, flags, Mode::from_raw_mode(0o600))?))

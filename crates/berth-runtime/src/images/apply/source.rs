@@ -1,11 +1,11 @@
-//! A layer's stream without its packing, and how much of what is packed it took so far.
+//! Decompressed stream of a layer, with a count of the compressed bytes consumed.
 //!
-//! Decompressing takes longer than everything else together, so it goes on ahead on a thread of its own where that is wanted:
+//! Decompression takes longer than everything else together, so it can run ahead in a thread of its own:
 //! ```text
-//!  packed ─► decompress ──four pieces──► digest, read, write
-//!                     ◄──used buffers───
+//!  compressed ─► decompress ──four chunks──► digest, read, write
+//!                         ◄──used buffers───
 //! ```
-//! Blocking. Behaviour: spec 09b §5.2.
+//! Blocking. Implements spec 09b §5.2.
 
 use std::{
     io::{self, Read},
@@ -18,14 +18,14 @@ use crate::images::{
     error::{Attempt, ImageError},
 };
 
-/// Pieces that are ahead of who reads: what a processor's cache holds.
+/// Chunks queued ahead of the reader: they fit into a processor's cache.
 const PIECES: usize = 4;
-/// Bytes of a piece.
+/// Size of a chunk, bytes.
 const PIECE: usize = 256 << 10;
 
-/// A stream without its packing.
+/// A decompressed stream.
 pub trait Source: Read {
-    /// Bytes of the packed stream that what was read was made of, or a few more.
+    /// Compressed bytes consumed for the bytes read, or slightly more.
     fn packed(&self) -> u64;
 }
 
@@ -35,7 +35,7 @@ impl Source for Box<dyn Source + '_> {
     }
 }
 
-/// A reader that counts.
+/// A reader that counts bytes.
 struct Counting<R> {
     inner: R,
     count: u64,
@@ -49,7 +49,7 @@ impl<R: Read> Read for Counting<R> {
     }
 }
 
-/// Unpacked when it is read.
+/// Decompresses on read.
 struct Here<R: Read>(Unpacked<Counting<R>>);
 
 impl<R: Read> Read for Here<R> {
@@ -64,18 +64,18 @@ impl<R: Read> Source for Here<R> {
     }
 }
 
-/// Unpacks a stream, packed in any way we know, when it is read.
+/// Decompresses a stream of any known format on read.
 ///
 /// # Errors
-/// Where it cannot be read, or is packed in a way we do not unpack.
+/// The stream cannot be read, or its compression is not supported.
 pub fn here<'a, R: Read + 'a>(packed: R) -> Result<Box<dyn Source + 'a>, ImageError> {
     Ok(Box::new(Here(Unpacked::new(Counting { inner: packed, count: 0 })?)))
 }
 
-/// Unpacks it ahead of who reads; what is not packed needs nobody to do that.
+/// Decompresses ahead of the reader in a thread; an uncompressed stream needs none.
 ///
 /// # Errors
-/// Likewise; also where no thread can be had.
+/// As for [`here`]; also if the thread cannot be created.
 pub fn ahead<R: Read + Send + 'static>(packed: R) -> Result<Box<dyn Source>, ImageError> {
     let here = Here(Unpacked::new(Counting { inner: packed, count: 0 })?);
     if matches!(here.0, Unpacked::Plain(_)) {
@@ -83,7 +83,7 @@ pub fn ahead<R: Read + Send + 'static>(packed: R) -> Result<Box<dyn Source>, Ima
     }
     let (to, pieces) = sync_channel(PIECES);
     let (used, buffers) = channel();
-    // One of them is in the hands of who unpacks, and one more in those of who reads.
+    // One buffer is with the decompressing thread, one more with the reader.
     for _ in 0..=PIECES {
         let _listens = used.send(vec![0; PIECE]);
     }
@@ -93,7 +93,7 @@ pub fn ahead<R: Read + Send + 'static>(packed: R) -> Result<Box<dyn Source>, Ima
     Ok(Box::new(Ahead { pieces, used, piece, at: 0, is_over: false }))
 }
 
-/// Some of the stream; nothing in it: its end.
+/// A chunk of the stream; an empty one is its end.
 struct Piece {
     buffer: Vec<u8>,
     length: usize,
@@ -116,7 +116,7 @@ fn unpack(mut from: impl Source, buffers: &Receiver<Vec<u8>>, to: &SyncSender<io
     }
 }
 
-/// What was unpacked ahead.
+/// Reads the chunks that were decompressed ahead.
 struct Ahead {
     pieces: Receiver<io::Result<Piece>>,
     used: Sender<Vec<u8>>,
@@ -130,7 +130,7 @@ impl Read for Ahead {
         if self.at == self.piece.length && !self.is_over {
             let next = self.pieces.recv().map_err(|_| io::Error::other("who decompresses has gone"))??;
             let used = std::mem::replace(&mut self.piece, next);
-            // It needs none any more where it has come to the end.
+            // The thread needs no buffer after the end of the stream.
             let _has_ended = self.used.send(used.buffer);
             (self.at, self.is_over) = (0, self.piece.length == 0);
         }
@@ -162,7 +162,7 @@ mod tests {
         encoder.finish().expect("in memory")
     }
 
-    /// What comes out, and what is said of the packed bytes at the end.
+    /// The bytes read, and the count of compressed bytes at the end.
     fn read(mut source: Box<dyn Source + '_>) -> (Result<Vec<u8>, String>, u64) {
         let mut out = Vec::new();
         let read = source.read_to_end(&mut out).map_err(|error| error.to_string());
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_is_ahead_is_bounded_and_ends_with_who_reads() {
-        /// Tells when it is dropped.
+        /// Signals its drop.
         struct Endless(std::sync::mpsc::Sender<()>, Box<dyn Read + Send>);
         impl Read for Endless {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -217,7 +217,7 @@ mod tests {
         let mut some = [0; 1000];
         source.read_exact(&mut some).expect("readable");
         assert_eq!(some, [7; 1000]);
-        // Two hundred megabytes would come out of it.
+        // The whole stream would be 200 MB.
         assert!(source.packed() <= (1 << 20), "{}", source.packed());
         drop(source);
         end.recv_timeout(std::time::Duration::from_secs(20)).expect("the thread has ended");

@@ -1,23 +1,23 @@
-//! What `.wh.` names in a layer mean. Pure.
+//! Whiteout names (`.wh.`) in a layer. Pure.
 
 const PREFIX: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 const RESERVED: &[u8] = b".wh..wh.";
 
-/// What an entry's last component is.
+/// Meaning of an entry's last component.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark<'a> {
     /// An ordinary name.
     Ordinary,
-    /// What lower layers have of this name is gone.
+    /// A whiteout: deletes this name in lower layers.
     Removed(&'a [u8]),
-    /// What lower layers have in this directory is gone.
+    /// An opaque marker: hides the directory's content in lower layers.
     Opaque,
-    /// Something other tools keep in layers.
+    /// A reserved name of other tools.
     Ignored,
 }
 
-/// What a name means; `.wh.` alone and names that could not be one component are ignored.
+/// The meaning of a name; `.wh.` alone and names that are no valid component are ignored.
 pub fn mark(name: &[u8]) -> Mark<'_> {
     match name.strip_prefix(PREFIX) {
         None => Mark::Ordinary,

@@ -1,6 +1,6 @@
-//! Who we say we are: which credentials are for a host, what a challenge asks, what a token server answers. Pure.
+//! Registry credentials and authentication challenges: `WWW-Authenticate`, token responses. Pure.
 //!
-//! Behaviour: spec 09b §4.2.
+//! Implements spec 09b §4.2.
 
 use base64::{
     Engine as _,
@@ -15,38 +15,38 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Credentials as CRI brings them. Never logged.
+/// Credentials from a CRI request. Never logged.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Credentials {
-    /// Name of the user.
+    /// Username.
     pub username: String,
-    /// Their password.
+    /// Password.
     pub password: String,
-    /// Base 64 of `user:password`.
+    /// Base64 of `user:password`.
     pub auth: String,
-    /// Whom they are for; empty: the image's registry.
+    /// Server the credentials are for; empty: the image's registry.
     pub server_address: String,
-    /// A refresh token.
+    /// Refresh token for the token server.
     pub identity_token: String,
-    /// A token that is sent as it is.
+    /// Bearer token, sent as is.
     pub registry_token: String,
 }
 
-/// What is said to a host.
+/// Authentication used for a host.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// Nothing.
+    /// No authentication.
     Anonymous,
-    /// That token.
+    /// Bearer token.
     Bearer(String),
-    /// User and password.
+    /// Username and password.
     Basic(String, String),
-    /// A token that gets tokens.
+    /// Refresh token, exchanged for bearer tokens.
     Refresh(String),
 }
 
 impl Credentials {
-    /// Something that differs where credentials differ, and tells nothing of them.
+    /// Hash that distinguishes credentials without revealing them.
     pub fn key(&self) -> Digest {
         let fields = [
             &self.username,
@@ -59,7 +59,8 @@ impl Credentials {
         Digest::of(fields.map(|field| format!("{}:{field}", field.len())).concat().as_bytes())
     }
 
-    /// What is said to a host of an image of `origin`: credentials go to the registry they are for only.
+    /// Authentication for a host of an image from registry `origin`: credentials are sent only to the registry they are
+    /// for.
     pub fn for_host(&self, host: &str, origin: &str) -> Identity {
         let server = server_host(&self.server_address);
         let is_meant = match server {
@@ -86,13 +87,13 @@ impl Credentials {
     }
 }
 
-/// `https://host/v1/` → `host`.
+/// Host of a server address: `https://host/v1/` → `host`.
 fn server_host(server: &str) -> &str {
     let rest = server.split_once("://").map_or(server, |(_, rest)| rest);
     rest.split('/').next().unwrap_or_default()
 }
 
-/// Docker Hub goes by several names.
+/// Whether two hosts are the same registry; Docker Hub has several names.
 fn same_host(a: &str, b: &str) -> bool {
     let canonical = |host: &str| match host {
         "registry-1.docker.io" | "index.docker.io" => "docker.io".to_owned(),
@@ -101,28 +102,28 @@ fn same_host(a: &str, b: &str) -> bool {
     canonical(a) == canonical(b)
 }
 
-/// The value of a header with user and password.
+/// Value of a basic `Authorization` header.
 pub fn basic(user: &str, password: &str) -> String {
     format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}")))
 }
 
-/// What a server asks for.
+/// An authentication challenge.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Challenge {
-    /// User and password.
+    /// Requires username and password.
     Basic,
-    /// A token.
+    /// Requires a bearer token.
     Bearer {
-        /// Where tokens are had.
+        /// URL of the token server.
         realm: String,
-        /// For whom.
+        /// Service the token is for.
         service: String,
-        /// For what; empty: it does not say.
+        /// Scope of the token; empty: unspecified.
         scope: String,
     },
 }
 
-/// Reads a `WWW-Authenticate` header; `None`: nothing we know.
+/// Parses a `WWW-Authenticate` header; `None`: unknown scheme.
 pub fn challenge(header: &str) -> Option<Challenge> {
     let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
     if scheme.eq_ignore_ascii_case("basic") {
@@ -157,10 +158,10 @@ struct Answer {
     access_token: String,
 }
 
-/// The token of a token server's answer.
+/// The token of a token server's response.
 ///
 /// # Errors
-/// Where there is none.
+/// The response contains no valid token.
 pub fn token(answer: &[u8]) -> Result<String, ImageError> {
     let answer: Answer = model::json(answer, "answer of the token server")?;
     let token = if answer.token.is_empty() { answer.access_token } else { answer.token };

@@ -1,6 +1,6 @@
-//! Connections to one place: whom we believe, who we say we are in TLS, how long connecting may take.
+//! HTTP client of a registry endpoint: trust anchors, client certificates, connect timeout.
 //!
-//! Blocking: reads certificates. Behaviour: spec 09b §4.1.
+//! Blocking: reads certificates. Implements spec 09b §4.1.
 
 use std::{fmt::Display, path::Path, sync::Arc, time::Duration};
 
@@ -26,18 +26,18 @@ use berth_sys::{
     tls::{ServerVerifier, provider},
 };
 
-/// How long connecting may take where the place says nothing else.
+/// Default connect timeout.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long a connection that nobody uses is kept.
+/// How long an idle connection is kept open.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// What requests go through.
+/// HTTP client for a registry.
 pub type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// A client for a place; nothing is connected yet.
+/// Creates a client for an endpoint; does not connect.
 ///
 /// # Errors
-/// Where its authorities, or our certificates for it, cannot be read.
+/// The CA certificates or client certificates cannot be read.
 pub fn of(endpoint: &Endpoint) -> Result<HttpClient, ImageError> {
     let tls = tls(endpoint).map_err(|error| ImageError::bad_content(format!("set up TLS: {error}")))?;
     let mut http = HttpConnector::new();
@@ -90,12 +90,13 @@ fn told(path: &Path, error: &dyn Display) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// Our certificates for a place.
+/// Client certificates for an endpoint.
 #[derive(Debug)]
 struct Ours(Vec<Arc<CertifiedKey>>);
 
 impl ResolvesClientCert for Ours {
-    /// The first one of an issuer the place asks for; where it asks for none of ours, the first whose key it can check.
+    /// The first certificate of an issuer that the server accepts; otherwise the first with a supported signature
+    /// scheme.
     fn resolve(&self, issuers: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let mut usable = self.0.iter().filter(|pair| pair.key.choose_scheme(schemes).is_some());
         let first = usable.clone().next();

@@ -1,6 +1,6 @@
-//! Where an image's registry and its mirrors are: `hosts.toml` as containerd has it.
+//! Registry endpoints and mirrors: `hosts.toml` in the format of containerd.
 //!
-//! Blocking: reads small files. Behaviour: spec 09b §4.1.
+//! Blocking: reads small files. Implements spec 09b §4.1.
 
 use std::{
     collections::BTreeMap,
@@ -15,45 +15,45 @@ use tracing::warn;
 
 use crate::images::error::ImageError;
 
-/// Longest file that is read, bytes.
+/// Maximum size of a configuration file, bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// A certificate we show, and its key; both may be in one file.
+/// A client certificate and its key; both may be in one file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyPair {
-    /// PEM: our certificate and those above it.
+    /// PEM file with the certificate and its chain.
     pub certificate: PathBuf,
-    /// PEM.
+    /// PEM file with the key.
     pub key: PathBuf,
 }
 
-/// A place an image can be had from.
+/// A host that serves images of a registry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Endpoint {
     /// `https` or `http`.
     pub scheme: String,
     /// `host` or `host:port`.
     pub authority: String,
-    /// What comes before the repository: `/v2`.
+    /// Path before the repository: `/v2`.
     pub prefix: String,
-    /// Whether it may say what a tag means.
+    /// Whether the host may resolve tags.
     pub resolves: bool,
-    /// Authorities whose certificates are taken, besides the machine's.
+    /// CA certificates trusted in addition to the system's.
     pub authorities: Vec<PathBuf>,
-    /// Certificates that are ours there.
+    /// Client certificates.
     pub pairs: Vec<KeyPair>,
-    /// How long connecting may take; none: as usual.
+    /// Connect timeout; none: the default.
     pub dial_timeout: Option<Duration>,
-    /// Whether any certificate is taken.
+    /// Whether any server certificate is accepted.
     pub skips_verification: bool,
-    /// Headers that are sent.
+    /// Additional request headers.
     pub headers: Vec<(String, String)>,
-    /// Whether plain HTTP is tried where TLS fails: this very machine.
+    /// Whether plain HTTP is tried after a TLS failure: only for this machine.
     pub falls_back: bool,
 }
 
 impl Endpoint {
-    /// Whether this is plain HTTP where TLS has failed before.
+    /// Whether this is the plain HTTP fallback of an endpoint.
     pub fn is_fallback(&self) -> bool {
         self.falls_back && self.scheme == "http"
     }
@@ -89,8 +89,8 @@ enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// `"both.pem"`, `["own.cert", "own.key"]`, or a list of such pairs; files that hold both may be listed too, as containerd
-/// has it.
+/// `"both.pem"`, `["own.cert", "own.key"]`, or a list of such pairs; files that contain both may be listed too, as in
+/// containerd.
 #[derive(Deserialize, Clone)]
 #[serde(untagged)]
 enum Client {
@@ -99,7 +99,7 @@ enum Client {
 }
 
 impl Client {
-    /// Blocking: which file holds a key decides what a list of two means.
+    /// Blocking: a list of two is a pair unless the first file contains a key.
     fn pairs(&self, folder: &Path) -> Result<Vec<KeyPair>, String> {
         let pair = |certificate: &str, key: &str| {
             let key = if key.is_empty() { certificate } else { key };
@@ -136,10 +136,10 @@ impl OneOrMany {
     }
 }
 
-/// Where images of a registry are had from, in the order in which they are asked; `roots` hold a directory per registry.
+/// Endpoints for images of a registry, in the order to try; `roots` contain a directory per registry.
 ///
 /// # Errors
-/// A `hosts.toml` that cannot be read or is broken, by its path: the registry itself may be one that nobody should ask.
+/// A `hosts.toml` that is unreadable or invalid, with its path: falling back to the registry itself might be unwanted.
 pub fn endpoints(host: &str, roots: &[PathBuf]) -> Result<Vec<Endpoint>, ImageError> {
     let Some(folder) = folder(host, roots) else { return Ok(vec![upstream(host)]) };
     let path = folder.join("hosts.toml");
@@ -258,7 +258,7 @@ fn endpoint(url: &str, settings: &Host, folder: &Path) -> Result<Endpoint, Strin
     })
 }
 
-/// `10s`, as Go spells it.
+/// Parses a duration in Go's format, such as `10s`.
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed: Result<jiff::SignedDuration, _> = text.parse();
     let parsed =
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(found[1].authorities, [folder.join("own.crt")]);
     }
 
-    /// Whoever made a mistake in the file does not mean the public registry.
+    /// A mistake in the file must not cause a fallback to the public registry.
     #[test]
     fn a_broken_file_is_named_and_nobody_is_asked() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -343,7 +343,7 @@ mod tests {
             first.iter().map(|p| (name(&p.certificate), name(&p.key))).collect()
         };
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-        // As Docker has it: by name; one whose key is missing is none.
+        // As in Docker: sorted by name; a certificate without its key is ignored.
         assert_eq!(found(), [pair("own.cert", "own.key")]);
         for (text, expected) in [
             (r#""both.pem""#, vec![pair("both.pem", "both.pem")]),

@@ -1,8 +1,8 @@
-//! Requests to one place: TLS, deadlines, redirects, tokens, repetition.
+//! Registry HTTP requests: authentication, redirects, retries, timeouts.
 //!
-//! Credentials and configured headers are for one host: a redirect to another one drops them, and a challenge of another
-//! one is not answered. Nothing goes from TLS to plain HTTP.
-//! Behaviour: spec 09b §4.2, §4.3.
+//! Credentials and configured headers are sent to one host only: a redirect to another host drops them, and a challenge
+//! from that host is ignored. Redirects and token realms from HTTPS to plain HTTP are refused.
+//! Implements spec 09b §4.2, §4.3.
 
 use std::time::{Duration, Instant};
 
@@ -18,50 +18,50 @@ use super::{
 };
 use crate::images::error::ImageError;
 
-/// How long an answer's head may take, connecting and TLS included.
+/// Timeout until the response headers arrive, including connect and TLS; also the timeout of a short body.
 const FIRST_BYTE: Duration = Duration::from_secs(50);
 const MOST_REDIRECTS: usize = 10;
-/// Repetitions of a request where the server asks for them by a time.
+/// Maximum retries of a request when the server sends `Retry-After`.
 const RETRIES: u32 = 3;
-/// Pause before the only repetition of a request that failed without such a time.
+/// Delay before the only retry of a request that failed without `Retry-After`.
 const PAUSE: Duration = Duration::from_millis(250);
-/// A request that failed after longer than this is not repeated: other pulls may wait for this one, and the kubelet's
-/// back-off repeats it.
+/// A request that failed later than this is not retried here: other pulls may wait for this one, and the kubelet's
+/// back-off retries it.
 const QUICK: Duration = Duration::from_secs(3);
-/// Longest wait a server may ask for.
+/// Maximum `Retry-After` that is honored, seconds.
 const LONGEST_WAIT: u64 = 60;
-/// Longest answer of a token server, bytes.
+/// Maximum size of a token server's response, bytes.
 const LONGEST_TOKEN: u64 = 1 << 20;
 
-/// Why a place did not give what was asked.
+/// Why an endpoint did not serve a request.
 #[derive(Clone, Debug)]
 pub enum Refusal {
-    /// It does not have it.
+    /// The content does not exist there.
     NotFound,
-    /// It does not give it to us.
+    /// Authentication or authorization failed.
     Denied(String),
-    /// It does not answer, or not well.
+    /// The endpoint is unreachable or failed temporarily.
     Unavailable(String),
-    /// Something else, for good.
+    /// A permanent failure.
     Other(ImageError),
 }
 
-/// One place, and what it knows us by.
+/// A registry endpoint with its HTTP client and authentication.
 pub struct Place {
-    /// What is known of it.
+    /// Configuration of the endpoint.
     pub endpoint: Endpoint,
     client: HttpClient,
     identity: Identity,
-    /// What tokens are asked for where the place does not say.
+    /// Token scope if the challenge names none.
     scope: String,
     authorization: tokio::sync::Mutex<Option<String>>,
 }
 
 impl Place {
-    /// A place; nothing is connected yet.
+    /// Creates an endpoint's client; does not connect.
     ///
     /// # Errors
-    /// Where its authorities or our certificates for it cannot be read.
+    /// The CA certificates or client certificates cannot be read.
     pub fn new(endpoint: Endpoint, identity: Identity, path: &str) -> Result<Self, ImageError> {
         let client = client::of(&endpoint)?;
         let token = match &identity {
@@ -72,16 +72,16 @@ impl Place {
         Ok(Self { endpoint, client, identity, scope, authorization: tokio::sync::Mutex::new(token) })
     }
 
-    /// Whether plain HTTP may be tried after this.
+    /// The plain HTTP endpoint to fall back to, if that is allowed.
     pub fn plain(&self) -> Option<Endpoint> {
         let can = self.endpoint.falls_back && self.endpoint.scheme == "https";
         can.then(|| Endpoint { scheme: "http".into(), ..self.endpoint.clone() })
     }
 
-    /// Asks; an answer is one of success.
+    /// Sends a request, with retries where they may help; returns a response with success status or 416.
     ///
     /// # Errors
-    /// What a place refuses, after repetition where that may help.
+    /// The refusal after the last attempt.
     pub async fn ask(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, Refusal> {
         let url = format!("{}://{}{}{path}", self.endpoint.scheme, self.endpoint.authority, self.endpoint.prefix);
         let mut attempt = 0;
@@ -96,7 +96,7 @@ impl Place {
                     Some(None) => once,
                     None => None,
                 },
-                // Where plain HTTP may be tried, it is tried at once.
+                // With a plain HTTP fallback, that is tried without delay.
                 Err(Refusal::Unavailable(_)) if self.plain().is_none() => once,
                 Err(_) => None,
             };
@@ -123,8 +123,8 @@ impl Place {
         }
     }
 
-    /// Sends a request, and once more with the authorization that the registry's challenge asks for. A challenge of a host
-    /// that it redirected to is no challenge of the registry: its realm would get the registry's credentials.
+    /// Sends a request, and after a challenge of the registry once more with authorization. A challenge of a host that
+    /// the registry redirected to is ignored: its realm would receive the registry's credentials.
     async fn authorized(&self, method: &Method, url: &str, headers: &HeaderMap) -> Result<Response<Incoming>, Refusal> {
         let known = self.authorization.lock().await.clone();
         let (answer, is_registry) = self.follow(method, url, headers, known.as_deref()).await?;
@@ -158,7 +158,7 @@ impl Place {
         auth::token(&bytes).map_err(|error| failed(error.text))
     }
 
-    /// How a token is asked for: method, URL, headers, body.
+    /// Token request: method, URL, headers, body.
     fn token_request(
         &self,
         realm: &str,
@@ -189,7 +189,7 @@ impl Place {
         Ok((Method::GET, format!("{realm}{separator}{}", query.finish()), headers, String::new()))
     }
 
-    /// Follows redirects. Returns the last answer, and whether no other host than the first was asked.
+    /// Follows redirects. Returns the last response, and whether only the first host was contacted.
     async fn follow(
         &self,
         method: &Method,
@@ -252,7 +252,7 @@ impl Place {
     }
 }
 
-/// Whether an answer asks to be asked again, and when.
+/// Whether a response permits a retry, and the delay it requests, if any.
 fn retry_after(answer: &Response<Incoming>) -> Option<Option<Duration>> {
     let status = answer.status();
     let can = status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS);
@@ -263,7 +263,7 @@ fn retry_after(answer: &Response<Incoming>) -> Option<Option<Duration>> {
     }
 }
 
-/// Where a redirect leads.
+/// Target URL of a redirect.
 fn redirect(from: &str, location: &str) -> Result<String, String> {
     let uri: Uri = from.parse().map_err(|_| format!("invalid URL {from:?}"))?;
     let (scheme, authority) = (uri.scheme_str().unwrap_or_default(), uri.authority().map_or("", |a| a.as_str()));
@@ -278,10 +278,10 @@ fn redirect(from: &str, location: &str) -> Result<String, String> {
     Ok(next)
 }
 
-/// A short body.
+/// Reads a short response body.
 ///
 /// # Errors
-/// Where it is longer than `limit` bytes or breaks off.
+/// The body exceeds `limit` bytes, times out, or is incomplete.
 pub async fn body_bytes(answer: Response<Incoming>, limit: u64) -> Result<Bytes, ImageError> {
     let limited = http_body_util::Limited::new(answer.into_body(), usize::try_from(limit).unwrap_or(usize::MAX));
     let collected = tokio::time::timeout(FIRST_BYTE, limited.collect()).await;
@@ -291,7 +291,7 @@ pub async fn body_bytes(answer: Response<Incoming>, limit: u64) -> Result<Bytes,
         .map_err(|error| ImageError::bad_content(format!("read answer: {error}")))
 }
 
-/// For people.
+/// Text of a refusal for people.
 pub fn told(refusal: &Refusal) -> String {
     match refusal {
         Refusal::NotFound => "not found".to_owned(),
@@ -320,7 +320,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers each connection with the head that `answer` makes of the request; returns the address and the requests.
+    /// Answers each connection with the response head that `answer` returns; returns the address and the requests.
     async fn server(
         answer: impl Fn(&str) -> String + Send + 'static,
     ) -> (std::net::SocketAddr, mpsc::UnboundedReceiver<String>) {
@@ -357,7 +357,7 @@ mod tests {
         Place::new(endpoint, identity, "a").expect("a client")
     }
 
-    /// As CVE-2020-15157 did with layers that lie elsewhere.
+    /// Regression test for CVE-2020-15157: layers stored on another host.
     #[tokio::test]
     async fn credentials_do_not_go_where_a_redirect_leads() {
         for challenge in ["Basic realm=\"x\"", "Bearer realm=\"http://REALM/token\",service=\"s\""] {
@@ -381,7 +381,7 @@ mod tests {
         }
     }
 
-    /// The challenge of the registry itself is answered, and what it redirects to gets none of it.
+    /// The registry's own challenge is answered; a host it redirects to receives no credentials.
     #[tokio::test]
     async fn the_registrys_own_challenge_is_answered() {
         let (store, mut stored) = server(|_| "200 OK".to_owned()).await;

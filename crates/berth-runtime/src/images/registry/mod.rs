@@ -1,7 +1,7 @@
-//! Pulling from registries: who is asked ([`hosts`]), who we say we are ([`auth`]), over which connections ([`client`]), how
-//! ([`http`]), and what for ([`session`]).
+//! Registry client: pulls manifests and layers over the distribution API.
 //!
-//! Behaviour: spec 09b §4.
+//! Endpoints and mirrors ([`hosts`]), authentication ([`auth`]), TLS and connections ([`client`]), requests ([`http`]),
+//! and one pull ([`session`]). Implements spec 09b §4.
 
 pub mod auth;
 pub mod client;

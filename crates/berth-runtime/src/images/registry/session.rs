@@ -1,7 +1,7 @@
-//! One pull: finds who has the image, and fetches its documents and layers.
+//! One image pull: resolves the reference, downloads manifests and layers from the endpoints.
 //!
-//! The first place that resolves the name serves the manifest; content is asked of every place in turn. A blob goes to disk as it
-//! comes, hashed on the way, and a broken download goes on where it stopped. Behaviour: spec 09b §4.3.
+//! The first endpoint that resolves the reference serves the manifest; content is requested from each endpoint in turn.
+//! A blob is hashed while it is written to disk, and an interrupted download resumes. Implements spec 09b §4.3.
 
 use std::{fs::File, io::Write, path::PathBuf, sync::Arc, time::Duration};
 
@@ -24,38 +24,38 @@ use crate::images::{
     progress::{Progress, Stage},
 };
 
-/// Pieces of a blob between network and disk.
+/// Capacity of the queue of chunks between network and disk.
 const PIECES: usize = 64;
-/// Downloads that may break off before a blob is given up.
+/// Maximum retries of an interrupted layer download per endpoint.
 const BREAKS: u32 = 5;
 
-/// What a name led to.
+/// Result of resolving a reference.
 #[derive(Clone)]
 pub struct Resolved {
-    /// The manifest or index.
+    /// Descriptor of the manifest or index.
     pub target: Descriptor,
-    /// Its bytes.
+    /// Content of the manifest or index.
     pub bytes: Bytes,
 }
 
-/// One pull.
+/// State of one pull.
 pub struct Session {
     name: Name,
     places: Vec<Place>,
     content: Content,
-    /// Downloads at a time, of all pulls.
+    /// Limits concurrent downloads of all pulls.
     slots: Arc<Semaphore>,
-    /// How long nothing may come.
+    /// Timeout without received data.
     patience: Duration,
-    /// How far it is.
+    /// Progress of the downloads.
     pub progress: Arc<Progress>,
 }
 
 impl Session {
-    /// Finds out who may be asked; asks nobody yet. Blocking: reads small files.
+    /// Determines the endpoints; does not connect. Blocking: reads small files.
     ///
     /// # Errors
-    /// Where no place can be set up.
+    /// An endpoint's configuration or certificates are invalid.
     pub fn new(
         name: &Name,
         credentials: &Credentials,
@@ -78,7 +78,7 @@ impl Session {
         Ok(Self { name: name.clone(), places, content, slots, patience, progress })
     }
 
-    /// What the name leads to.
+    /// Resolves the reference to a manifest or index.
     ///
     /// # Errors
     /// The texts of spec 09b §4.3.
@@ -135,10 +135,10 @@ impl Session {
         Ok(Resolved { target: Descriptor::new(&kind, digest, bytes.len() as u64), bytes })
     }
 
-    /// A document that a manifest or index names.
+    /// Downloads a manifest, index, or configuration.
     ///
     /// # Errors
-    /// Where nobody has it, or it is not what its digest says.
+    /// No endpoint serves it, it is longer than `limit`, or it does not match its digest.
     pub async fn document(&self, entry: &Descriptor, limit: u64) -> Result<Bytes, ImageError> {
         if entry.size > limit {
             return Err(ImageError::bad_content(format!("content {} is longer than {limit} bytes", entry.digest)));
@@ -163,10 +163,10 @@ impl Session {
         Err(missing(entry, &refusals))
     }
 
-    /// Fetches a layer, or what is missing of it.
+    /// Downloads a layer, resuming a partial download.
     ///
     /// # Errors
-    /// Where nobody has it, it is not what its digest says, or nothing came for too long.
+    /// No endpoint serves it, it does not match its digest, or the download makes no progress until the timeout.
     pub async fn layer(&self, entry: &Descriptor) -> Result<(), ImageError> {
         let _slot = self.slots.acquire().await.map_err(|_| ImageError::new(Kind::Cancelled, "pull was cancelled"))?;
         let mut refusals = Vec::new();
@@ -189,7 +189,7 @@ impl Session {
         Err(missing(entry, &refusals))
     }
 
-    /// Goes on with a download.
+    /// Resumes a download from one endpoint.
     async fn part(&self, place: &Place, entry: &Descriptor) -> Result<(), Refusal> {
         let content = self.content.clone();
         let (digest, size) = (entry.digest, entry.size);
@@ -244,7 +244,7 @@ impl Session {
                 if let Ok(piece) = frame.into_data() {
                     self.progress.add(entry.digest, piece.len() as u64);
                     if sender.send(piece).await.is_err() {
-                        // Who writes has failed and says why.
+                        // The writer has failed; its error is reported below.
                         return Ok(());
                     }
                 }
@@ -261,7 +261,7 @@ impl Session {
         run(move || content.finish(&file, hasher, &digest, size)).await
     }
 
-    /// Tells a mirror whose images are asked for.
+    /// Query parameter by which a mirror learns the original registry; empty for the registry itself.
     fn origin(&self, place: &Place) -> String {
         let own = if self.name.host == "docker.io" { "registry-1.docker.io" } else { &self.name.host };
         if place.endpoint.authority == own { String::new() } else { format!("?ns={}", self.name.host) }
@@ -307,7 +307,7 @@ fn missing(entry: &Descriptor, refusals: &[Refusal]) -> ImageError {
     with_others(error, refusals)
 }
 
-/// An error with what the other places said, each text once.
+/// Appends the other refusals to an error, each text once.
 fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
     let mut text = error.text;
     for refusal in refusals.iter().filter(|refusal| !matches!(refusal, Refusal::NotFound)) {
@@ -320,7 +320,7 @@ fn with_others(error: ImageError, refusals: &[Refusal]) -> ImageError {
     ImageError { kind: error.kind, text }
 }
 
-/// Adds what a place said. That TLS failed says nothing where plain HTTP then reached the registry.
+/// Adds a refusal. Replaces the TLS failure if the plain HTTP fallback reached the registry.
 fn note(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
     if is_fallback && !matches!(refusal, Refusal::Unavailable(_)) {
         refusals.pop();
@@ -328,7 +328,7 @@ fn note(refusals: &mut Vec<Refusal>, is_fallback: bool, refusal: Refusal) {
     refusals.push(refusal);
 }
 
-/// Where the content of a partial answer begins.
+/// Offset of a partial response.
 fn content_range(headers: &HeaderMap) -> Option<u64> {
     let value = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
     value.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
@@ -367,7 +367,7 @@ mod tests {
                 vec![(false, down("bad certificate")), (false, down("bad certificate"))],
                 "r/a:1: not found; bad certificate",
             ),
-            // Plain HTTP reached a registry that speaks no TLS.
+            // The plain HTTP fallback reached a registry without TLS.
             (vec![(false, down("no TLS")), (true, Refusal::NotFound)], "r/a:1: not found"),
             (vec![(false, down("no TLS")), (true, down("refused"))], "r/a:1: not found; no TLS; refused"),
         ] {

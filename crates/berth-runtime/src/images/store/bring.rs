@@ -1,4 +1,4 @@
-//! Images come in: from archives, and from registries. Behaviour: spec 09b §4, §7.
+//! Image import from archives, and pulls from registries. Implements spec 09b §4, §7.
 
 use std::{
     io::Read,
@@ -24,33 +24,34 @@ use crate::images::{
     registry::Credentials,
 };
 
-/// A pull that goes on as long as somebody waits for it, and how far it is.
+/// A pull that runs as long as any caller waits for it, and its progress.
 pub type WatchedPull = (BoxFuture<'static, Result<Arc<Record>, ImageError>>, Arc<Progress>);
 
-/// Which images of an archive are imported, and what they are called.
+/// Which images of an archive to import, and their name.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// What an image is called, whatever the archive says.
+    /// Name of the image: replaces the names in an OCI layout, added to those in a Docker archive; none: the archive's
+    /// names.
     pub name: Option<Name>,
-    /// Images of which machines.
+    /// Platforms to import.
     pub platforms: Wanted,
 }
 
 impl ImageStore {
-    /// Imports the images of an archive that are for this machine; `reference` names one that has no name.
+    /// Imports the images of an archive for this machine; `reference` is the image's name, as [`Choice::name`].
     ///
     /// # Errors
-    /// Where it is no archive, or something in it is not what it should be.
+    /// It is no image archive, or its content is invalid.
     pub async fn import(&self, path: &Path, reference: Option<&str>) -> Result<Vec<Arc<Record>>, ImageError> {
         let (inner, path) = (Arc::clone(&self.inner), path.to_owned());
         let choice = Choice { name: reference.map(Name::parse).transpose()?, ..Choice::default() };
         blocking(move || inner.import(&path, &choice, &Progress::default())).await
     }
 
-    /// Like [`Self::import`] of what a descriptor is open for, and shows how far it is, image after image.
+    /// Like [`Self::import`] for an open descriptor, with progress.
     ///
     /// # Errors
-    /// Likewise; also where no image in it is for the machine that was asked for.
+    /// As for [`Self::import`]; also if no image is for the requested platform.
     pub async fn import_watched(
         &self,
         archive: OwnedFd,
@@ -59,17 +60,17 @@ impl ImageStore {
     ) -> Result<Vec<Arc<Record>>, ImageError> {
         let inner = Arc::clone(&self.inner);
         blocking(move || {
-            // Held until the end: its number names it.
+            // The descriptor stays open until the end, because the path names it.
             let path = format!("/proc/self/fd/{}", archive.as_raw_fd());
             inner.import(Path::new(&path), &choice, &progress)
         })
         .await
     }
 
-    /// Brings an image here. Built-in images are here; what another caller pulls with the same credentials is shared.
+    /// Pulls an image. Built-in images are never pulled; concurrent pulls with the same credentials are shared.
     ///
     /// # Errors
-    /// Where the name is none, or the image cannot be had: the texts of spec 09b §4.3.
+    /// The reference is invalid, or the pull fails: the texts of spec 09b §4.3.
     pub async fn pull(&self, reference: &str, credentials: &Credentials) -> Result<Arc<Record>, ImageError> {
         if reference.is_empty() {
             return Err(ImageError::invalid("image reference is empty"));
@@ -83,11 +84,11 @@ impl ImageStore {
         Pulls::join(&self.inner, Asked { name, credentials: credentials.clone(), machine: None }).0.await
     }
 
-    /// Like [`Self::pull`], and shows how far it is; of an image for several machines the one for `machine`, which is this one
-    /// where it is not said.
+    /// Like [`Self::pull`], with progress; of a multi-platform image, selects the one for `machine`, by default this
+    /// machine.
     ///
     /// # Errors
-    /// Where the name is none, or it is that of a built-in image.
+    /// The reference is invalid.
     pub fn pull_watched(
         &self,
         reference: &str,

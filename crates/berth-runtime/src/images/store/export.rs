@@ -1,8 +1,8 @@
-//! Images as an archive: an OCI layout in a tar file, with the `manifest.json` that Docker reads.
+//! Image export: OCI layout in a tar file, with Docker's `manifest.json`.
 //!
-//! Layers are put together again from their files and go out unpacked, as the configuration names them: the image keeps its
-//! id wherever it is imported. Only its manifest is another, for it names layers by their packed digests. Blocking.
-//! Behaviour: spec 09b §7.
+//! Layers are restored from their files and exported uncompressed, as the configuration names them: the image keeps its
+//! ID wherever it is imported. Only its manifest differs, because it names layers by their compressed digests.
+//! Blocking. Implements spec 09b §7.
 
 use std::{
     collections::BTreeSet,
@@ -21,21 +21,21 @@ use crate::images::{
     tar::write,
 };
 
-/// An image on its way out.
+/// An image to export.
 struct Outgoing {
     names: Vec<Name>,
     config: Vec<u8>,
     manifest: Manifest,
     manifest_bytes: Vec<u8>,
-    /// Numbers of the layers.
+    /// Layer numbers, bottom first.
     numbers: Vec<u64>,
 }
 
 impl ImageStore {
-    /// Writes images into an archive; a name means the image with that name, an id with all its names.
+    /// Writes images into an archive; a name selects the image under that name, an ID all its names.
     ///
     /// # Errors
-    /// Where there is no such image, a layer of it is not whole, or the archive cannot be written.
+    /// There is no such image, one of its layers is broken, or the archive cannot be written.
     pub async fn export<W: Write + Send + 'static>(
         &self,
         references: Vec<String>,
@@ -108,7 +108,7 @@ impl Inner {
         };
         let failed = |error| ImageError::bad_content(format!("write manifest: {error}"));
         let manifest_bytes = serde_json::to_vec(&manifest).map_err(failed)?;
-        // A digest means other bytes than those that are exported: it is no name for them.
+        // A digest reference names other bytes than the exported manifest: omit it.
         let tags = record.repo_tags().into_iter().filter_map(|tag| Name::parse(&tag).ok());
         let names = match Name::parse(reference).ok().filter(|name| tags.clone().any(|tag| tag == *name)) {
             Some(name) => vec![name],
@@ -153,7 +153,7 @@ fn blob(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// An entry for each name, as containerd has it; one without a name for an image that has none.
+/// One index entry per name, as in containerd; a nameless one for an image without names.
 fn index(images: &[Outgoing]) -> serde_json::Value {
     let mut manifests = Vec::new();
     for image in images {
@@ -185,13 +185,13 @@ fn for_docker(images: &[Outgoing]) -> serde_json::Value {
     images.iter().map(image).collect()
 }
 
-/// Writes to a pipe that does not block, and gives its reader some time.
+/// A writer to a non-blocking pipe that waits for the reader, up to a timeout.
 pub struct Patient<W> {
-    /// What is written to.
+    /// The underlying writer.
     pub inner: W,
 }
 
-/// How long nobody may read.
+/// Timeout of a write, milliseconds.
 const PATIENCE_MS: i64 = 60_000;
 
 impl<W: Write + std::os::fd::AsFd> Write for Patient<W> {

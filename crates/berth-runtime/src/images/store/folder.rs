@@ -1,13 +1,14 @@
-//! A directory of archives for machines without a network: whatever lies in it, or comes to lie in it, is imported, once.
+//! Import directory for machines without a network: watches for image archives and imports each once.
 //!
 //! ```text
-//!  start ───────────────┐
-//!  closed, renamed ─────┼─► list what is new ─► import ─► imported.json
-//!  now and then ────────┘
+//!  startup ──────────────┐
+//!  inotify: closed, moved┼─► list new archives ─► import ─► imported.json
+//!  periodic ─────────────┘
 //! ```
-//! An archive counts as complete when its writer closes it or it is renamed into the directory; one that only the listing
-//! finds, when it has not changed for a while. `$ROOT/imported.json` remembers what was imported by name, length, time and
-//! inode, and what cannot be: that is told once and not tried again until it changes. Behaviour: spec 09b §7.
+//! An archive counts as complete when its writer closes it or it is renamed into the directory; one found only by
+//! listing, when it has not changed for ten seconds. `$ROOT/imported.json` records imported archives by name, length,
+//! time, and inode, and those that failed: a failure is logged once and not retried until the file changes.
+//! Implements spec 09b §7.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,23 +35,23 @@ use crate::{
     store::record::{self, Durability},
 };
 
-/// Most archives that are looked at.
+/// Maximum number of directory entries that are read.
 const MOST: usize = 10_000;
-/// How often the directory is listed whatever was heard.
+/// Interval of listing the directory, independent of inotify.
 const LIST_EVERY: Duration = Duration::from_secs(60);
-/// How long an archive nobody told of must have been left alone.
+/// How long an archive without an inotify event must be unchanged.
 const QUIET: Duration = Duration::from_secs(10);
-/// How long more news are waited for.
+/// Debounce interval after an event.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Length, time of the last change in seconds and nanoseconds, inode.
+/// Length, modification time in seconds and nanoseconds, inode.
 type Facts = (u64, i64, i64, u64);
 
 #[derive(Serialize, Deserialize, Default, Clone, PartialEq)]
 struct Imported {
     v: u64,
     archives: BTreeMap<String, Facts>,
-    /// What cannot be imported as it is.
+    /// Archives whose import failed.
     #[serde(default)]
     refused: BTreeMap<String, Facts>,
 }
@@ -58,18 +59,18 @@ struct Imported {
 /// Which archives are complete.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Complete {
-    /// All: nobody writes now.
+    /// All: nothing is being written.
     All,
-    /// These, and those that have not changed for a while.
+    /// These, and those that have been unchanged for [`QUIET`].
     Told(BTreeSet<OsString>),
 }
 
 impl ImageStore {
-    /// Imports the archives (`*.tar*`) of a directory that were not imported before; how many. A directory that is not there has
-    /// none.
+    /// Imports the archives (`*.tar*`) of a directory that were not imported before; returns their number, 0 if the
+    /// directory does not exist.
     ///
     /// # Errors
-    /// Where the directory cannot be listed, or what was imported cannot be written down.
+    /// The directory cannot be listed, or `imported.json` cannot be written.
     pub async fn import_folder(&self, folder: &Path) -> Result<usize, ImageError> {
         self.import_complete(folder, Complete::All).await
     }
@@ -79,7 +80,7 @@ impl ImageStore {
         blocking(move || inner.import_folder(&folder, &complete)).await
     }
 
-    /// Makes the directory where it is missing, and imports archives as they come to lie in it; never returns.
+    /// Creates the directory if it is missing, and imports archives as they appear; never returns.
     pub async fn watch_folder(&self, folder: &Path) {
         if let Err(error) = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder) {
             warn!(path = %folder.display(), err = %error, "Directory of archives cannot be made");
@@ -88,7 +89,7 @@ impl ImageStore {
         watch.arm();
         let mut complete = Complete::Told(BTreeSet::new());
         loop {
-            // What fails as a whole is told again each time: it is the directory, or the disk.
+            // A failure of the whole import is logged every time: it concerns the directory or the disk.
             if let Err(error) = self.import_complete(folder, complete).await {
                 warn!(path = %folder.display(), err = %error, "Archives cannot be imported");
             }
@@ -97,14 +98,14 @@ impl ImageStore {
     }
 }
 
-/// What happens in the directory.
+/// Inotify watch of the directory.
 struct Watch<'a> {
     folder: &'a Path,
     events: Option<EventStream<Vec<u8>>>,
 }
 
 impl Watch<'_> {
-    /// The directory may have come, or have been replaced.
+    /// Creates the watch; the directory may be new or have been replaced.
     fn arm(&mut self) {
         let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::ONLYDIR;
         let made = Inotify::init().and_then(|inotify| inotify.into_event_stream(vec![0; 4096]));
@@ -112,11 +113,11 @@ impl Watch<'_> {
             events.watches().add(self.folder, mask)?;
             Ok(events)
         });
-        // The listing finds what nobody tells.
+        // Without a watch the periodic listing finds the archives.
         self.events = armed.map_err(|error| debug!(path = %self.folder.display(), err = %error, "Not watched")).ok();
     }
 
-    /// Names of files that were completed; empty where it is only time to list.
+    /// Names of completed files; empty when the listing interval ends.
     async fn news(&mut self) -> BTreeSet<OsString> {
         let mut names = BTreeSet::new();
         let mut until = Instant::now() + LIST_EVERY;
@@ -130,7 +131,7 @@ impl Watch<'_> {
                 Err(_) => return names,
                 Ok(Some(Ok(event))) => {
                     if event.mask.intersects(EventMask::IGNORED | EventMask::UNMOUNT | EventMask::Q_OVERFLOW) {
-                        self.events = None; // made anew at the next listing
+                        self.events = None; // recreated at the next listing
                     }
                     names.extend(event.name);
                     until = until.min(Instant::now() + GATHER);
@@ -143,7 +144,7 @@ impl Watch<'_> {
 
 impl Inner {
     fn import_folder(&self, folder: &Path, complete: &Complete) -> Result<usize, ImageError> {
-        // One at a time: who comes second finds nothing new.
+        // One import at a time: a second caller finds nothing new.
         let _importing = self.importing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.settings.root.join("imported.json");
         let known = record::read::<Imported>(&path).ok().flatten().unwrap_or_default();
@@ -167,7 +168,7 @@ impl Inner {
                     }
                     Err(error) => {
                         warn!(path = %name, err = %error, "Archive cannot be imported");
-                        // There may be room later.
+                        // Retry later when there may be space.
                         if error.kind != Kind::ResourceExhausted {
                             now.refused.insert(name, facts);
                         }
@@ -215,7 +216,7 @@ mod tests {
         *,
     };
 
-    /// Waits for what the watch does; nothing is told when it is done.
+    /// Waits for a condition that the watcher brings about.
     async fn until(what: &str, is: impl Fn() -> bool) {
         let begun = std::time::Instant::now();
         while !is() {
@@ -237,7 +238,7 @@ mod tests {
         until("the directory is made", || folder.is_dir()).await;
         let here = |name: &str| store.status(name).expect("a name").is_some();
         let archive = |name: &str| oci(name, &[layer(&[("f", name)])], "");
-        // Renamed into it, and written in it, slowly.
+        // Renamed into the directory; written in it slowly.
         fs::write(dir.path().join("a.tar"), archive("x.tld/a:1")).expect("writable");
         fs::rename(dir.path().join("a.tar"), folder.join("a.tar")).expect("renamed");
         until("a is here", || here("x.tld/a:1")).await;
@@ -253,7 +254,7 @@ mod tests {
         std::io::Write::write_all(&mut file, rest).expect("writable");
         drop(file);
         until("b is here", || here("x.tld/b:1")).await;
-        // One that cannot be imported is remembered, until it changes.
+        // An archive that cannot be imported is recorded until it changes.
         fs::write(folder.join("d.tar"), "nothing of the kind").expect("writable");
         until("d is refused", || noted().refused.len() == 1).await;
         assert_eq!(store.import_folder(&folder).await.expect("nothing new"), 0);

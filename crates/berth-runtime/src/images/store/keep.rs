@@ -1,6 +1,6 @@
-//! What is kept, what is deleted, and how much it takes. Blocking.
+//! Garbage collection, disk usage, and record loading of the image store. Blocking.
 //!
-//! Behaviour: spec 09b §3 (ImageFsInfo), §6; 09 §7.
+//! Implements spec 09b §3 (ImageFsInfo), §6; 09 §7.
 
 use std::{
     collections::BTreeSet,
@@ -32,37 +32,37 @@ use crate::{
     store::record,
 };
 
-/// Bytes and inodes of a file system's share of the runtime.
+/// Disk usage of the runtime on one file system.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FsUsage {
-    /// Where.
+    /// Directory on the file system.
     pub mountpoint: PathBuf,
-    /// Bytes.
+    /// Used bytes.
     pub used_bytes: u64,
-    /// Inodes.
+    /// Used inodes.
     pub inodes_used: u64,
 }
 
-/// What the image service says of disks.
+/// Disk usage for `ImageFsInfo`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FsInfo {
-    /// Layers and blobs; writable layers too where they are on the same device.
+    /// Layers and blobs; includes writable layers if they are on the same device.
     pub images: FsUsage,
-    /// Writable layers, where they are on another device.
+    /// Writable layers, if they are on another device.
     pub containers: Option<FsUsage>,
 }
 
-/// What has happened since the start.
+/// Counters since startup.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Bytes of layers that were pulled, packed.
+    /// Compressed bytes of pulled layers.
     pub(super) pulled_bytes: AtomicU64,
     removed_layers: AtomicU64,
     removed_blobs: AtomicU64,
 }
 
 impl ImageStore {
-    /// How roots of containers are made here: `overlay` or `copy`.
+    /// Name of the snapshotter in use: `overlay` or `copy`.
     pub fn snapshotter(&self) -> &'static str {
         match self.inner.layers.form() {
             Form::Overlay { .. } => "overlay",
@@ -70,23 +70,23 @@ impl ImageStore {
         }
     }
 
-    /// Bytes of layers that were pulled since the start, packed; layers and blobs that were deleted.
+    /// Counters since startup: compressed bytes of pulled layers, deleted layers, deleted blobs.
     pub fn tally(&self) -> (u64, u64, u64) {
         let tally = &self.inner.tally;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (read(&tally.pulled_bytes), read(&tally.removed_layers), read(&tally.removed_blobs))
     }
 
-    /// How many layers there are, and the bytes they take.
+    /// Number of layers and their total size, bytes.
     pub fn layers(&self) -> (usize, u64) {
         (self.inner.layers.count(), self.inner.layers.usage().0)
     }
 
-    /// Copies what an image has at a path into a directory that exists; whether it has a directory there. Blocks, until
-    /// the deadline at most, and leaves on the disk what is kept free there.
+    /// Copies an image's content at a path into an existing directory; returns whether the image has a directory there.
+    /// Blocking, at most until the deadline; preserves the minimum free space.
     ///
     /// # Errors
-    /// Where there is no such image, or what the kernel says; no space or timed out where the copy is too large.
+    /// There is no such image, or an I/O error; `ENOSPC` or `ETIMEDOUT` if the copy exceeds its budget.
     pub fn fill_volume(&self, image: &str, path: &str, to: &Path, deadline: Instant) -> Result<bool, ImageError> {
         let lease = self.inner.lease_of(image)?;
         let userxattr = matches!(self.inner.layers.policy().form, Form::Overlay { userxattr: true });
@@ -101,7 +101,7 @@ impl ImageStore {
 impl Inner {
     pub(super) fn collect(&self) -> usize {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Leases first: what is let go of from here on is owned by the time the owners are asked.
+        // Read leases before owners: a layer released after this has an owner by the time owners are read.
         let leased = self.layers.leased();
         let records = self.catalogue().list();
         let mut owned: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
@@ -130,7 +130,7 @@ impl Inner {
         removed
     }
 
-    /// An image's packed layers, where those are kept: what its manifest names. Some may not be here.
+    /// Compressed layers named by an image's manifest, if the store keeps them. Some may be absent.
     pub(super) fn packed(&self, record: &Record) -> Vec<Descriptor> {
         if !self.settings.keeps_packed {
             return Vec::new();
@@ -138,7 +138,7 @@ impl Inner {
         let bytes = self.content.read(&record.manifest.digest, LONGEST_MANIFEST).ok().flatten();
         match bytes.map(|bytes| model::top(&bytes, &record.manifest.media_type)) {
             Some(Ok(Top::Manifest(manifest))) => manifest.layers,
-            // A manifest that is broken is found by `verify`.
+            // `verify` reports broken manifests.
             _ => Vec::new(),
         }
     }
@@ -146,7 +146,7 @@ impl Inner {
     pub(super) fn measure(&self) {
         let counted = match usage::count(self.snapshots.folder()) {
             Ok(counted) => counted,
-            // The last value holds: a container that hides its files must not look small.
+            // Keep the last value: a container that hides its files must not appear small.
             Err(error) => return warn!(error = %error, "Writable layers cannot be counted"),
         };
         self.writable.0.store(counted.0, Ordering::Relaxed);
@@ -176,7 +176,7 @@ impl Inner {
     }
 }
 
-/// Records whose layers are all there; the others are removed, for they are of no use.
+/// Loads the records; deletes those that are invalid or have missing layers.
 pub(super) fn load_records(folder: &Path, layers: &Layers) -> Result<Catalogue, ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).attempt("create images")?;
     let mut found = Vec::new();

@@ -1,7 +1,7 @@
-//! Brings an image here from its registry.
+//! Image pulls: single-flight per reference and credentials, parallel downloads, ordered unpacking.
 //!
-//! Whoever asks for the same name with the same credentials meanwhile shares the work; the last one who leaves ends it. Layers
-//! are downloaded side by side and unpacked in their order as they come. Behaviour: spec 09b §4.3.
+//! Concurrent requests for the same reference, credentials, and platform share one pull, which is cancelled when the
+//! last caller is. Layers download in parallel and are unpacked in order as they arrive. Implements spec 09b §4.3.
 
 use std::{
     collections::BTreeMap,
@@ -34,51 +34,51 @@ use crate::images::{
 };
 use crate::store::record::{self, Durability};
 
-/// Most downloads of one pull at a time, whatever is configured.
+/// Upper limit of concurrent downloads of one pull, regardless of the configuration.
 const MOST_DOWNLOADS: usize = 64;
-/// Deepest index in an index.
+/// Maximum nesting depth of indexes.
 const DEEPEST: usize = 3;
-/// Disk that must be there for an image, besides thrice what is downloaded: bytes.
+/// Free space required in addition to three times the download size, bytes.
 const MARGIN: u64 = 64 << 20;
-/// How often a long pull tells how far it is.
+/// Interval of progress log lines.
 const TELL_EVERY: Duration = Duration::from_secs(10);
-/// Longest wait for the next byte where the configuration sets none.
+/// Download timeout if the configuration sets none.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 type Outcome = Result<Arc<Record>, ImageError>;
 type Work = BoxFuture<'static, Outcome>;
-/// A pull that is under way as long as somebody waits for it, and how far it is.
+/// A running pull, alive while any caller waits for it, and its progress.
 type Running = (WeakShared<Work>, Arc<Progress>);
 
-/// What is asked for, and by whom.
+/// A pull request.
 #[derive(Clone)]
 pub(super) struct Asked {
     pub(super) name: Name,
     pub(super) credentials: Credentials,
-    /// For which machine; none: this one, and an image that is only for another is taken too.
+    /// Requested platform; none: this machine's, and a single image for another platform is accepted.
     pub(super) machine: Option<Platform>,
 }
 
-/// Who asks for the same shares the work: name, credentials, machine.
+/// Single-flight key: name, credentials, platform.
 type Key = (String, Digest, Option<String>);
 
-/// Pulls that are under way.
+/// Running pulls.
 pub(super) struct Pulls {
     slots: Arc<Semaphore>,
-    /// Downloads of one pull at a time.
+    /// Concurrent downloads of one pull.
     most: usize,
     running: Mutex<BTreeMap<Key, Running>>,
     blobs: Arc<Blobs>,
 }
 
-/// Blobs somebody downloads or is about to use, how often; and who downloads which.
+/// Reference counts of blobs in use, and a lock per download.
 #[derive(Default)]
 pub(super) struct Blobs {
     held: Mutex<BTreeMap<Digest, usize>>,
     turns: Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// Keeps blobs from being collected.
+/// Protects blobs from collection.
 pub(super) struct Hold {
     of: Arc<Blobs>,
     digests: Vec<Digest>,
@@ -120,12 +120,12 @@ impl Pulls {
         Self { slots, most, running: Mutex::default(), blobs: Arc::default() }
     }
 
-    /// Blobs that pulls need now.
+    /// Blobs in use by pulls.
     pub(super) fn held(&self) -> Vec<Digest> {
         self.blobs.held.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
     }
 
-    /// Joins the pull of that, or begins it.
+    /// Joins the running pull with the same key, or starts one.
     pub(super) fn join(inner: &Arc<Inner>, asked: Asked) -> (Shared<Work>, Arc<Progress>) {
         let mut running = inner.pulls.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|_, (pull, _)| pull.upgrade().is_some_and(|pull| pull.peek().is_none()));
@@ -162,17 +162,17 @@ async fn pull(inner: Arc<Inner>, asked: Asked, progress: Arc<Progress>) -> Outco
             }
         }
     };
-    // Packed layers are of no use any more, whatever became of them.
+    // Compressed layers are garbage now, whether or not the pull succeeded.
     inner.garbage.notify_one();
     result.map_err(|error| error.within(format!("failed to pull and unpack image \"{name}\"")))
 }
 
-/// What an image means that is here already.
+/// Treatment of an image that is already present.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// Nothing needs to be fetched.
+    /// Use it: nothing is downloaded.
     Taken,
-    /// It is broken: what is missing of it is fetched.
+    /// It is broken: download what is missing.
     Fetched,
 }
 
@@ -189,7 +189,7 @@ pub(super) async fn pull_now(inner: &Arc<Inner>, asked: &Asked, progress: &Arc<P
     };
     session.progress = Arc::clone(progress);
     let resolved = session.resolve().await?;
-    // The registry has just let this caller have it.
+    // The registry has just authorized this caller.
     if known == Known::Taken {
         let (here, asked, resolved) = (Arc::clone(inner), asked.clone(), resolved.clone());
         if let Some(known) = blocking(move || here.refer(&asked, &resolved)).await? {
@@ -200,7 +200,7 @@ pub(super) async fn pull_now(inner: &Arc<Inner>, asked: &Asked, progress: &Arc<P
     fetch(inner, session, found).await
 }
 
-/// Manifest and configuration for the machine.
+/// Downloads manifest and configuration for the platform.
 async fn documents(session: &Session, resolved: Resolved, asked: &Asked) -> Result<Found, ImageError> {
     let machine = asked.machine.clone().unwrap_or_else(platform::host);
     let target_bytes = resolved.bytes.to_vec();
@@ -233,7 +233,7 @@ async fn documents(session: &Session, resolved: Resolved, asked: &Asked) -> Resu
     Err(ImageError::bad_content("indexes are nested too deeply"))
 }
 
-/// Downloads what is missing and unpacks it as it comes.
+/// Downloads missing layers and unpacks them as they arrive.
 async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
     let (known, lease) = {
         let (inner, found) = (Arc::clone(inner), found.clone());
@@ -251,7 +251,7 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
             async move {
                 let _turn = turn.lock().await;
                 session.layer(&layer).await?;
-                // Where unpacking failed it says why.
+                // If the receiver is gone, unpacking failed and reports the reason.
                 let _ = sender.send(());
                 Ok::<(), ImageError>(())
             }
@@ -273,7 +273,7 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
             record
         })
     };
-    // A failed download ends the other half: nobody tells it of its layer.
+    // A failed download drops its sender, which ends the unpacking.
     match futures::join!(downloads, unpacking) {
         (Err(error), _) => Err(error),
         (Ok(()), outcome) => {
@@ -284,7 +284,7 @@ async fn fetch(inner: &Arc<Inner>, session: Session, found: Found) -> Outcome {
 }
 
 impl Inner {
-    /// Adds names to an image that is here under that very digest.
+    /// Adds the reference to an image that is already present with this digest.
     fn refer(&self, asked: &Asked, resolved: &Resolved) -> Result<Option<Arc<Record>>, ImageError> {
         let (name, target) = (&asked.name, resolved.target.digest);
         let machine = asked.machine.clone().unwrap_or_else(platform::host);
@@ -312,12 +312,12 @@ impl Inner {
         Ok(self.catalogue().get(&id))
     }
 
-    /// Keeps packed layers from being collected before somebody's record names them.
+    /// Protects compressed layers from collection until a record names them.
     pub(super) fn hold_packed(&self, layers: &[Descriptor]) -> Hold {
         self.pulls.blobs.hold(layers.iter().map(|layer| layer.digest).collect())
     }
 
-    /// How many layers from the bottom are here, and a lease of them.
+    /// Number of layers present, counted from the bottom, and a lease of them.
     fn known_layers(&self, found: &Found) -> Result<(usize, Lease), ImageError> {
         let config = model::config(&found.config, found.parsed.layers.len())?;
         let mut lease = self.layers.lease();
@@ -330,6 +330,8 @@ impl Inner {
         Ok((lease.numbers().len(), lease))
     }
 
+    /// Checks that the disk has space for the layers.
+    ///
     /// # Errors
     /// `not enough disk space`.
     fn guard_disk(&self, layers: &[Descriptor]) -> Result<(), ImageError> {

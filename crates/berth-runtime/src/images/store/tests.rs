@@ -1,4 +1,4 @@
-//! The store as its callers see it, on a real disk. Unpacking as another user than root changes no owners, so it needs root.
+//! Tests of the store's public API on a real disk. Unpacking sets owners, so they need root.
 
 use std::{fs, io::Write as _};
 
@@ -17,7 +17,7 @@ pub(super) fn is_root() -> bool {
     root
 }
 
-/// A layer of some files, packed or not.
+/// Tar stream of a layer with these files.
 pub(super) fn layer(files: &[(&str, &str)]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (name, content) in files {
@@ -42,7 +42,7 @@ pub(super) fn oci(name: &str, layers: &[Vec<u8>], user: &str) -> Vec<u8> {
     layout(&entry, &blobs)
 }
 
-/// One with an index of images for these machines.
+/// An OCI archive with an index of images for these architectures.
 fn for_many(name: &str, architectures: &[&str]) -> Vec<u8> {
     let (mut entries, mut all) = (Vec::new(), Vec::new());
     for architecture in architectures {
@@ -51,7 +51,7 @@ fn for_many(name: &str, architectures: &[&str]) -> Vec<u8> {
         entries.push(entry);
         all.extend(blobs);
     }
-    // What is not in the archive is not missed.
+    // An entry without content in the archive is no error.
     entries.push(serde_json::json!(model::Descriptor::of(model::OCI_MANIFEST, b"elsewhere")));
     let index = serde_json::json!({"schemaVersion": 2, "mediaType": model::OCI_INDEX, "manifests": entries});
     let index = index.to_string().into_bytes();
@@ -61,7 +61,7 @@ fn for_many(name: &str, architectures: &[&str]) -> Vec<u8> {
     layout(&entry, &all)
 }
 
-/// An image: its descriptor, and its manifest, configuration and layers.
+/// An image: its descriptor, and its manifest, configuration, and layers.
 fn image(architecture: &str, layers: &[Vec<u8>], user: &str) -> (serde_json::Value, Vec<Vec<u8>>) {
     let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
     let mut blobs: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
@@ -103,7 +103,7 @@ pub(super) async fn opened(root: &Path) -> ImageStore {
     ImageStore::open(Settings::new(root)).await.expect("opens")
 }
 
-/// Settings of a store whose built-in images are made of some program.
+/// Settings of a store whose built-in images are made from a dummy program.
 pub(super) fn with_program(dir: &Path) -> Settings {
     let program = dir.join("program");
     fs::write(&program, "#!not really\n").expect("writable");
@@ -165,7 +165,7 @@ async fn an_imported_image_is_found_used_and_removed() {
         assert_eq!(store.mount_image("c1", "b:1", wrong).await.expect_err(wrong).kind, Kind::InvalidArgument);
     }
 
-    // Five at once, and again what is gone (critest: simultaneous RemoveImage).
+    // Five concurrent removals, also of an absent image (critest: simultaneous RemoveImage).
     let removals = (0..5).map(|_| store.remove("a:1"));
     futures::future::join_all(removals).await.into_iter().for_each(|done| done.expect("removed"));
     assert!(store.status(&one[0].id()).expect("no error").is_none());
@@ -173,11 +173,11 @@ async fn an_imported_image_is_found_used_and_removed() {
     assert_eq!(numbers(&root), ["1", "2"], "a container still uses them");
     assert_eq!(store.root_for("c1"), Some(kind));
 
-    // The next start knows the container and its layers.
+    // After a restart the container and its layers are known.
     drop(store);
     let store = opened(&root).await;
     assert_eq!((store.roots(), numbers(&root)), (vec!["c1".to_owned()], vec!["1".to_owned(), "2".to_owned()]));
-    // AC-09b-I13, without the second's wait
+    // AC-09b-I13, without the debounce interval
     store.release_root("c1").await.expect("released");
     store.collect().await.expect("collected");
     assert_eq!(numbers(&root), ["1"], "the other image's");
@@ -207,7 +207,7 @@ async fn what_a_crash_left_is_removed() {
     assert_eq!((numbers(&root), store.roots()), (vec!["1".to_owned()], vec![]));
     assert!(!root.join("images/broken.json").exists());
     assert_eq!(store.list("").expect("a list").len(), 1);
-    // Its number is not used again, and nothing is unpacked twice.
+    // Its number is not reused, and no layer is unpacked twice.
     imported(&store, dir.path(), &archive).await;
     imported(&store, dir.path(), &oci("x.tld/b:1", &[layer(&[("g", "y")])], "")).await;
     assert_eq!(numbers(&root), ["1", "8"]);

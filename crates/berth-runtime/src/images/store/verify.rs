@@ -1,7 +1,7 @@
-//! Whether everything an image needs is what it was: blobs by their digest, layers by that of their stream.
+//! Verification of images: rehashes blobs and restored layer streams; optional repair.
 //!
-//! What is broken is fetched or unpacked anew, under new numbers, where that is wished; containers that run keep what they
-//! have until they end. Behaviour: spec 09b §6.
+//! A repair downloads or unpacks broken content anew, under new layer numbers; running containers keep their old layers
+//! until they exit. Implements spec 09b §6.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,51 +35,51 @@ use crate::images::{
     tar::reader::{Kind as TarKind, Reader},
 };
 
-/// What to do with what is broken.
+/// Whether to repair broken images.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mending {
-    /// Nothing.
+    /// Report only.
     No,
-    /// Fetch it again.
+    /// Restore broken content.
     Yes,
 }
 
-/// Something that is broken.
+/// A broken image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// The image.
+    /// Name or ID of the image.
     pub image: String,
-    /// What of it, and why.
+    /// The broken parts and the reasons.
     pub cause: String,
-    /// How mending it went; none: it was not tried.
+    /// Result of the repair; none: not attempted.
     pub mended: Option<Result<(), String>>,
 }
 
-/// What was looked at.
+/// Result of a verification.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
-    /// Images.
+    /// Number of images verified.
     pub images: usize,
-    /// Layers.
+    /// Number of layers verified.
     pub layers: usize,
-    /// What is broken.
+    /// Broken images.
     pub findings: Vec<Finding>,
 }
 
-/// What is broken of the store.
+/// Broken content of the store, with reasons.
 #[derive(Default)]
 struct Broken {
     layers: BTreeMap<u64, String>,
     blobs: BTreeMap<Digest, String>,
-    /// Packed layers that were kept.
+    /// Compressed layers that the store kept.
     packed: BTreeMap<Digest, String>,
 }
 
 impl ImageStore {
-    /// Reads everything that images need again.
+    /// Reads and verifies all content of images.
     ///
     /// # Errors
-    /// Only where the blocking pool ends: what is broken is a finding.
+    /// The blocking pool has shut down; broken content is a finding, not an error.
     pub async fn verify(&self, mending: Mending, progress: Arc<Progress>) -> Result<Verified, ImageError> {
         let (inner, watched) = (Arc::clone(&self.inner), progress);
         let (records, broken) = blocking(move || Ok(inner.look_through(&watched))).await?;
@@ -106,10 +106,10 @@ impl ImageStore {
         Ok(out)
     }
 
-    /// What is broken is nobody's from now on; the image is made again of what is not.
+    /// Disowns or deletes the broken content, then restores the image from its source.
     async fn mend(&self, record: &Arc<Record>, broken: &Broken, packed: &[Digest]) -> Result<(), ImageError> {
         let inner = Arc::clone(&self.inner);
-        // Kept for convenience: without it the image is whole.
+        // Compressed layers are optional: the image is complete without them.
         packed.iter().try_for_each(|digest| inner.content.remove(digest))?;
         record.layers.iter().filter(|number| broken.layers.contains_key(number)).for_each(|n| inner.layers.disown(*n));
         for digest in blobs(record).into_iter().filter(|digest| broken.blobs.contains_key(digest)) {
@@ -123,7 +123,7 @@ impl ImageStore {
                 let digests = record.repo_digests().into_iter().filter_map(|name| Name::parse(&name).ok());
                 let nowhere = || ImageError::not_found("nobody knows where it was pulled from");
                 let name = digests.into_iter().next().ok_or_else(nowhere)?;
-                // Of the index's images this one, whatever machine it is for.
+                // Select this image of the index, whatever its platform.
                 let asked = Asked { name, credentials: Credentials::default(), machine: machine(record) };
                 pull_now(&inner, &asked, &Arc::default(), Known::Fetched).await.map(drop)
             }
@@ -145,7 +145,7 @@ impl ImageStore {
     }
 }
 
-/// What is asked of a registry to get an image again: nothing where it is this machine's, as then too.
+/// Platform to request when an image is pulled again; none for this machine's architecture, as in an ordinary pull.
 fn machine(record: &Record) -> Option<Platform> {
     let platform = Some(record.platform.clone()).filter(|platform| !platform.architecture.is_empty());
     platform.filter(|platform| platform.architecture != platform::host().architecture)
@@ -166,7 +166,7 @@ fn causes(record: &Record, broken: &Broken, packed: &[Digest]) -> Vec<String> {
 impl Inner {
     fn look_through(&self, progress: &Progress) -> (Vec<Arc<Record>>, Broken) {
         let records = self.catalogue().list();
-        // What is removed meanwhile stays readable until we are through.
+        // Layers of images removed in the meantime stay readable.
         let _leases: Vec<_> = records.iter().filter_map(|record| self.layers.lease_all(&record.layers)).collect();
         let numbers: BTreeSet<u64> = records.iter().flat_map(|record| record.layers.iter().copied()).collect();
         let metas = numbers.iter().filter_map(|number| Some((*number, self.layers.meta(*number)?)));
@@ -199,7 +199,7 @@ impl Inner {
         (records, broken)
     }
 
-    /// Makes an image again of its packed layers, where they were kept.
+    /// Restores an image from its compressed layers, if they were kept.
     fn again(&self, record: &Record) -> Result<(), ImageError> {
         let missing = || ImageError::not_found("it was imported: import its archive again");
         let read = |digest: &Digest| self.content.read(digest, LONGEST_CONFIG)?.ok_or_else(missing);
@@ -225,7 +225,7 @@ impl Inner {
         self.commit(&found, record.source, &Progress::default(), open).map(drop)
     }
 
-    /// The stream has to have its digest, and what it names has to be there.
+    /// Verifies the digest of a layer's stream, and that the entries it names exist.
     fn check_layer(&self, number: u64, diff_id: Digest, progress: &Progress) -> Result<(), ImageError> {
         let broken = |error: &dyn std::fmt::Display| ImageError::new(Kind::DataLoss, error.to_string());
         let mut stream = Hashing::new(Watched::new(self.layers.stream(number)?, diff_id, progress));
@@ -242,7 +242,7 @@ impl Inner {
                 TarKind::Directory => FileType::Directory,
                 TarKind::Symlink(_) => FileType::Symlink,
                 TarKind::Regular => FileType::RegularFile,
-                // Another name of something else, or left out where we may not make it.
+                // A hard link, or a node that may have been omitted for lack of privilege.
                 _ => continue,
             };
             if kind != FileType::Directory {
@@ -326,7 +326,7 @@ mod tests {
         }
         fs::write(at("a/f"), "wrong").expect("writable");
         assert_eq!(found(&store, Mending::Yes).await[0].1, Some(false), "nobody knows its archive");
-        // Whoever imports it again gets a whole layer; a container keeps what it has.
+        // A new import unpacks a complete layer; a container keeps the old one.
         store.prepare_root("c", "x.tld/a:1").await.expect("made");
         let again = imported(&store, dir.path(), &archive).await.remove(0);
         assert_eq!((again.id, &again.layers[..]), (image.id, &[3, 2][..]));

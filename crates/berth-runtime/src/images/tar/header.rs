@@ -1,16 +1,16 @@
-//! One tar header: 512 bytes to values. Pure.
+//! Parses one 512-byte tar header. Pure.
 
 use super::TarError;
 
-/// Length of a header and of the unit everything is padded to, bytes.
+/// Size of a header, and alignment of content, bytes.
 pub const BLOCK: usize = 512;
 
-/// What a header says its entry is.
+/// Type flag of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flag {
-    /// A file with content.
+    /// A regular file.
     Regular,
-    /// Another name of a file.
+    /// A hard link.
     HardLink,
     /// A symbolic link.
     Symlink,
@@ -20,53 +20,53 @@ pub enum Flag {
     Block,
     /// A directory.
     Directory,
-    /// A named pipe.
+    /// A FIFO.
     Fifo,
-    /// A file with holes, as old GNU tar writes it.
+    /// A sparse file in old GNU format.
     GnuSparse,
-    /// Extensions of the next entry.
+    /// PAX extended header of the next entry.
     Extension,
-    /// Extensions of all entries that follow.
+    /// PAX global extended header.
     GlobalExtension,
-    /// The name of the next entry.
+    /// GNU long name of the next entry.
     LongName,
-    /// The link target of the next entry.
+    /// GNU long link target of the next entry.
     LongLink,
 }
 
-/// A header's fields.
+/// Fields of a header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Path, prefix joined.
+    /// Path, with the prefix joined.
     pub name: Vec<u8>,
-    /// Permission bits, also setuid, setgid, sticky.
+    /// Permission bits including setuid, setgid, sticky.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u64,
-    /// Owning group.
+    /// Group ID of the owner.
     pub gid: u64,
-    /// Bytes that follow.
+    /// Size field, bytes.
     pub size: u64,
-    /// Seconds since the epoch.
+    /// Modification time, seconds since the epoch.
     pub mtime: i64,
-    /// Kind of entry.
+    /// Type of the entry.
     pub flag: Flag,
     /// Target of a link.
     pub link: Vec<u8>,
-    /// Numbers of a device.
+    /// Major and minor number of a device; 0 for other types.
     pub device: (u32, u32),
 }
 
-/// Whether a block has nothing but zeros: the end of an archive.
+/// Whether a block contains only zeros: the end of an archive.
 pub fn is_zero(block: &[u8; BLOCK]) -> bool {
     block.iter().all(|byte| *byte == 0)
 }
 
 impl Header {
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// # Errors
-    /// Where the checksum or a number is wrong, or the kind is not known.
+    /// The checksum or a number is invalid, or the type is unknown.
     pub fn parse(block: &[u8; BLOCK]) -> Result<Self, TarError> {
         check_sum(block)?;
         let field = |from: usize, length: usize| block.get(from..from + length).unwrap_or_default();
@@ -95,7 +95,7 @@ impl Header {
         })
     }
 
-    /// Bytes of content that follow this header: none for entries that have no content, whatever their size says.
+    /// Bytes of content after this header: 0 for types without content, whatever the size field.
     pub fn content(&self) -> u64 {
         match self.flag {
             Flag::HardLink | Flag::Symlink | Flag::Character | Flag::Block | Flag::Directory | Flag::Fifo => 0,
@@ -128,26 +128,26 @@ fn check_sum(block: &[u8; BLOCK]) -> Result<(), TarError> {
     for (at, byte) in block.iter().enumerate() {
         let byte = if (148..156).contains(&at) { b' ' } else { *byte };
         plain += i64::from(byte);
-        // Old Suns summed signed characters.
+        // Old SunOS tar sums signed characters.
         signed += i64::from(byte as i8);
     }
     if wanted == plain || wanted == signed { Ok(()) } else { Err(TarError::Header("checksum mismatch")) }
 }
 
-/// Up to the first NUL.
+/// The field up to the first NUL.
 fn text(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// A number that cannot be negative.
+/// Parses a non-negative number.
 ///
 /// # Errors
-/// Where it is negative or no number.
+/// The field is negative or no number.
 pub fn unsigned(field: &[u8]) -> Result<u64, TarError> {
     u64::try_from(number(field)?).map_err(|_| TarError::Header("a number is negative"))
 }
 
-/// Octal digits, or base 256 where the first bit is set.
+/// Octal digits, or base 256 if the first bit is set.
 fn number(field: &[u8]) -> Result<i64, TarError> {
     const WRONG: TarError = TarError::Header("not a number");
     if field.first().is_some_and(|byte| byte & 0x80 != 0) {

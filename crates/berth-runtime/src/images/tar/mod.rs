@@ -1,8 +1,8 @@
-//! Reading tar archives whose authors we do not trust.
+//! Tar reader for untrusted archives, and a minimal writer. Formats: V7, ustar, PAX, GNU.
 //!
-//! Headers ([`header`]), their extensions ([`pax`]) and maps of sparse files ([`sparse`]) are pure; [`reader`] walks a
-//! stream. All lengths are bounded before anything is allocated, and nothing here touches a file system. Formats: V7, ustar,
-//! PAX, GNU. Behaviour: spec 09b §5.2.
+//! Headers ([`header`]), PAX extensions ([`pax`]), and maps of sparse files ([`sparse`]) are pure; [`reader`] walks a
+//! stream. All lengths are bounded before anything is allocated, and nothing here accesses a file system.
+//! Implements spec 09b §5.2.
 
 pub mod header;
 pub mod pax;
@@ -13,19 +13,19 @@ pub mod write;
 /// Why an archive cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {
-    /// The stream itself failed.
+    /// Reading the stream failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// It ends within a header or a file.
+    /// The archive ends within a header or a file.
     #[error("unexpected end of archive")]
     Truncated,
-    /// The bytes are no tar archive.
+    /// The header is invalid.
     #[error("invalid tar header: {0}")]
     Header(&'static str),
-    /// An extension is longer than any honest one.
+    /// An extension exceeds the length limit.
     #[error("tar extension of {0} bytes")]
     TooLong(u64),
-    /// An entry of a kind nobody knows.
+    /// The entry type is unknown.
     #[error("unknown tar entry type {0:?}")]
     UnknownType(char),
 }

@@ -1,39 +1,39 @@
-//! PAX extensions: `<length> <key>=<value>\n` records to what they say of the next entry. Pure.
+//! PAX extended headers: parses `<length> <key>=<value>\n` records. Pure.
 //!
-//! What comes later wins, as POSIX has it. An empty value takes an extension back.
+//! Later records override earlier ones, as in POSIX. An empty value removes an extension.
 
 use super::{TarError, sparse};
 
-/// Most extended attributes one entry may carry; the kernel takes fewer.
+/// Maximum number of extended attributes of an entry; the kernel accepts fewer.
 const MOST_ATTRIBUTES: usize = 256;
 
-/// What extensions say of an entry; `None`: nothing.
+/// Extensions of an entry; `None`: not set.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Extensions {
     /// Path.
     pub path: Option<Vec<u8>>,
     /// Target of a link.
     pub link: Option<Vec<u8>>,
-    /// Bytes that follow.
+    /// Size of the content, bytes.
     pub size: Option<u64>,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: Option<u64>,
-    /// Owning group.
+    /// Group ID of the owner.
     pub gid: Option<u64>,
-    /// Seconds and nanoseconds since the epoch.
+    /// Modification time, seconds and nanoseconds since the epoch.
     pub mtime: Option<(i64, u32)>,
-    /// When it was last read, likewise.
+    /// Access time, seconds and nanoseconds since the epoch.
     pub atime: Option<(i64, u32)>,
     /// Extended attributes: name and value.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
-    /// What is said of holes.
+    /// Map of a sparse file.
     pub sparse: sparse::PaxSparse,
 }
 
-/// Adds what the records say.
+/// Parses records and adds them to the extensions.
 ///
 /// # Errors
-/// Where they break the format.
+/// A record is malformed, or there are too many attributes.
 pub fn parse(mut bytes: &[u8], into: &mut Extensions) -> Result<(), TarError> {
     while !bytes.is_empty() {
         let (key, value, rest) = record(bytes).ok_or(TarError::Header("broken PAX record"))?;
@@ -44,7 +44,7 @@ pub fn parse(mut bytes: &[u8], into: &mut Extensions) -> Result<(), TarError> {
 }
 
 fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    // A length of more than 20 digits is none.
+    // No valid length has 20 digits or more.
     let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
     let length = usize::try_from(decimal(bytes.get(..space)?)?).ok()?;
     let (record, rest) = bytes.split_at_checked(length)?;
@@ -81,7 +81,7 @@ fn apply(into: &mut Extensions, key: &[u8], value: &[u8]) -> Result<(), TarError
     Ok(())
 }
 
-/// Decimal digits and nothing else.
+/// Parses decimal digits; `None` for anything else.
 pub fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -92,7 +92,7 @@ pub fn decimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// `[-]seconds[.fraction]`; what is finer than nanoseconds is cut.
+/// `[-]seconds[.fraction]`; digits beyond nanoseconds are ignored.
 fn time(value: &[u8]) -> Result<Option<(i64, u32)>, TarError> {
     const WRONG: TarError = TarError::Header("broken time in a PAX record");
     if value.is_empty() {

@@ -1,4 +1,4 @@
-//! Walks a tar stream entry by entry, without ever holding more than one header and its extensions.
+//! Tar reader: walks a stream entry by entry, with one header and its extensions in memory.
 
 use std::io::{self, Read};
 
@@ -9,96 +9,96 @@ use super::{
     sparse::{self, DataMap, Map},
 };
 
-/// Longest extension (names, PAX records) that is read, bytes.
+/// Maximum size of an extension (names, PAX records), bytes.
 const LONGEST_EXTENSION: u64 = 1 << 20;
-/// Extensions in a row before something must be described by them.
+/// Maximum number of consecutive extensions before an entry.
 const MOST_EXTENSIONS: usize = 16;
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A file; its content follows.
+    /// A regular file; its content follows.
     Regular,
-    /// Another name of a file of the archive.
+    /// A hard link to a path in the archive.
     HardLink(Vec<u8>),
-    /// A symbolic link and its text.
+    /// A symbolic link with its target.
     Symlink(Vec<u8>),
     /// A directory.
     Directory,
-    /// A named pipe.
+    /// A FIFO.
     Fifo,
-    /// A character device.
+    /// A character device: major and minor number.
     Character(u32, u32),
-    /// A block device.
+    /// A block device: major and minor number.
     Block(u32, u32),
 }
 
-/// One entry, extensions applied.
+/// An entry with its extensions applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Path as the archive has it.
+    /// Path as in the archive.
     pub name: Vec<u8>,
-    /// What it is.
+    /// Type of the entry.
     pub kind: Kind,
-    /// Permission bits.
+    /// Permission bits including setuid, setgid, sticky.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u64,
-    /// Owning group.
+    /// Group ID of the owner.
     pub gid: u64,
-    /// Seconds and nanoseconds since the epoch.
+    /// Modification time, seconds and nanoseconds since the epoch.
     pub mtime: (i64, u32),
-    /// When it was last read, where the archive says so.
+    /// Access time, likewise, if the archive contains it.
     pub atime: Option<(i64, u32)>,
-    /// Extended attributes.
+    /// Extended attributes: name and value.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
     /// Bytes of content that follow in the archive.
     pub size: u64,
-    /// Where they belong, for a file with holes.
+    /// Position of the content in a sparse file.
     pub sparse: Option<Map>,
 }
 
 impl Entry {
-    /// Length of the file once it is written, bytes.
+    /// Length of the extracted file, bytes.
     pub fn length(&self) -> u64 {
         self.sparse.as_ref().map_or(self.size, |map| map.size)
     }
 }
 
-/// Reads entries; [`Read`] gives the content of the last one.
+/// Reads entries; [`Read`] returns the content of the current one.
 pub struct Reader<R> {
     inner: R,
-    /// Content of the current entry that was not read yet.
+    /// Unread bytes of the current entry's content.
     left: u64,
     padding: u64,
     ended: bool,
 }
 
 impl<R: Read> Reader<R> {
-    /// Around a stream.
+    /// Wraps a stream.
     pub fn new(inner: R) -> Self {
         Self { inner, left: 0, padding: 0, ended: false }
     }
 
-    /// The stream, wherever it stands.
+    /// Returns the stream at its current position.
     pub fn into_inner(self) -> R {
         self.inner
     }
 
-    /// The stream's reader, for what it counts.
+    /// The wrapped stream.
     pub fn get_ref(&self) -> &R {
         &self.inner
     }
 
-    /// The stream's reader, for where it stands.
+    /// The wrapped stream, mutable.
     pub fn get_mut(&mut self) -> &mut R {
         &mut self.inner
     }
 
-    /// Passes over content by seeking: the next `size` bytes of the current entry are not read.
+    /// Skips up to `size` bytes of the current entry's content by seeking.
     ///
     /// # Errors
-    /// What seeking says. Whether they are there shows only where the next header is read.
+    /// The seek fails. Missing content is detected only when the next header is read.
     pub fn pass(&mut self, size: u64) -> Result<(), TarError>
     where
         R: io::Seek,
@@ -110,10 +110,10 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// The next entry; `None` at the end of the archive. Content of the last one that was not read is skipped.
+    /// Reads the next entry; `None` at the end of the archive. Skips unread content of the current one.
     ///
     /// # Errors
-    /// Where the archive is broken or cut.
+    /// The archive is invalid or truncated.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, TarError> {
         let mut extensions = Extensions::default();
         for extensions_seen in 0.. {
@@ -139,7 +139,7 @@ impl<R: Read> Reader<R> {
     fn entry(&mut self, mut header: Header, block: &[u8; BLOCK], said: Extensions) -> Result<Entry, TarError> {
         header.size = said.size.unwrap_or(header.size);
         if header.flag == Flag::Regular && said.path.as_ref().unwrap_or(&header.name).ends_with(b"/") {
-            // Archives older than the type of directories.
+            // V7 archives have no type for directories.
             header.flag = Flag::Directory;
         }
         self.set_content(header.content());
@@ -221,7 +221,7 @@ impl<R: Read> Reader<R> {
         self.padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
     }
 
-    /// Passes over what is left of the current entry.
+    /// Skips the rest of the current entry.
     fn skip(&mut self) -> Result<(), TarError> {
         let left = self.left.checked_add(self.padding).ok_or(TarError::Header("a number is too large"))?;
         let passed = io::copy(&mut (&mut self.inner).take(left), &mut io::sink())?;
@@ -229,7 +229,7 @@ impl<R: Read> Reader<R> {
         if passed < left { Err(TarError::Truncated) } else { Ok(()) }
     }
 
-    /// The next header; `None` at the end: a block of zeros, or nothing at all.
+    /// Reads the next header; `None` at the end: a zero block or the end of the stream.
     fn header_block(&mut self) -> Result<Option<[u8; BLOCK]>, TarError> {
         if self.ended {
             return Ok(None);

@@ -1,6 +1,6 @@
-//! Maps of sparse files: where the bytes of an entry belong. Pure.
+//! Maps of sparse tar entries. Pure.
 //!
-//! Old GNU headers, and the three PAX dialects (0.0, 0.1, 1.0).
+//! Formats: old GNU headers, and the three PAX versions (0.0, 0.1, 1.0).
 
 use super::{
     TarError,
@@ -8,27 +8,27 @@ use super::{
     pax::decimal,
 };
 
-/// Most pieces of one file; an honest file of a container has a handful.
+/// Maximum number of segments of a file; typical files in images have a handful.
 const MOST: usize = 65_536;
-/// Most digits of a number in a map at the head of an entry's data.
+/// Maximum digits of a number in a map within the data.
 const MOST_DIGITS: usize = 20;
-/// Longest map at the head of an entry's data, bytes.
+/// Maximum size of a map within the data, bytes.
 pub const LONGEST_MAP: usize = 4 << 20;
 
-/// Where content lies in a file, in ascending order, and how long the file is.
+/// Positions of the content in a file, in ascending order, and the file's length.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Map {
-    /// Offset and length, bytes.
+    /// Offset and length of each segment, bytes.
     pub pieces: Vec<(u64, u64)>,
     /// Length of the file, bytes.
     pub size: u64,
 }
 
 impl Map {
-    /// The map itself, where its pieces are in order, lie within the file and are as long as the data.
+    /// Validates the map: segments are in order, within the file, and as long as the data.
     ///
     /// # Errors
-    /// Where they are not.
+    /// The map is invalid.
     pub fn checked(self, data: u64) -> Result<Self, TarError> {
         let (mut end, mut total) = (0u64, 0u64);
         for (offset, length) in &self.pieces {
@@ -48,12 +48,12 @@ impl Map {
     }
 }
 
-/// What PAX records say about holes.
+/// Sparse map from PAX records.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PaxSparse {
-    /// The real name of the file.
+    /// The actual name of the file.
     pub name: Option<Vec<u8>>,
-    /// Whether the map is at the head of the data.
+    /// Whether the map is at the start of the data.
     pub is_in_data: bool,
     map: Map,
     is_known: bool,
@@ -61,10 +61,10 @@ pub struct PaxSparse {
 }
 
 impl PaxSparse {
-    /// One record, `GNU.sparse.` taken off its key.
+    /// Adds one record; `key` is without the prefix `GNU.sparse.`.
     ///
     /// # Errors
-    /// Where it is broken.
+    /// The record is malformed.
     pub fn apply(&mut self, key: &[u8], value: &[u8]) -> Result<(), TarError> {
         let number = || decimal(value).ok_or(TarError::Header("broken number in a sparse record"));
         match key {
@@ -92,26 +92,26 @@ impl PaxSparse {
         Ok(())
     }
 
-    /// The map the records gave; `None` where the entry has no holes.
+    /// The map; `None` if the entry is not sparse.
     pub fn map(self) -> Option<Map> {
         self.is_known.then_some(self.map)
     }
 }
 
-/// The pieces and the real size an old GNU header names, and whether a block with more pieces follows.
+/// Segments and file length from an old GNU header, and whether a block with more segments follows.
 ///
 /// # Errors
-/// Where a number is broken.
+/// A number is malformed.
 pub fn gnu_header(block: &[u8; BLOCK]) -> Result<(Map, bool), TarError> {
     let mut map = Map { size: header::unsigned(block.get(483..495).unwrap_or_default())?, ..Map::default() };
     gnu_pieces(block.get(386..482).unwrap_or_default(), &mut map)?;
     Ok((map, block.get(482).is_some_and(|byte| *byte != 0)))
 }
 
-/// More pieces; whether yet another block follows.
+/// Adds segments from a continuation block; returns whether another block follows.
 ///
 /// # Errors
-/// Where a number is broken, or there are too many.
+/// A number is malformed, or there are too many segments.
 pub fn gnu_more(block: &[u8; BLOCK], map: &mut Map) -> Result<bool, TarError> {
     gnu_pieces(block.get(..504).unwrap_or_default(), map)?;
     Ok(block.get(504).is_some_and(|byte| *byte != 0))
@@ -128,23 +128,23 @@ fn gnu_pieces(fields: &[u8], map: &mut Map) -> Result<(), TarError> {
     Ok(())
 }
 
-/// Reads the map at the head of an entry's data: decimal numbers, a line each.
+/// Incremental parser of the map at the start of an entry's data: decimal numbers, one per line.
 #[derive(Default)]
 pub struct DataMap {
-    /// Bytes that were fed.
+    /// Bytes parsed so far.
     length: usize,
-    /// Digits of a number whose line has not ended yet.
+    /// Digits of the current line.
     digits: Vec<u8>,
-    /// How many numbers follow the first one, once that is known.
+    /// Number of values after the first one, once that is known.
     wanted: Option<usize>,
     numbers: Vec<u64>,
 }
 
 impl DataMap {
-    /// One more block; the pieces once the map is whole.
+    /// Parses one more block; returns the segments once the map is complete.
     ///
     /// # Errors
-    /// Where it is broken or too long.
+    /// The map is malformed or too long.
     pub fn feed(&mut self, block: &[u8; BLOCK]) -> Result<Option<Vec<(u64, u64)>>, TarError> {
         const WRONG: TarError = TarError::Header("broken sparse map");
         self.length += block.len();
@@ -216,7 +216,7 @@ mod tests {
         bytes.chunks_exact(BLOCK).map(|block| block.try_into().expect("a block")).collect()
     }
 
-    /// Each byte is looked at once, also where the map never ends.
+    /// Each byte is read once, even if the map does not end.
     #[test]
     fn the_longest_map_in_the_data_is_read_at_once() {
         let text = "65536\n".to_owned() + &"12345678901234567890\n".repeat(2 * MOST);

@@ -1,10 +1,10 @@
-//! Entries of a tar stream we write: plain files and links of root's without a time, the same bytes every time.
+//! Minimal tar writer: root-owned files and links without times, so that output is reproducible.
 
 use std::io::{self, Write};
 
 use super::header::BLOCK;
 
-/// A ustar header.
+/// Builds a ustar header, owned by root and without a time.
 pub fn entry(name: &str, flag: u8, mode: u32, size: u64, link: &str) -> [u8; BLOCK] {
     let mut block = [0u8; BLOCK];
     let mut put = |at: usize, text: &[u8]| {
@@ -19,7 +19,7 @@ pub fn entry(name: &str, flag: u8, mode: u32, size: u64, link: &str) -> [u8; BLO
     if size < 1 << 33 {
         put(124, format!("{size:011o}").as_bytes());
     } else {
-        // Longer than eleven octal digits tell: GNU's binary form.
+        // Too large for eleven octal digits: GNU binary form.
         put(124, &[0x80, 0, 0, 0]);
         put(128, &size.to_be_bytes());
     }
@@ -35,38 +35,38 @@ pub fn entry(name: &str, flag: u8, mode: u32, size: u64, link: &str) -> [u8; BLO
     block
 }
 
-/// The header of a file; its content and [`pad`] must follow.
+/// Writes the header of a file; its content and [`pad`] must follow.
 ///
 /// # Errors
-/// What writing says.
+/// The write error.
 pub fn header(into: &mut impl Write, name: &str, size: u64) -> io::Result<()> {
     into.write_all(&entry(name, b'0', 0o644, size, ""))
 }
 
-/// What follows content of that length.
+/// Writes the padding after content of this length.
 ///
 /// # Errors
-/// What writing says.
+/// The write error.
 pub fn pad(into: &mut impl Write, size: u64) -> io::Result<()> {
     let rest = usize::try_from(size % BLOCK as u64).unwrap_or(0);
     let zeros = [0u8; BLOCK];
     into.write_all(zeros.get(..(BLOCK - rest) % BLOCK).unwrap_or_default())
 }
 
-/// A small file.
+/// Writes a small file.
 ///
 /// # Errors
-/// What writing says.
+/// The write error.
 pub fn file(into: &mut impl Write, name: &str, content: &[u8]) -> io::Result<()> {
     header(into, name, content.len() as u64)?;
     into.write_all(content)?;
     pad(into, content.len() as u64)
 }
 
-/// The end of an archive.
+/// Writes the end-of-archive marker.
 ///
 /// # Errors
-/// What writing says.
+/// The write error.
 pub fn end(into: &mut impl Write) -> io::Result<()> {
     into.write_all(&[0u8; 2 * BLOCK])
 }

@@ -1,4 +1,4 @@
-//! Tables for mounts.
+//! Table tests for container mounts.
 
 use std::path::PathBuf;
 
@@ -140,7 +140,7 @@ fn propagation_needs_a_source_that_has_it() {
     let place = |is_shared, is_slave| Place::Host { path: "/p".into(), on: "/m".into(), is_shared, is_slave };
     let slave = "path \"/p\" is mounted on \"/m\" but it is not a shared or slave mount";
     let shared = "path \"/p\" is mounted on \"/m\" but it is not a shared mount";
-    // AC-09a-X11: each mount for itself.
+    // AC-09a-X11: each mount is checked on its own.
     for (propagation, is_shared, is_slave, expected) in [
         (0, false, false, Ok(Propagation::Private)),
         (0, true, false, Ok(Propagation::Private)),

@@ -1,4 +1,4 @@
-//! Tables for namespaces.
+//! Table tests for namespaces.
 
 use super::*;
 use crate::launch::{facts::TargetContainer, testing};

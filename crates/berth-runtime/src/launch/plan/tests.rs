@@ -1,4 +1,4 @@
-//! Tables for whole plans.
+//! Table tests for whole launch plans.
 
 use super::*;
 use crate::launch::{
@@ -119,7 +119,7 @@ fn the_default_filter_is_compiled_for_the_containers_capabilities() {
     assert!(plain.seccomp.as_ref().is_some_and(|bytes| !bytes.is_empty() && bytes.len() % 8 == 0));
     assert_ne!(plain.seccomp, admin.seccomp);
     assert_eq!(plain.seccomp_flags, 4);
-    // AC-09a-X9: what is executed later is filtered alike.
+    // AC-09a-X9: an exec process has the same filter.
     let first = LaunchPlan { process: plain.clone(), ..plan(&testing::container_config()).expect("a plan").plan };
     let later = exec(&first, "e", &["id".to_owned()], None).expect("a plan");
     assert_eq!((later.process.seccomp, later.process.capabilities), (plain.seccomp, plain.capabilities));

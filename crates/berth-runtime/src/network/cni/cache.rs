@@ -1,7 +1,8 @@
-//! What was used to add pods, kept until they are removed.
+//! CNI result cache: what each pod was added with, kept until its removal.
 //!
-//! Files as the reference library writes them, so that either finds the other's. Blocking: small files.
-//! Behaviour: spec 09b §13.2.
+//! The file format is that of the reference library (libcni), so either can read the other's files. Blocking: small
+//! files.
+//! Implements spec 09b §13.2.
 
 use std::{
     collections::BTreeMap,
@@ -16,38 +17,38 @@ use serde_json::{Map, Value};
 use super::config::{self, Network};
 use berth_sys::atomic_file;
 
-/// A file that is larger is not ours.
+/// Maximum size of a cache file, bytes; larger files are foreign.
 const LONGEST: u64 = 4 << 20;
 const KIND: &str = "cniCacheV1";
 
-/// A pod that was added.
+/// A cached attachment of a pod to a network.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
     kind: String,
-    /// The sandbox.
+    /// Sandbox id.
     pub container_id: String,
     config: String,
-    /// The pod's link.
+    /// Interface name in the pod.
     pub if_name: String,
-    /// The network.
+    /// Network name.
     pub network_name: String,
-    /// The file that names the network namespace; not of the reference's older versions.
+    /// Path of the network namespace; absent in files of older libcni versions.
     #[serde(default)]
     pub netns: String,
-    /// Arguments.
+    /// `CNI_ARGS` as key-value pairs.
     #[serde(default)]
     pub cni_args: Vec<(String, String)>,
-    /// What is known about the pod.
+    /// Capability arguments (`runtimeConfig`).
     #[serde(default)]
     pub capability_args: Map<String, Value>,
-    /// What the last plugin answered.
+    /// Result of the last plugin.
     #[serde(default)]
     pub result: Option<Value>,
 }
 
 impl Attachment {
-    /// One that begins.
+    /// A new attachment without arguments and result.
     pub fn new(network: &Network, sandbox: &str, netns: &str, link: &str) -> Self {
         Self {
             kind: KIND.to_owned(),
@@ -62,10 +63,10 @@ impl Attachment {
         }
     }
 
-    /// The configuration it was added by.
+    /// The network configuration that the pod was added with.
     ///
     /// # Errors
-    /// Where it cannot be read.
+    /// The cached configuration is malformed.
     pub fn network(&self) -> Result<Network, String> {
         let bytes = STANDARD.decode(&self.config).map_err(|e| format!("cached CNI config: {e}"))?;
         config::parse("cached.conflist", &String::from_utf8_lossy(&bytes))
@@ -75,20 +76,20 @@ impl Attachment {
         directory.join(format!("{}-{}-{}", self.network_name, self.container_id, self.if_name))
     }
 
-    /// Writes it.
+    /// Writes the cache file.
     ///
     /// # Errors
-    /// What writing says.
+    /// The write fails.
     pub fn save(&self, directory: &Path) -> io::Result<()> {
         fs::create_dir_all(directory)?;
         let text = serde_json::to_vec(self).map_err(io::Error::other)?;
         atomic_file::replace_unsynced(&self.file(directory), &text, 0o600)
     }
 
-    /// Removes it. One that is gone is fine.
+    /// Removes the cache file; a missing file is not an error.
     ///
     /// # Errors
-    /// What removing says.
+    /// The removal fails.
     pub fn remove(&self, directory: &Path) -> io::Result<()> {
         match fs::remove_file(self.file(directory)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -97,7 +98,7 @@ impl Attachment {
     }
 }
 
-/// Every attachment, by sandbox. Files that are no attachments of pods are left alone.
+/// All attachments by sandbox id. Ignores other files.
 pub fn all(directory: &Path) -> BTreeMap<String, Vec<Attachment>> {
     let mut found: BTreeMap<String, Vec<Attachment>> = BTreeMap::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {

@@ -1,38 +1,38 @@
-//! What a network's configuration says. Pure.
+//! CNI network configuration files and plugin input. Pure.
 //!
-//! Behaviour: spec 09b §13.1.
+//! Implements spec 09b §13.1.
 
 use serde_json::{Map, Value};
 
-/// Versions of the protocol we speak.
+/// Supported CNI versions.
 const VERSIONS: [&str; 7] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", "0.3", "1.0"];
-/// Names of files that hold a configuration end so.
+/// File extensions of CNI configurations.
 const ENDINGS: [&str; 3] = [".conf", ".conflist", ".json"];
 
-/// A network: plugins that are called one after the other.
+/// A network: plugins that run in order.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Network {
-    /// Its name.
+    /// Network name.
     pub name: String,
-    /// The version of the protocol.
+    /// CNI version.
     pub version: String,
-    /// The plugins.
+    /// Plugin configurations.
     pub plugins: Vec<Map<String, Value>>,
-    /// The file's text, as a list.
+    /// The configuration text as a conflist.
     pub text: String,
 }
 
-/// The first file that counts, by name.
+/// The effective configuration file: the first one by name.
 pub fn first(mut names: Vec<String>) -> Option<String> {
     names.retain(|name| ENDINGS.iter().any(|ending| name.ends_with(ending)));
     names.sort();
     names.into_iter().next()
 }
 
-/// Reads a file of this name.
+/// Parses a configuration file; the file name determines the format.
 ///
 /// # Errors
-/// Why it cannot be used.
+/// The reason why the file is unusable.
 pub fn parse(file: &str, text: &str) -> Result<Network, String> {
     let object: Map<String, Value> =
         serde_json::from_str(text).map_err(|e| format!("failed to load CNI config {file}: {e}"))?;
@@ -68,35 +68,35 @@ fn wrapped(name: &str, version: &str, plugin: Map<String, Value>) -> Value {
     serde_json::json!({"name": name, "cniVersion": version, "plugins": [plugin]})
 }
 
-/// A plugin's type, which is its program's name.
+/// A plugin's type, which is also the name of its binary.
 pub fn kind(plugin: &Map<String, Value>) -> &str {
     plugin.get("type").and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Whether a type can be a program's name: no path.
+/// Whether a type is a valid file name, without path separators.
 pub fn is_program(kind: &str) -> bool {
     !kind.is_empty() && !kind.contains('/') && !kind.contains('\0') && kind != "." && kind != ".."
 }
 
-/// Names become parts of files' names.
+/// Whether a network name is valid; names become parts of file names.
 fn is_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
         && name.len() <= 128
 }
 
-/// Whether plugins of this version tell whether they are ready, and clear up.
+/// Whether this version supports STATUS and GC.
 pub fn has_status(version: &str) -> bool {
     version == "1.1.0"
 }
 
-/// Whether plugins of this version are told the result when a pod leaves.
+/// Whether DEL receives `prevResult` in this version.
 pub fn tells_result(version: &str) -> bool {
     !version.starts_with("0.3")
 }
 
-/// What a plugin is told: its own configuration and what belongs to the call. Of what is known about the pod only that
-/// which the plugin says it can use.
+/// The JSON input of a plugin call: the plugin's configuration plus the data of the call. Includes only the runtime
+/// configuration that the plugin declares as a capability.
 pub fn input(
     network: &Network,
     plugin: &Map<String, Value>,

@@ -1,6 +1,6 @@
-//! Calls a plugin: a program that reads JSON and answers in JSON.
+//! Invokes CNI plugin binaries: JSON on stdin, JSON on stdout, with a timeout.
 //!
-//! It is killed with all it started when it takes too long. Behaviour: spec 09b §13.2.
+//! A timeout kills the plugin's whole process group. Implements spec 09b §13.2.
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
@@ -17,25 +17,25 @@ use tokio::{
 
 use super::{config, result};
 
-/// The longest answer.
+/// Maximum size of a plugin's stdout, bytes; the rest is discarded.
 const ANSWER: u64 = 1 << 20;
-/// The most that is kept of what it says besides.
+/// Maximum size of a plugin's stderr, bytes; the rest is discarded.
 const NOISE: u64 = 64 << 10;
-/// The number of a failure that may pass.
+/// CNI error code "try again later".
 const TRY_AGAIN: u64 = 11;
-/// How long a killed plugin has to be gone.
+/// How long to wait for the exit of a killed plugin.
 const REAPING: Duration = Duration::from_secs(5);
 
-/// What is asked of a plugin.
+/// CNI operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verb {
-    /// A pod comes.
+    /// Adds a pod to the network.
     Add,
-    /// A pod goes.
+    /// Removes a pod from the network.
     Del,
-    /// Whether it is ready.
+    /// Reports whether the plugin is ready.
     Status,
-    /// Which pods there are; the rest is to be cleared up.
+    /// Garbage collection: the input lists the valid attachments, the plugin removes all others.
     Gc,
 }
 
@@ -50,49 +50,49 @@ impl Verb {
     }
 }
 
-/// The pod a plugin is called for; empty where it is for none.
+/// The pod of a plugin call; empty for calls without a pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Subject {
-    /// The sandbox.
+    /// Sandbox id.
     pub container: String,
-    /// The file that names its network namespace; empty once it is gone.
+    /// Path of the network namespace; empty once it is gone.
     pub netns: String,
-    /// Its link.
+    /// Interface name in the pod.
     pub link: String,
-    /// `KEY=value;KEY=value`.
+    /// `CNI_ARGS` as `KEY=value;KEY=value`.
     pub args: String,
 }
 
-/// Why a plugin did not do it.
+/// A failed plugin call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PluginError {
-    /// What is said.
+    /// Error message.
     pub text: String,
-    /// Whether it may work in a moment.
+    /// Whether the error is transient, so that a retry may succeed.
     pub may_pass: bool,
 }
 
 impl PluginError {
-    /// One that will not pass.
+    /// A permanent error.
     pub fn lasting(text: String) -> Self {
         Self { text, may_pass: false }
     }
 }
 
-/// Where plugins are, and how long each has.
+/// Plugin search path and call timeout.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
-    /// Directories, in order.
+    /// Search path, in order.
     pub directories: Vec<PathBuf>,
-    /// How long one call may take.
+    /// Timeout of one call.
     pub limit: Duration,
 }
 
 impl Caller {
-    /// Calls a plugin of this type.
+    /// Calls the plugin of this type. Returns its result for ADD, `None` otherwise.
     ///
     /// # Errors
-    /// That it is not there, or what it says.
+    /// The binary is missing, the call timed out, or the plugin failed.
     pub async fn call(
         &self,
         kind: &str,
@@ -143,7 +143,7 @@ impl Caller {
             let stdin = child.stdin.take();
             let write = async {
                 if let Some(mut stdin) = stdin {
-                    // One that does not read its input says so by its answer.
+                    // A plugin that does not read its input reports that in its result.
                     let _ = stdin.write_all(input.as_bytes()).await;
                 }
             };
@@ -154,10 +154,10 @@ impl Caller {
         let answered = timeout(self.limit, talk).await;
         let Ok((status, stdout, stderr)) = answered else {
             if let Some(group) = group {
-                // It may have ended this moment.
+                // The process group may have ended in the meantime.
                 let _ = killpg(group, Signal::SIGKILL);
             }
-            // Dropping it kills and reaps it otherwise.
+            // If the wait times out, dropping the child kills and reaps it.
             let _ = timeout(REAPING, child.wait()).await;
             return Err(format!("timed out after {:?}", self.limit));
         };
@@ -165,11 +165,11 @@ impl Caller {
     }
 }
 
-/// What is read as far as the limit; the rest is thrown away, so that the writer goes on.
+/// Reads up to the limit and discards the rest, so that the writer does not block.
 async fn read(from: Option<impl AsyncRead + Unpin>, limit: u64) -> Vec<u8> {
     let mut kept = Vec::new();
     if let Some(mut from) = from {
-        // A broken pipe ends it like any end.
+        // A read error counts as end of file.
         let _ = (&mut from).take(limit).read_to_end(&mut kept).await;
         let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
     }

@@ -1,13 +1,13 @@
-//! Networks by plugins: programs that are told in JSON what a pod needs.
+//! CNI plugin networks: configuration, plugin invocation, and result cache.
 //!
 //! ```text
 //!  /etc/cni/net.d ─► config (first file) ─┐
-//!  pod ─► arguments ──────────────────────┼─► invoke (a plugin after the other) ─► result ─► addresses
+//!  pod ─► arguments ──────────────────────┼─► invoke (plugins in order) ─► result ─► addresses
 //!  /var/lib/cni/results ◄─► cache ────────┘
 //! ```
 //!
-//! What was used to add a pod is kept beside its result, so that it is removed the same way whatever happened to the
-//! configuration. Behaviour: spec 09b §13.
+//! The cache keeps the configuration and arguments of each ADD beside its result, so that DEL uses the same ones even
+//! if the configuration changes. Implements spec 09b §13.
 
 mod cache;
 mod config;

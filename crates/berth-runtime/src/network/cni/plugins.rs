@@ -1,6 +1,6 @@
-//! Adds pods to the configured network and removes them again.
+//! Adds pods to the configured CNI network and removes them.
 //!
-//! Behaviour: spec 09b §13.
+//! Implements spec 09b §13.
 
 use std::{
     collections::BTreeMap,
@@ -26,30 +26,30 @@ use crate::network::{
     names::{self, NamespaceFiles},
 };
 
-/// Waits before a call that may work in a moment is made again.
+/// Back-off before each retry of a transient failure.
 const RETRIES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
-/// Failures to remove a pod whose namespace is gone, and over how long, after which it counts as leaked.
+/// Minimum number and duration of DEL failures, for a pod whose namespace is gone, before it counts as leaked.
 const LEAKED: (u32, Duration) = (3, Duration::from_secs(30));
-/// Pods whose failures are counted.
+/// Maximum number of pods with a failure counter.
 const COUNTED: usize = 1024;
 
-/// What plugins are told of a pod.
+/// CNI arguments of a pod.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Request {
-    /// The sandbox.
+    /// Sandbox id.
     pub sandbox: String,
-    /// The file that names its network namespace.
+    /// Path of its network namespace.
     pub netns: PathBuf,
-    /// Arguments, in order.
+    /// `CNI_ARGS`, in order.
     pub args: Vec<(String, String)>,
-    /// What is known, by capability.
+    /// Runtime configuration by capability.
     pub known: Map<String, Value>,
 }
 
-/// The network of plugins.
+/// The CNI plugin network.
 #[derive(Debug)]
 pub struct Plugins {
-    /// Whose attachments are ours to remove.
+    /// Identifies the attachments that belong to this runtime.
     files: NamespaceFiles,
     directory: PathBuf,
     cache: PathBuf,
@@ -65,7 +65,7 @@ struct State {
 }
 
 impl Plugins {
-    /// Reads the configuration once; see [`Self::reload`].
+    /// Loads the configuration once; see [`Self::reload`].
     pub fn new(
         files: NamespaceFiles,
         directory: PathBuf,
@@ -80,12 +80,12 @@ impl Plugins {
         plugins
     }
 
-    /// Where configurations are.
+    /// Configuration directory.
     pub fn directory(&self) -> &PathBuf {
         &self.directory
     }
 
-    /// Reads the configuration anew. Blocking: a directory and a small file.
+    /// Reloads the configuration. Blocking: a directory and a small file.
     pub fn reload(&self) {
         let (has_file, loaded) = self.read();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,28 +110,28 @@ impl Plugins {
         (true, parsed.and_then(|text| config::parse(&name, &text)).map(Arc::new))
     }
 
-    /// Whether a file of a configuration is there, good or bad.
+    /// Whether a configuration file exists, valid or not.
     pub fn has_file(&self) -> bool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).has_file
     }
 
-    /// Whether a pod was added, or an attempt was made. Blocking: a directory.
+    /// Whether the cache contains a sandbox, added or attempted. Blocking: reads a directory.
     pub fn knows(&self, sandbox: &str) -> bool {
         !cache::of(&self.cache, sandbox).is_empty()
     }
 
-    /// The network new pods are added to.
+    /// The network for new pods.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why no configuration is loaded.
     pub fn network(&self) -> Result<Arc<Network>, String> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).loaded.clone()
     }
 
-    /// Whether pods can be added: a configuration is loaded, and its plugins say so where they can.
+    /// Checks that pods can be added: a configuration is loaded, and plugins that support STATUS report ready.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     pub async fn status(&self) -> Result<(), String> {
         let network = self.network()?;
         if !config::has_status(&network.version) {
@@ -145,23 +145,23 @@ impl Plugins {
         Ok(())
     }
 
-    /// Adds a pod: its addresses and the last plugin's answer in the form of version 1.0.0. A pod that could not be added
-    /// is removed.
+    /// Adds a pod. Returns its addresses and the last plugin's result, converted to version 1.0.0. A pod whose ADD
+    /// fails is removed again.
     ///
     /// # Errors
-    /// What a plugin says, or that it gave no address.
+    /// A plugin's error, or that no plugin returned an address.
     pub async fn add(&self, request: &Request) -> Result<(Vec<IpAddr>, Value), String> {
         let network = self.network()?;
         let netns = request.netns.display().to_string();
         let mut attachment = Attachment::new(&network, &request.sandbox, &netns, names::POD_LINK);
         attachment.cni_args.clone_from(&request.args);
         attachment.capability_args.clone_from(&request.known);
-        // Kept before the first plugin is called: whatever it made is then found after a crash.
+        // Saved before the first plugin call, so that recovery after a crash finds what the plugin created.
         attachment.save(&self.cache).map_err(|e| format!("CNI cache: {e}"))?;
         match self.add_all(&network, &mut attachment).await {
             Ok(added) => Ok(added),
             Err(text) => {
-                // Plugins that were never reached may complain about what they never made.
+                // Plugins that were never called may fail to delete what they never created.
                 match self.del_all(&network, &attachment).await {
                     Err(e) => info!(podSandboxID = %request.sandbox, err = %e.text, "CNI DEL after a failed ADD"),
                     Ok(()) => attachment.remove(&self.cache).unwrap_or_default(),
@@ -186,10 +186,11 @@ impl Plugins {
         Ok((addresses, result::converted(answer)))
     }
 
-    /// Removes a pod, by what it was added with; one that was never added, by today's configuration where there is one.
+    /// Removes a pod with the configuration of its ADD; a pod without a cache entry, with the current configuration if
+    /// one is loaded.
     ///
     /// # Errors
-    /// What a plugin says. After some failures for a pod whose namespace is gone it counts as removed.
+    /// A plugin's error. After several failures, a pod whose namespace is gone counts as removed.
     pub async fn del(&self, request: &Request) -> Result<(), String> {
         let mut attachments = cache::of(&self.cache, &request.sandbox);
         if attachments.is_empty()
@@ -263,7 +264,7 @@ impl Plugins {
         }
     }
 
-    /// Removes pods that were added and are not among these, and lets plugins that can clear up the rest.
+    /// Removes cached pods that are not in `sandboxes`, then runs GC on plugins that support it.
     pub async fn recover(&self, sandboxes: &[&str]) {
         for (sandbox, attachments) in cache::all(&self.cache) {
             if sandboxes.contains(&sandbox.as_str()) {
@@ -295,8 +296,8 @@ impl Plugins {
     }
 }
 
-/// Counts a failure to remove a pod whose namespace is gone. Whether there were enough, over long enough: plugins that were
-/// uninstalled would keep the pod for ever.
+/// Counts a DEL failure of a pod whose namespace is gone. Returns whether the failures suffice in number and duration:
+/// otherwise an uninstalled plugin would block the pod's removal forever.
 fn counts_as_leaked(failures: &mut BTreeMap<String, (u32, Instant)>, sandbox: &str, now: Instant) -> bool {
     if failures.len() >= COUNTED && !failures.contains_key(sandbox) {
         failures.clear();
@@ -306,7 +307,7 @@ fn counts_as_leaked(failures: &mut BTreeMap<String, (u32, Instant)>, sandbox: &s
     *count >= LEAKED.0 && now.saturating_duration_since(*since) >= LEAKED.1
 }
 
-/// Another runtime of this machine may keep its pods in the same directory.
+/// Whether this runtime created the attachment; another runtime on the host may share the cache directory.
 fn is_ours(files: &NamespaceFiles, attachment: &Attachment) -> bool {
     let file = std::path::Path::new(&attachment.netns).file_name();
     file.is_some_and(|name| files.is_ours(&name.to_string_lossy()))

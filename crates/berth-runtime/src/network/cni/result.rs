@@ -1,6 +1,6 @@
-//! What plugins answer. Pure.
+//! CNI plugin results and errors. Pure.
 //!
-//! Behaviour: spec 09b §13.2.
+//! Implements spec 09b §13.2.
 
 use std::net::IpAddr;
 
@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use super::super::cidr::Cidr;
 
-/// Addresses a result gives a link, the first of version 4 in front.
+/// The addresses that a result assigns to an interface, with the first IPv4 address in front.
 pub fn addresses(result: &Value, link: &str) -> Vec<IpAddr> {
     let list = |key: &str| result.get(key).and_then(Value::as_array).cloned().unwrap_or_default();
     let links = list("interfaces");
-    // An address of no link is the pod's; one of a link of the host is not.
+    // An address without an interface belongs to the pod; one of a host interface does not.
     let is_pods = |ip: &Value| {
         let Some(place) = ip.get("interface").and_then(Value::as_u64) else { return true };
         let named = usize::try_from(place).ok().and_then(|place| links.get(place));
@@ -35,7 +35,7 @@ fn address(ip: &Value) -> Option<IpAddr> {
     net.contains(address).then_some(address)
 }
 
-/// A result in the form of version 1.0.0, whatever version it has.
+/// Converts a result of any version to version 1.0.0.
 pub fn converted(mut result: Value) -> Value {
     if let Some(object) = result.as_object_mut() {
         object.insert("cniVersion".to_owned(), "1.0.0".into());
@@ -48,7 +48,7 @@ pub fn converted(mut result: Value) -> Value {
     result
 }
 
-/// A plugin's failure: its number, and what is said.
+/// Error code and message of a failed plugin call.
 pub fn failure(stdout: &[u8], stderr: &[u8]) -> (Option<u64>, String) {
     let told: Option<Value> = serde_json::from_slice(stdout).ok();
     let text =

@@ -1,4 +1,4 @@
-//! A reviewer that says what it is told, under paused time.
+//! Access cache with a scripted reviewer, under paused time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -123,7 +123,7 @@ async fn an_old_yes_holds_to_its_end_when_nobody_answers_any_more() {
 
 #[tokio::test(start_paused = true)]
 async fn only_metrics_and_health_hold_on_while_the_api_server_is_gone() {
-    // Spec 04 §10, off by default: the test before this one.
+    // Spec 04 §10; off by default, see the test before this one.
     let gone = |_: &AccessRequest, count| if count < 3 { YES } else { Err(ReviewError("gone".to_owned())) };
     let bench = Bench::holding_on(Duration::from_secs(60), gone);
     let all = ["metrics", "healthz", "pods"];

@@ -1,4 +1,4 @@
-//! The order of the ways, and what one failure means for the others.
+//! Order of the authentication methods, and the effect of a failure on the others.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 use berth_metrics::Registry;
 
-/// The token is the name; "bad" is nobody's, "down" finds nobody to ask.
+/// Reviewer whose token is the user name; "bad" is rejected, "down" fails.
 struct ByName;
 
 #[async_trait]
@@ -76,7 +76,7 @@ impl Bench {
         Self { authenticator, roots, ours, theirs, registry }
     }
 
-    /// The name, or the status; and what is left of the headers.
+    /// User name or status code, and the remaining headers.
     async fn ask(&self, chain: &[CertificateDer<'static>], headers: &[(&str, &str)]) -> (String, Parts) {
         let request =
             headers.iter().fold(Request::get("/pods"), |request, (name, value)| request.header(*name, *value));
@@ -155,7 +155,7 @@ async fn who_proved_himself_is_in_the_group_and_his_certificates_life_is_observe
 
 #[tokio::test]
 async fn a_new_bundle_counts_at_once_for_certificates_seen_before() {
-    // AC-04-20, the half behind the reload.
+    // AC-04-20, the part after the reload.
     let bench = Bench::new(Anonymous::Stops, true);
     let (ours, theirs) = ([certificate(&bench.ours, "kate")], [certificate(&bench.theirs, "tom")]);
     assert_eq!((bench.ask(&ours, &[]).await.0, bench.ask(&theirs, &[]).await.0), ("kate".into(), "401".into()));

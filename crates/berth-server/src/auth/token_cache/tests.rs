@@ -1,4 +1,4 @@
-//! A reviewer that says what it is told, under paused time.
+//! Token cache with a scripted reviewer, under paused time.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use super::*;
 use berth_metrics::Registry;
 
-/// What the reviewer does next; the last stays.
+/// Scripted verdict of the reviewer; the last one repeats.
 #[derive(Clone)]
 enum Say {
     Yes,
@@ -21,7 +21,7 @@ enum Say {
 struct Scripted {
     says: Mutex<VecDeque<Say>>,
     asked: Mutex<Vec<String>>,
-    /// A permit per review that may end.
+    /// One permit per review that may complete.
     gate: Semaphore,
 }
 
@@ -95,7 +95,7 @@ fn is_accepted(known: &Known) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn verdicts_are_remembered_and_failures_are_not() {
-    // Per row: what the reviewer says, for how many seconds that is remembered.
+    // Per row: verdict, and for how many seconds it is cached.
     for (say, ttl, remembered) in [
         (Say::Yes, 120, 120),
         (Say::Yes, 0, 0),
@@ -148,7 +148,7 @@ async fn a_reviewer_that_hangs_is_given_up_and_the_caller_who_leaves_loses_nothi
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_invented_tokens_does_not_become_the_api_servers_work() {
-    // Spec 04 §10: a bucket per address, ten reviews in flight, a memory of ten seconds.
+    // Spec 04 §10: a token bucket per address, ten concurrent reviews, ten seconds of caching.
     let bench = Bench::new(&[Say::Invalid], 120);
     let (bad, good) = (Some(IpAddr::from([192, 0, 2, 1])), Some(IpAddr::from([192, 0, 2, 2])));
     let mut busy = 0;

@@ -1,4 +1,4 @@
-//! Certificates made for the purpose: good, expired, of others, for other uses, with odd names.
+//! X.509 authentication with generated certificates: valid, expired, other CAs and uses, odd names.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -111,7 +111,7 @@ fn what_is_no_proof_is_refused() {
 
 #[test]
 fn an_authority_proves_itself() {
-    // As with the reference: one self-signed file (CA:TRUE) is the bundle, and what its holder shows.
+    // As in kubelet: one self-signed certificate (CA:TRUE) is both the bundle and the client certificate.
     let identified = |days, now: i64| {
         let own = ca("me", days);
         let leaf: CertificateDer<'static> = own.der().clone();

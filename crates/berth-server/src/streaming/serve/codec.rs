@@ -1,4 +1,4 @@
-//! Channel protocols of WebSockets: which one, and how its messages are written (spec 04b §4.1). Pure.
+//! WebSocket channel subprotocols: negotiation and message encoding (spec 04b §4.1). Pure.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -6,8 +6,7 @@ use tokio_tungstenite::tungstenite::Message;
 
 use super::status::Style;
 
-/// Protocols that every version of this server has known, without the newest: name, whether messages are text, and how
-/// the end is told.
+/// Protocols before version 5: name, whether messages are base64 text, and format of the exit status.
 const COMMAND: &[Protocol] = &[
     Protocol { name: "channel.k8s.io", is_text: false, style: Style::Text },
     Protocol { name: "base64.channel.k8s.io", is_text: true, style: Style::Text },
@@ -15,37 +14,37 @@ const COMMAND: &[Protocol] = &[
     Protocol { name: "v4.base64.channel.k8s.io", is_text: true, style: Style::Json },
 ];
 const FORWARD: &[&str] = &["v4.channel.k8s.io", "v4.base64.channel.k8s.io"];
-/// Where the client names none.
+/// Used where the client offers no subprotocol.
 const UNNAMED: Protocol = Protocol { name: "", is_text: false, style: Style::Text };
-/// The one that knows half-closed streams.
+/// Protocol with half-closed streams.
 const NEWEST: Protocol = Protocol { name: "v5.channel.k8s.io", is_text: false, style: Style::Whole };
-/// The channel on which channels are closed.
+/// Channel whose messages half-close other channels.
 const CLOSE: u8 = 255;
 
-/// A channel protocol.
+/// WebSocket channel subprotocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
-    /// Its name; empty where the client named none.
+    /// Name; empty where the client offered none.
     pub name: &'static str,
     is_text: bool,
-    /// How a command's end is told.
+    /// Format of a command's exit status.
     pub style: Style,
 }
 
-/// What a message says.
+/// Decoded message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// A channel's number and its bytes.
+    /// Channel number, followed by the bytes for it.
     Channel(Bytes),
-    /// Nothing that matters.
+    /// Message without effect.
     Nothing,
-    /// The client leaves, or says what nobody can read.
+    /// The client closes, or sent an invalid message.
     End,
 }
 
 impl Protocol {
-    /// For exec and attach: the newest, wherever the client names it, as before other runtimes; or else the first of its
-    /// wishes that is known; `None` where none is.
+    /// Negotiates for exec and attach: version 5 at any position of the client's list, as the kubelet does in front of
+    /// external runtimes; otherwise the first known offer. `None` where no offer is known.
     pub fn for_command(offered: &[&str], knows_newest: bool) -> Option<Self> {
         if knows_newest && offered.contains(&NEWEST.name) {
             return Some(NEWEST);
@@ -54,21 +53,21 @@ impl Protocol {
         if offered.is_empty() { Some(UNNAMED) } else { offered.iter().find_map(known) }
     }
 
-    /// For port-forward, a channel pair for each port; `None` where none of the client's wishes is known.
+    /// Negotiates for port-forward with two channels per port; `None` where no offer is known.
     pub fn for_ports(offered: &[&str]) -> Option<Self> {
         let known = offered.iter().copied().find(|name| FORWARD.contains(name));
         if offered.is_empty() { Some(UNNAMED) } else { Self::for_command(&[known?], false) }
     }
 
-    /// Whether a client can end a channel.
+    /// Whether a client can half-close a channel.
     pub fn closes_channels(self) -> bool {
         self == NEWEST
     }
 
-    /// Writes a message.
+    /// Encodes a message.
     pub fn write(self, channel: u8, bytes: &[u8]) -> Message {
         if self.is_text {
-            // More than ten channels have no digit; they go on with what follows in ASCII, as the reference does.
+            // Channels above 9 have no digit; they use the following ASCII characters, as in kubelet.
             let mut text = String::from(char::from(b'0'.saturating_add(channel)));
             BASE64_STANDARD.encode_string(bytes, &mut text);
             return Message::Text(text.into());
@@ -79,7 +78,7 @@ impl Protocol {
         Message::Binary(message.freeze())
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     pub fn read(self, message: Message) -> Heard {
         let bytes = match message {
             Message::Binary(bytes) => bytes,

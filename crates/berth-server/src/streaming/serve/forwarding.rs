@@ -1,4 +1,4 @@
-//! A connection into a pod and its client, until both have said everything (spec 09a §4).
+//! Bidirectional copy between a pod's TCP port and a client (spec 09a §4).
 
 use std::time::Duration;
 
@@ -12,32 +12,32 @@ use tokio::{
 
 use crate::streaming::websocket::translate::silent;
 
-/// How long one direction may be silent once the other has ended.
+/// Idle timeout of one direction after the other has ended.
 const HALF_OPEN: Duration = Duration::from_secs(60);
-/// Bytes read at once, at first and where there are many.
+/// Read buffer size in bytes, for an idle and for a busy connection.
 const IDLE: usize = 4 << 10;
 const BUSY: usize = 32 << 10;
 
-/// A direction broke off.
+/// I/O error of one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Broken;
 
-/// A client's side of a connection.
+/// Receiving half of a client's connection.
 pub trait ClientSide {
-    /// The next bytes; `None` once the client has nothing more to say.
+    /// Next chunk; `None` once the client has half-closed.
     fn read(&mut self) -> impl Future<Output = Result<Option<Bytes>, Broken>> + Send;
 }
 
-/// What goes to a client.
+/// Sending half of a client's connection.
 pub trait ToClient {
     /// Sends bytes.
     fn write(&self, bytes: Bytes) -> impl Future<Output = Result<(), Broken>> + Send;
 
-    /// Says that the pod has nothing more to say.
+    /// Half-closes: the pod sends nothing more.
     fn finish(self) -> impl Future<Output = Result<(), Broken>> + Send;
 }
 
-/// Copies until both directions have ended, or one has and the other is silent for a minute, or either breaks.
+/// Copies until both directions have ended, one has ended and the other is idle for a minute, or one fails.
 pub async fn forward<R: ClientSide, W: ToClient>(pod: TcpStream, client: &mut R, to_client: W) {
     let (mut from_pod, mut to_pod) = pod.into_split();
     let active = watch::channel(Instant::now()).0;
@@ -68,13 +68,13 @@ pub async fn forward<R: ClientSide, W: ToClient>(pod: TcpStream, client: &mut R,
         Ok::<(), Broken>(())
     };
     let idle = async {
-        // The senders outlive us.
+        // Fails only without senders, which outlive this future.
         let _ = is_half_open.subscribe().wait_for(|is_half_open| *is_half_open).await;
         active.send_replace(Instant::now());
         silent(Some(HALF_OPEN), active.subscribe()).await;
     };
     tokio::select! {
-        // However it ended: who is left is told by what the caller does with its side.
+        // The result is ignored: the caller closes the client's side in each case.
         _ = async { tokio::try_join!(inward, outward) } => {}
         () = idle => {}
     }

@@ -1,4 +1,6 @@
-//! Meets the streams of a runtime that others call over its socket: HTTP on loopback, one-time URLs (spec 04b §5).
+//! Loopback HTTP listener for one-time stream URLs of the embedded runtime (spec 04b §5).
+//!
+//! Used where other clients call the runtime over its socket.
 
 use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -20,26 +22,26 @@ use tracing::warn;
 use super::{Manner, upgrade};
 use crate::{ports::targets::Targets, streaming::answer::line};
 
-/// Connections at once.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 1024;
-/// How long a client may take to say what it wants.
+/// Timeout of the request head.
 const HEAD: Duration = Duration::from_secs(10);
-/// Pause after a connection that could not be taken.
+/// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long without a frame ends a stream.
+/// Idle timeout of a stream.
 const IDLE: Duration = Duration::from_secs(4 * 3600);
-/// How often a WebSocket's client is asked whether it is there.
+/// Ping interval of WebSockets.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// A listener on loopback that is not served yet.
+/// Bound loopback listener that does not serve yet.
 #[derive(Debug)]
 pub struct Listening(TcpListener, SocketAddr);
 
 impl Listening {
-    /// Binds an address, `127.0.0.1:0` for any port.
+    /// Binds an address; `127.0.0.1:0` selects any port.
     ///
     /// # Errors
-    /// It is no address of loopback, or taken.
+    /// If the address is not loopback, or in use.
     pub async fn bind(address: &str) -> io::Result<Self> {
         let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{address:?} is no address and port"));
         let address: SocketAddr = address.parse().map_err(|_| wrong())?;
@@ -52,17 +54,17 @@ impl Listening {
         Ok(Self(listener, bound))
     }
 
-    /// What URLs of streams begin with: `http://127.0.0.1:40000`.
+    /// Prefix of stream URLs: `http://127.0.0.1:40000`.
     pub fn url(&self) -> String {
         format!("http://{}", self.1)
     }
 
-    /// Serves until told to stop; then all streams end.
+    /// Serves until `stop` is canceled, which also ends all streams.
     pub async fn serve(self, targets: Arc<dyn Targets>, stop: CancellationToken) {
         let (places, tasks) = (Arc::new(Semaphore::new(CONNECTIONS)), TaskTracker::new());
         let accepting = async {
             loop {
-                // Never closed: waits until somebody leaves.
+                // The semaphore is never closed: waits until a connection ends.
                 let place = places.clone().acquire_owned().await.ok().map(Arc::new);
                 match self.0.accept().await {
                     Ok((tcp, _)) => {
@@ -90,18 +92,18 @@ impl Listening {
     }
 }
 
-/// Where streams run, and the place of their connection among those that are served.
+/// Tracker of stream tasks, and the connection's permit.
 type Room = (TaskTracker, Option<Arc<OwnedSemaphorePermit>>);
 
 async fn connection(tcp: TcpStream, targets: &Arc<dyn Targets>, room: Room, stop: &CancellationToken) {
-    let _ = tcp.set_nodelay(true); // slower, but it works
+    let _ = tcp.set_nodelay(true); // best effort: only latency depends on it
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let response = meet(request.map(Body::new), &**targets, &room, stop);
         async move { Ok::<_, Infallible>(response) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD);
-    // Whoever asked is told, or has gone.
+    // The client got the error, or has disconnected.
     let _ = http.serve_connection(TokioIo::new(tcp), service).with_upgrades().await;
 }
 
@@ -124,7 +126,7 @@ fn meet(request: Request<Body>, targets: &dyn Targets, room: &Room, stop: &Cance
     response
 }
 
-/// The answer to a token that was never given, was used, or is too old.
+/// 404 for a token that is unknown, used, or expired.
 pub fn unknown() -> Response {
     line(StatusCode::NOT_FOUND, "unknown-stream", "404 page not found")
 }

@@ -1,14 +1,14 @@
-//! Streams that end here, because the runtime is ours (spec 09a §4, 04b §3-§5).
+//! In-process streaming server of the embedded runtime: exec, attach, and port-forward.
 //!
 //! ```text
-//!  request ─► upgrade: SPDY or WebSocket, which protocol ─┬─► spdy_command, socket_command ─► a process
-//!                                                         └─► spdy_forward, socket_forward ─► ports of a pod
+//!  request ─► upgrade: SPDY or WebSocket, subprotocol ─┬─► spdy_command, socket_command ─► a process
+//!                                                      └─► spdy_forward, socket_forward ─► ports of a pod
 //! ```
 //!
-//! Two doors lead here. Where the agent has the runtime inside, the kubelet server hands over its client's connection
-//! itself (`hand_over`): nothing is dialled, nothing copied twice. Where others call the runtime over its socket, a
-//! [`listener`] on loopback meets them under one-time URLs. What is behind is a port ([`targets`]); nothing is started
-//! before the client has all its streams.
+//! There are two entry points. With the embedded runtime, the kubelet server passes the client's connection on directly
+//! (`hand_over`), without a second connection or copy. Where others call the runtime over its socket, a loopback
+//! [`listener`] serves them under one-time URLs. The backend is a port ([`targets`]); a process starts only after the
+//! client has opened all its streams. Implements spec 09a §4, 04b §3-§5.
 //!
 //! [`targets`]: crate::ports::targets
 
@@ -33,7 +33,7 @@ pub use upgrade::Manner;
 use super::{Streaming, caps::Permit};
 use crate::ports::targets::Target;
 
-/// Serves a target to the client of a request: answers now, and goes on in the background.
+/// Serves a target to the client of a request: responds now, and streams in a background task.
 pub(crate) fn hand_over(streaming: &Streaming, target: Target, request: Request<Body>, permit: Permit) -> Response {
     let config = streaming.config();
     let manner = Manner { idle: config.idle, heartbeat: config.heartbeat, knows_newest: config.terminate_web_sockets };

@@ -1,4 +1,4 @@
-//! The streams of a process, as all protocols need them.
+//! Input and output of a process, as used by all stream protocols.
 
 use std::time::Duration;
 
@@ -7,14 +7,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::ports::targets::{Reader, Writer};
 
-/// How long a client that has a terminal may take to tell its size before the process starts without. Clients tell it
-/// at once.
+/// Timeout for the first terminal size before the process starts without one. Clients send it immediately.
 pub const FIRST_SIZE: Duration = Duration::from_millis(50);
-/// Bytes read at once, at first and where there are many.
+/// Read buffer size in bytes, for an idle and for a busy stream.
 const IDLE: usize = 4 << 10;
 const BUSY: usize = 32 << 10;
 
-/// What a process prints, in pieces as they come.
+/// Output of a process, read in chunks.
 pub struct Output {
     from: Option<Reader>,
     buffer: BytesMut,
@@ -22,17 +21,17 @@ pub struct Output {
 }
 
 impl Output {
-    /// Over a stream; none has ended.
+    /// Wraps a stream; `None` is at its end.
     pub fn new(from: Option<Reader>) -> Self {
         Self { from, buffer: BytesMut::new(), size: IDLE }
     }
 
-    /// Whether it has ended.
+    /// Whether the output has ended.
     pub fn is_over(&self) -> bool {
         self.from.is_none()
     }
 
-    /// The next piece; `None` at the end. Cancel-safe.
+    /// Next chunk; `None` at the end. Cancel-safe.
     pub async fn next(&mut self) -> Option<Bytes> {
         let from = self.from.as_mut()?;
         self.buffer.reserve(self.size);
@@ -41,7 +40,7 @@ impl Output {
                 self.size = if count >= self.size { BUSY } else { IDLE };
                 Some(self.buffer.split().freeze())
             }
-            // A stream that cannot be read has ended: how the process did is told otherwise.
+            // A read error ends the stream: the exit status is reported separately.
             Ok(_) | Err(_) => {
                 self.from = None;
                 None
@@ -50,16 +49,16 @@ impl Output {
     }
 }
 
-/// What a process reads. One that reads no more is no reason to end: what comes for it is dropped.
+/// Input of a process. Where the process no longer reads, bytes are discarded without an error.
 pub struct Input(Option<Writer>);
 
 impl Input {
-    /// Over a stream.
+    /// Wraps a stream.
     pub fn new(to: Option<Writer>) -> Self {
         Self(to)
     }
 
-    /// Passes bytes on; waits where the process does not read.
+    /// Writes bytes; waits where the process does not read.
     pub async fn write(&mut self, bytes: &[u8]) {
         let Some(to) = &mut self.0 else { return };
         if to.write_all(bytes).await.is_err() || to.flush().await.is_err() {
@@ -67,7 +66,7 @@ impl Input {
         }
     }
 
-    /// Nothing more comes.
+    /// Closes the input.
     pub fn end(&mut self) {
         self.0 = None;
     }

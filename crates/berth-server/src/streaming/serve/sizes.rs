@@ -1,10 +1,10 @@
-//! Sizes of a terminal, as clients send them: JSON objects one behind the other (spec 04b §3.1). Pure.
+//! Parser of terminal sizes: consecutive JSON objects on the resize stream (spec 04b §3.1). Pure.
 
 use serde::Deserialize;
 
 use crate::ports::targets::Size;
 
-/// Longest object, in bytes.
+/// Maximum length of an object, in bytes.
 const LONGEST: usize = 4 << 10;
 
 #[derive(Deserialize)]
@@ -15,7 +15,7 @@ struct Told {
     height: u16,
 }
 
-/// Reads them as they come.
+/// Incremental parser of terminal sizes.
 #[derive(Debug, Default)]
 pub struct Sizes {
     begun: Vec<u8>,
@@ -23,8 +23,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Takes bytes; the last size they complete, for the others were overtaken by it. After something that is no size
-    /// nothing is read any more.
+    /// Adds bytes; returns the last completed size, which supersedes earlier ones. After invalid input all further
+    /// input is ignored.
     pub fn push(&mut self, bytes: &[u8]) -> Option<Size> {
         if self.is_broken {
             return None;

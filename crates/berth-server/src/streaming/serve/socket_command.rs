@@ -1,4 +1,4 @@
-//! Exec and attach over a WebSocket (spec 04b §4.1).
+//! In-process streaming server: exec and attach over WebSocket (spec 04b §4.1).
 
 use bytes::Bytes;
 use futures::{
@@ -30,15 +30,15 @@ use crate::{
     },
 };
 
-/// What a client wants to run, and how it speaks.
+/// Requested command and negotiated protocol.
 pub struct Wish {
-    /// Whose process.
+    /// Exec or attach.
     pub verb: Verb,
-    /// Its streams.
+    /// Requested streams.
     pub set: StreamSet,
-    /// How it comes about.
+    /// Starts or joins the process.
     pub process: Box<dyn Process>,
-    /// The protocol.
+    /// Negotiated channel protocol.
     pub protocol: Protocol,
 }
 
@@ -46,7 +46,7 @@ pub struct Wish {
 pub async fn serve(socket: Socket, wish: Wish, manner: Manner) {
     let Wish { verb, set, process, protocol } = wish;
     let (mut to, from) = socket.split();
-    // Tells the client that it is connected, on the lowest channel it reads.
+    // An empty message on the lowest channel that the client reads signals that it is connected.
     let lowest = match set {
         StreamSet { stdout: true, .. } => Channel::Stdout,
         StreamSet { stderr: true, .. } => Channel::Stderr,
@@ -79,18 +79,18 @@ pub async fn serve(socket: Socket, wish: Wish, manner: Manner) {
     last_words(to, client.from, words).await;
 }
 
-/// What a client says.
+/// Receiving half of the client's WebSocket.
 struct Client {
     from: SplitStream<Socket>,
     protocol: Protocol,
     sizes: Sizes,
     active: watch::Sender<Instant>,
-    /// What it said before there was somebody to tell.
+    /// Message that was received before the process started.
     early: Option<Said>,
 }
 
 impl Client {
-    /// What it says next; `None` where it leaves. Cancel-safe.
+    /// Next message; `None` where the client disconnects or sends an invalid message. Cancel-safe.
     async fn next(&mut self) -> Option<Said> {
         if let Some(early) = self.early.take() {
             return Some(early);
@@ -104,7 +104,7 @@ impl Client {
         }
     }
 
-    /// The first size of its terminal, where it comes at once and first.
+    /// First terminal size, if it arrives within [`FIRST_SIZE`] and before any other message.
     async fn first_size(&mut self) -> Option<Size> {
         let until = Instant::now() + FIRST_SIZE;
         loop {
@@ -119,7 +119,7 @@ impl Client {
         }
     }
 
-    /// Passes on all it says; ends when it leaves.
+    /// Passes all messages on to the process; returns when the client disconnects.
     async fn pass_on(&mut self, mut input: Input, terminal: Option<Box<dyn Terminal>>) {
         while let Some(said) = self.next().await {
             match said {
@@ -136,7 +136,7 @@ impl Client {
     }
 }
 
-/// What a process says.
+/// Outputs of a process.
 struct Outputs {
     stdout: Output,
     stderr: Output,
@@ -145,13 +145,13 @@ struct Outputs {
 }
 
 impl Outputs {
-    /// Sends all of it.
+    /// Sends both outputs until they end.
     ///
-    /// Between its words the client is pinged: one that has gone while its input waits for a process that does not
-    /// read would not be noticed otherwise.
+    /// Between messages the client is pinged: otherwise a client that disconnects while its input waits for a process
+    /// that does not read would not be detected.
     ///
     /// # Errors
-    /// The client has gone.
+    /// If the client has disconnected.
     async fn send(
         self,
         to: &mut SplitSink<Socket, Message>,

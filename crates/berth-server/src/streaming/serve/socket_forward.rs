@@ -1,4 +1,4 @@
-//! Port-forward over a WebSocket: two channels for each port (spec 04b §4.1).
+//! In-process streaming server: WebSocket port-forward, two channels per port (spec 04b §4.1).
 
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt, stream::SplitStream};
@@ -25,9 +25,9 @@ use crate::{
     },
 };
 
-/// Most ports: each has two of the channels, and one is the client's to end others.
+/// Maximum number of ports: each uses two channels, and one channel is reserved for half-closing others.
 pub const MOST_PORTS: usize = 127;
-/// Messages that may wait, for the client and for each port.
+/// Capacity of the message queues, to the client and to each port.
 const WAITING: usize = 8;
 
 /// Serves a WebSocket until all ports have ended.
@@ -61,7 +61,7 @@ pub async fn serve(socket: Socket, pod: Box<dyn PodPorts>, (protocol, ports): (P
             let message = tokio::select! {
                 message = saying.recv() => match message {
                     Some(message) => message,
-                    // All ports have ended and all they said is sent.
+                    // All ports have ended and their data is sent.
                     None => return,
                 },
                 _ = beat.tick() => Message::Ping(Bytes::new()),
@@ -82,7 +82,7 @@ pub async fn serve(socket: Socket, pod: Box<dyn PodPorts>, (protocol, ports): (P
     last_words(to, client.from, None).await;
 }
 
-/// What a client says.
+/// Receiving half of the client's WebSocket.
 struct Client {
     from: SplitStream<Socket>,
     protocol: Protocol,
@@ -91,7 +91,7 @@ struct Client {
 }
 
 impl Client {
-    /// Passes on all it says; ends when it leaves.
+    /// Passes data on to the ports; returns when the client disconnects.
     async fn pass_on(&mut self) {
         while let Some(Ok(message)) = self.from.next().await {
             self.active.send_replace(Instant::now());
@@ -101,9 +101,9 @@ impl Client {
                 Heard::End => return,
             };
             let channel = usize::from(bytes.split_to(1).first().copied().unwrap_or_default());
-            // Odd channels are ours, and others were not asked for.
+            // Odd channels carry only our error texts, and higher ones were not requested.
             let Some(input) = self.inputs.get(channel / 2).filter(|_| channel % 2 == 0) else { continue };
-            let _ = input.send(bytes).await; // or the port has ended
+            let _ = input.send(bytes).await; // the port may have ended
         }
     }
 }
@@ -114,7 +114,7 @@ async fn connect(pod: &dyn PodPorts, port: u16, mut heard: mpsc::Receiver<Bytes>
         Err(why) => {
             let text = pairing::failed(port, pod.sandbox(), &why);
             let error = ToChannel { channel: client.channel.saturating_add(1), ..client };
-            let _ = error.write(Bytes::from(text)).await; // or the client has gone
+            let _ = error.write(Bytes::from(text)).await; // the client may be gone
         }
     }
 }
@@ -125,7 +125,7 @@ impl ClientSide for mpsc::Receiver<Bytes> {
     }
 }
 
-/// A port's data for the client. It cannot be told that a port has nothing more to say: then the port has ended.
+/// Data of a port for the client. The protocol cannot half-close a channel: the end of the pod's data ends the forward.
 struct ToChannel {
     protocol: Protocol,
     channel: u8,

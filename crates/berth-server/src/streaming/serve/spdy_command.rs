@@ -1,4 +1,4 @@
-//! Exec and attach over SPDY (spec 04b §3.1).
+//! In-process streaming server: exec and attach over SPDY (spec 04b §3.1).
 
 use std::{convert::Infallible, time::Duration};
 
@@ -27,20 +27,20 @@ use crate::{
     },
 };
 
-/// Streams of a command, and some that we refuse.
+/// Limit of open streams: those of a command, and a margin for streams that are refused.
 const STREAMS: usize = 16;
-/// How long a client may take to close once it was told everything.
+/// Timeout for the client to close the connection after everything was sent.
 const GOODBYE: Duration = Duration::from_secs(10);
 
-/// What a client wants to run, and how it speaks.
+/// Requested command and negotiated protocol.
 pub struct Wish {
-    /// Whose process.
+    /// Exec or attach.
     pub verb: Verb,
-    /// Its streams.
+    /// Requested streams.
     pub set: StreamSet,
-    /// How it comes about.
+    /// Starts or joins the process.
     pub process: Box<dyn Process>,
-    /// The protocol's name.
+    /// Negotiated subprotocol.
     pub protocol: &'static str,
 }
 
@@ -49,13 +49,13 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, wish: Wish, 
     let limits = Limits { idle: manner.idle, ping: None, streams: STREAMS };
     over(io, limits, async |connection, incoming| {
         run(&connection, incoming, wish).await;
-        // Who does not read it any more is noticed by the driver.
+        // The driver detects a client that no longer reads.
         let _ = connection.flushed().await;
     })
     .await;
 }
 
-/// Serves a connection as the SPDY server; what is done with it is given up when it ends.
+/// Runs a SPDY server on the connection; `serving` is canceled when the connection ends.
 pub async fn over<T, F>(mut io: T, limits: Limits, serving: F)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin,
@@ -72,7 +72,7 @@ where
             debug!(err = %cause, "A stream's connection ended");
         }
     }
-    // A client that has not read everything would lose it to a reset of the connection.
+    // Drains the input: closing with unread data resets the connection, and the client would lose output.
     let read_out = async {
         let mut dropped = [0; 4 << 10];
         while let Ok(1..) = io.read(&mut dropped).await {}
@@ -93,8 +93,8 @@ async fn run(connection: &Connection, mut incoming: Incoming, wish: Wish) {
         Ok(streams) => streams,
         Err(cause) => return debug!(err = %cause, "A client did not open its streams"),
     };
-    drop(incoming); // what else it opens is refused
-    // The first version's clients expect these two to end at once: that is how its first server was.
+    drop(incoming); // refuses further streams
+    // Clients of the first version expect these two streams to close at once, as its first server did.
     let error = if protocol == "channel.k8s.io" {
         if let Some(stdin) = &mut streams.stdin {
             let _ = stdin.finish().await;
@@ -116,14 +116,14 @@ async fn run(connection: &Connection, mut incoming: Incoming, wish: Wish) {
     };
     if let (Some(mut error), Some(end)) = (error, end) {
         if let Some(words) = status::told(style, verb, &end) {
-            let _ = error.write(Bytes::from(words)).await; // or the connection has ended
+            let _ = error.write(Bytes::from(words)).await; // fails only when the connection has ended
         }
         let _ = error.finish().await;
         let _ = connection.flushed().await;
     }
 }
 
-/// The client's ends of a process's streams.
+/// Client-side streams of a process.
 struct Ends {
     stdin: Option<Stream>,
     stdout: Option<Stream>,
@@ -131,7 +131,7 @@ struct Ends {
     resize: Option<Resizes>,
 }
 
-/// Moves bytes until the process has ended and all it said is sent; `None` where the client has gone.
+/// Moves bytes until the process has ended and all its output is sent; `None` where the client disconnected.
 async fn moving(running: Running, ends: Ends) -> Option<Result<i32, String>> {
     let Running { stdin: input, stdout: printed, stderr: complained, terminal, end } = running;
     let Ends { stdin, stdout, stderr, resize } = ends;
@@ -150,7 +150,7 @@ async fn moving(running: Running, ends: Ends) -> Option<Result<i32, String>> {
     }
 }
 
-/// Sends what a process prints; what nobody asked for is read and dropped.
+/// Sends the output of a process; output that was not requested is read and discarded.
 async fn deliver(from: Option<crate::ports::targets::Reader>, mut to: Option<Stream>) -> Result<(), Closed> {
     let mut output = Output::new(from);
     while let Some(piece) = output.next().await {
@@ -164,18 +164,18 @@ async fn deliver(from: Option<crate::ports::targets::Reader>, mut to: Option<Str
     }
 }
 
-/// Passes on what a client sends to a process, until either has nothing more.
+/// Copies the client's input to a process until either side ends.
 async fn feed(from: Option<Stream>, mut to: Input) {
     let Some(mut from) = from else { return };
     while let Ok(Some(bytes)) = from.read().await {
         to.write(&bytes).await;
     }
     to.end();
-    // It is ours to keep until all has been said.
+    // Keeps the stream until all output is sent: dropping it would reset it.
     std::future::pending::<()>().await;
 }
 
-/// Passes on the sizes of a terminal.
+/// Applies terminal sizes sent by the client.
 async fn adapt(resize: Option<Resizes>, terminal: Option<Box<dyn Terminal>>) {
     let Some(mut resize) = resize else { return };
     while let Some(size) = resize.next().await {
@@ -191,7 +191,7 @@ struct Resizes {
 }
 
 impl Resizes {
-    /// The next size; `None` where there will be none. Cancel-safe.
+    /// Next terminal size; `None` after the last one. Cancel-safe.
     async fn next(&mut self) -> Option<Size> {
         loop {
             let bytes = self.stream.read().await.ok()??;
@@ -201,7 +201,7 @@ impl Resizes {
         }
     }
 
-    /// The first size, where it comes at once.
+    /// First terminal size, if it arrives within [`FIRST_SIZE`].
     async fn first(&mut self) -> Option<Size> {
         timeout_at(Instant::now() + FIRST_SIZE, self.next()).await.ok().flatten()
     }

@@ -1,4 +1,4 @@
-//! Port-forward over SPDY: many connections, a pair of streams each (spec 04b §3.2).
+//! In-process streaming server: SPDY port-forward, two streams per forward (spec 04b §3.2).
 
 use std::{collections::HashMap, time::Duration};
 
@@ -27,9 +27,9 @@ use crate::{
     },
 };
 
-/// Streams of a connection at once: two for each forward. kubectl has one connection for all that it forwards.
+/// Limit of open streams of a connection: two per forward. kubectl uses one connection for all its forwards.
 const STREAMS: usize = 2048;
-/// How often it is looked for halves that stay alone.
+/// Interval of the check for overdue unpaired streams.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Serves a connection to its end.
@@ -38,7 +38,7 @@ pub async fn serve<T: AsyncRead + AsyncWrite + Send + Unpin>(io: T, pod: Box<dyn
     over(io, limits, async |_connection, incoming| Forwards::new(&*pod).run(incoming).await).await;
 }
 
-/// A stream that waits for the other one of its pair, and the reply that accepts it.
+/// Stream that waits for the other half of its pair, with the future of its SYN_REPLY.
 struct UnpairedStream {
     stream: Stream,
     accepted: Shared<BoxFuture<'static, ()>>,
@@ -46,16 +46,16 @@ struct UnpairedStream {
 
 /// All forwards of a connection.
 ///
-/// Nothing but `running` waits for room in the outgoing queue: its places are given in order, so that a task that waits
-/// for one without polling those before it would wait for ever.
+/// Only futures in `running` wait for permits of the outgoing queue: the semaphore grants permits in order, so a task
+/// that awaits one without polling earlier waiters would deadlock.
 struct Forwards<'a> {
     pod: &'a dyn PodPorts,
     pairs: Pairs,
-    /// By request.
+    /// Unpaired streams by request ID.
     unpaired: HashMap<String, UnpairedStream>,
-    /// Error streams by request.
+    /// Error streams by request ID.
     errors: HashMap<String, Sender>,
-    /// Forwards, which return their request when they end, and frames to be sent, which return nothing.
+    /// Forwards, which return their request ID when they end, and frames to send, which return `None`.
     running: FuturesUnordered<BoxFuture<'a, Option<String>>>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Forwards<'a> {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            // A client that opens streams and reads nothing is not served beyond that.
+            // Back-pressure on a client that opens streams and does not read.
             let has_room = self.running.len() < 2 * STREAMS;
             tokio::select! {
                 stream = incoming.recv(), if has_room => match stream {
@@ -100,13 +100,13 @@ impl<'a> Forwards<'a> {
             }
             Step::Connect { request, half, port } => {
                 let second = self.accept(&request, half, &stream);
-                // Both tables know the same requests.
+                // `pairs` and `unpaired` have the same request IDs.
                 let Some(first) = self.unpaired.remove(&request) else { return self.ended(&request) };
                 let UnpairedStream { stream: other, accepted } = first;
                 let (data, error) = if half == Half::Data { (stream, other) } else { (other, stream) };
                 let pod = self.pod;
                 let forward = async move {
-                    // Nothing of a stream is sent before it is accepted.
+                    // A stream must be accepted before anything is sent on it.
                     accepted.await;
                     second.await;
                     connect(pod, port, data, error).await;
@@ -117,13 +117,13 @@ impl<'a> Forwards<'a> {
         }
     }
 
-    /// Notes where errors of the request go; returns the reply that accepts the stream, still to be awaited.
+    /// Records the error stream of the request; returns the future that accepts the stream.
     fn accept(&mut self, request: &str, half: Half, stream: &Stream) -> Shared<BoxFuture<'static, ()>> {
         if half == Half::Error {
             self.errors.insert(request.to_owned(), stream.sender());
         }
         let sender = stream.sender();
-        // An error is that the connection has ended.
+        // Fails only when the connection has ended.
         async move {
             let _ = sender.accept().await;
         }
@@ -131,10 +131,10 @@ impl<'a> Forwards<'a> {
         .shared()
     }
 
-    /// Sends a text; `reset` is dropped, and thereby reset, behind it.
+    /// Sends a text, then drops `reset`, which resets that stream.
     fn send(&self, to: Sender, text: String, reset: Option<UnpairedStream>) {
         let sent = async move {
-            let _ = to.write(Bytes::from(text)).await; // or the connection has ended
+            let _ = to.write(Bytes::from(text)).await; // fails only when the connection has ended
             drop(reset);
             None
         };
@@ -146,7 +146,7 @@ impl<'a> Forwards<'a> {
         self.errors.remove(request);
     }
 
-    /// Drops streams whose other one did not come.
+    /// Drops streams whose other half is overdue.
     fn look(&mut self, now: Instant) {
         for request in self.pairs.overdue(now.into_std()) {
             let unpaired = self.unpaired.remove(&request);
@@ -158,7 +158,7 @@ impl<'a> Forwards<'a> {
     }
 }
 
-/// One forward. What goes wrong ends it and nothing else.
+/// Runs one forward. An error ends only this forward.
 async fn connect(pod: &dyn PodPorts, port: u16, mut data: Stream, mut error: Stream) {
     match pod.dial(port).await {
         Ok(tcp) => {
@@ -167,7 +167,7 @@ async fn connect(pod: &dyn PodPorts, port: u16, mut data: Stream, mut error: Str
         }
         Err(why) => {
             let text = pairing::failed(port, pod.sandbox(), &why);
-            let _ = error.write(Bytes::from(text)).await; // or the connection has ended
+            let _ = error.write(Bytes::from(text)).await; // fails only when the connection has ended
         }
     }
     let _ = error.finish().await;

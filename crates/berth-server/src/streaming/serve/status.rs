@@ -1,21 +1,21 @@
-//! How a command ended, as each version of the protocol tells it (spec 04b §3.1, §4.1). Pure.
+//! Exit status of a command in each version of the stream protocol (spec 04b §3.1, §4.1). Pure.
 
 use serde_json::json;
 
 use crate::{ports::targets::Verb, streaming::websocket};
 
-/// How the end is written.
+/// Format of the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// A status as JSON: version 4.
+    /// JSON `Status`: version 4.
     Json,
-    /// A whole status of the API, as the kubelet itself tells it to version 5.
+    /// Complete API `Status`, as kubelet sends it to version 5 clients.
     Whole,
-    /// A text, and nothing where all is well: the versions before.
+    /// Text, and nothing on success: versions before 4.
     Text,
 }
 
-/// What is told of an end: an exit code, or why there is none. `None`: nothing is.
+/// Message for a result: an exit code, or the reason why there is none. `None`: nothing is sent.
 pub fn told(style: Style, verb: Verb, end: &Result<i32, String>) -> Option<String> {
     let message = match end {
         Ok(0) => String::new(),

@@ -1,4 +1,4 @@
-//! What clients leave undone, and when it ends: over memory, with a clock that waits for nobody.
+//! Clients that misbehave or disconnect: in-memory connections under paused time.
 
 use std::{
     sync::{
@@ -30,7 +30,7 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(600);
 const MANNER: Manner = Manner { idle: Some(IDLE), heartbeat: Duration::from_secs(30), knows_newest: true };
 
-/// A process that echoes until its input ends; counts its starts and its ends.
+/// Process that echoes until its input ends; counts starts and ends.
 #[derive(Clone, Default)]
 struct Echo {
     started: Arc<AtomicUsize>,
@@ -82,7 +82,7 @@ impl Process for Echo {
     }
 }
 
-/// Half of a pipe in memory does not end with its half: this one tells.
+/// Dropping one half of an in-memory pipe does not end it: this wrapper shuts it down.
 struct Ending(tokio::io::WriteHalf<DuplexStream>);
 
 impl Drop for Ending {
@@ -206,7 +206,7 @@ async fn the_first_size_comes_before_the_process() {
         if is_early {
             tell(r#"{"Width":80,"Height":24}"#).await;
         }
-        // The clock stands still until everybody waits: nobody overtakes the first size.
+        // Paused time advances only when all tasks wait: nothing overtakes the first size.
         tokio::time::sleep(Duration::from_secs(1)).await;
         tell(r#"{"Width":90,"Height":30}"#).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -248,7 +248,7 @@ async fn a_half_whose_other_one_does_not_come_is_told() {
     client.server.await.expect("no panic");
 }
 
-/// Requests for each count of connections at once.
+/// Number of requests for each level of concurrency.
 const FORWARDS: usize = 600;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -263,7 +263,7 @@ async fn many_forwards_at_once_lose_nothing() {
             tokio::spawn(async move {
                 let mut question = [0];
                 if tcp.read_exact(&mut question).await.is_ok() {
-                    let _ = tcp.write_all(&answer).await; // or the client has gone
+                    let _ = tcp.write_all(&answer).await; // the client may be gone
                 }
             });
         }
@@ -299,7 +299,7 @@ async fn half_closed_connections_live_until_they_are_silent() {
     let mut error = client.open(&[("port", &port), ("streamType", "error"), ("requestID", "1")]).await;
     let mut data = client.open(&[("port", &port), ("streamType", "data"), ("requestID", "1")]).await;
     let (mut tcp, _) = listener.accept().await.expect("somebody");
-    // The pod has nothing more to say, but listens.
+    // The pod sends nothing more, but still reads.
     tcp.shutdown().await.expect("open");
     assert_eq!(data.read().await, Ok(None));
     tokio::time::pause();

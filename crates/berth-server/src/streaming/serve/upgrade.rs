@@ -1,4 +1,4 @@
-//! From a request to a stream that ends here: which protocol, and what is answered (spec 04b §3, §4.1).
+//! In-process streaming server: protocol upgrade and response of a stream request (spec 04b §3, §4.1).
 
 use std::time::Duration;
 
@@ -26,27 +26,27 @@ use crate::{
     },
 };
 
-/// Bytes under way inside a tunnel, each way.
+/// Buffer of a tunnel per direction, in bytes.
 const TUNNEL: usize = 64 << 10;
 
-/// How streams are served.
+/// Options of the in-process streaming server.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
-    /// Without a frame for that long a stream is closed; `None` for never.
+    /// Idle timeout: a stream is closed after this long without a frame; `None` for never.
     pub idle: Option<Duration>,
-    /// How often a WebSocket's client is asked whether it is there.
+    /// Ping interval of WebSockets.
     pub heartbeat: Duration,
-    /// Whether version 5 of the channel protocol, and SPDY in a WebSocket, are spoken too.
+    /// Whether channel protocol version 5 and SPDY in WebSocket are enabled.
     pub knows_newest: bool,
 }
 
-/// What is answered, and what is to be done then.
+/// Response, and the stream to run afterwards.
 pub struct Answer {
-    /// The answer.
+    /// HTTP response.
     pub response: Response,
-    /// The stream, where there will be one.
+    /// Future that serves the stream; `None` after a refusal.
     pub work: Option<BoxFuture<'static, ()>>,
-    /// Where it is a WebSocket as only the newest clients speak it: `exec`, `attach`, `portforward`.
+    /// Metric label for a WebSocket with version 5 or a tunnel: `exec`, `attach`, `portforward`.
     pub counts_as: Option<&'static str>,
 }
 
@@ -58,7 +58,7 @@ impl From<Response> for Answer {
 
 type Forward = (Vec<u16>, Box<dyn PodPorts>);
 
-/// Answers a request for a target that is its own.
+/// Responds to a stream request for a prepared target.
 pub fn answer(target: Target, manner: Manner, request: Request<Body>) -> Answer {
     let answered = match (target, is_web_socket(request.headers())) {
         (Target::Command { verb, set, process }, false) => spdy(request, handshake::COMMAND, move |io, protocol| {
@@ -73,7 +73,7 @@ pub fn answer(target: Target, manner: Manner, request: Request<Body>) -> Answer 
     answered.unwrap_or_else(|refusal| (*refusal).into())
 }
 
-/// Refusals are rare, and large.
+/// The refusal is boxed because it is rare and large.
 type Answered = Result<Answer, Box<Response>>;
 
 type Upgraded = TokioIo<hyper::upgrade::Upgraded>;
@@ -94,7 +94,7 @@ fn spdy(
     headers.insert(header::UPGRADE, HeaderValue::from_static(handshake::SPDY));
     headers.insert(HeaderName::from_static(handshake::PROTOCOL), HeaderValue::from_static(protocol));
     let work = async move {
-        // A client that has left already gets nothing.
+        // The client disconnected before the upgrade.
         if let Ok(upgraded) = upgrade.await {
             serve(TokioIo::new(upgraded), protocol).await;
         }
@@ -151,7 +151,7 @@ fn forward(mut request: Request<Body>, manner: Manner, (ports, pod): Forward) ->
     Ok(Answer { response, work: Some(Box::pin(work)), counts_as: None })
 }
 
-/// SPDY inside a WebSocket: the protocol is chosen as if it came alone.
+/// SPDY tunneled in a WebSocket: the inner protocol is negotiated as without a tunnel.
 fn inside(mut request: Request<Body>, inner: &[String], pod: Box<dyn PodPorts>, manner: Manner) -> Answered {
     let handshake = Handshake::of(&mut request).map_err(Box::new)?;
     let headers = toward_runtime(std::mem::take(request.headers_mut()), inner);

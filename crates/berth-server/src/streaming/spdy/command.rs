@@ -1,4 +1,4 @@
-//! The streams of exec and attach, as a server puts them together (spec 04b §3.1).
+//! Server side of SPDY exec and attach: collects the client's streams (spec 04b §3.1).
 
 use std::time::Duration;
 
@@ -7,40 +7,40 @@ use tracing::debug;
 
 use super::{Closed, Incoming, Stream};
 
-/// How long a client may take to open all streams.
+/// Timeout for the client to open all streams.
 pub const CREATION: Duration = Duration::from_secs(30);
 
-/// Which streams are to come, beside the one for errors.
+/// Expected streams, besides the error stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// `stdin`.
+    /// Standard input.
     pub stdin: bool,
-    /// `stdout`.
+    /// Standard output.
     pub stdout: bool,
-    /// `stderr`.
+    /// Standard error.
     pub stderr: bool,
-    /// `resize`: a terminal, and a protocol from version 3 on.
+    /// Terminal sizes: with a terminal, and protocol version 3 or later.
     pub resize: bool,
 }
 
-/// The streams of a command.
+/// Streams of a command.
 pub struct Command {
-    /// Where the end is told.
+    /// Carries the exit status.
     pub error: Stream,
-    /// What the process reads.
+    /// Standard input.
     pub stdin: Option<Stream>,
-    /// What it prints.
+    /// Standard output.
     pub stdout: Option<Stream>,
-    /// What it complains.
+    /// Standard error.
     pub stderr: Option<Stream>,
-    /// JSON sizes of the terminal.
+    /// Terminal sizes as JSON.
     pub resize: Option<Stream>,
 }
 
-/// Why a command has not all its streams.
+/// Reason why the streams of a command are incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Incomplete {
-    /// They did not come in time.
+    /// Not all streams were opened within [`CREATION`].
     #[error("timed out waiting for client to create streams")]
     TimedOut,
     /// The connection ended.
@@ -48,10 +48,10 @@ pub enum Incomplete {
     Gone(#[from] Closed),
 }
 
-/// Accepts streams until all expected ones are there.
+/// Accepts streams until all expected ones are open.
 ///
 /// # Errors
-/// If that takes longer than [`CREATION`], or the connection ends; it is to be closed then.
+/// If that takes longer than [`CREATION`], or the connection ends; the caller must close it then.
 pub async fn accept(incoming: &mut Incoming, expected: Expected) -> Result<Command, Incomplete> {
     timeout(CREATION, assemble(incoming, expected)).await.map_err(|_| Incomplete::TimedOut)?
 }

@@ -1,7 +1,7 @@
-//! The dictionary with which SPDY/3 primes the compression of headers. Pure.
+//! SPDY/3 zlib dictionary for header compression. Pure.
 //!
-//! It is a list of words, each behind its length in 32 bits, and a tail of values. Both ends must
-//! have the same 1423 bytes; their checksum is part of every compressed stream.
+//! A list of words, each preceded by its length as a 32-bit number, followed by a list of values. Both peers need the
+//! same 1423 bytes; every compressed stream contains their checksum.
 
 use std::sync::LazyLock;
 
@@ -20,7 +20,7 @@ const TAIL: &str = "100101201202205206300302303304305306307402405406407408409410
      chunked,text/html,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,\
      text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
 
-/// The dictionary's bytes.
+/// Bytes of the dictionary.
 pub(super) static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut bytes = Vec::with_capacity(1423);
     for word in WORDS.split(' ') {

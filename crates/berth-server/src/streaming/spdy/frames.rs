@@ -1,102 +1,102 @@
-//! SPDY/3.1 frames: bytes to events and back (spec 04b §3). Pure.
+//! SPDY/3.1 frame codec: bytes to events and back (spec 04b §3). Pure.
 //!
-//! The payload of data frames is passed on in pieces as it comes, so that a frame of 16 MiB needs
-//! no such buffer; control frames are read whole and are small. There is no flow control: the
-//! protocol's windows are read and ignored, as all who speak it do.
+//! The decoder passes the payload of a data frame on in chunks as they arrive, so that a frame of 16 MiB needs no
+//! buffer of that size; it reads control frames, which are small, as a whole. There is no flow control: the protocol's
+//! WINDOW_UPDATE frames are parsed and ignored, as other implementations do.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::headers::{Headers, Packer, Unpacker};
 
-/// Largest control frame's payload, in bytes.
+/// Maximum payload of a control frame, in bytes.
 const CONTROL: usize = 64 << 10;
-/// Most bytes of data per frame and per event.
+/// Maximum data bytes per frame and per event.
 pub const CHUNK: usize = 32 << 10;
 const VERSION: u16 = 3;
 const FIN: u8 = 1;
 const HEAD: usize = 8;
 
-/// A stream's number.
+/// Stream ID.
 pub type StreamId = u32;
 
-/// What a peer did wrong; the connection ends.
+/// Protocol error of the peer; it ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpdyError {
-    /// Not version 3.
+    /// Version other than 3.
     #[error("SPDY version {0} is not spoken")]
     Version(u16),
-    /// A control frame beyond 64 KiB.
+    /// Control frame longer than 64 KiB.
     #[error("a SPDY control frame of {0} bytes")]
     TooLarge(usize),
-    /// A control frame of a wrong length.
+    /// Control frame of invalid length.
     #[error("a malformed SPDY frame of type {0}")]
     Malformed(u16),
-    /// Headers that cannot be used.
+    /// Invalid header block.
     #[error("SPDY headers: {0}")]
     Headers(&'static str),
-    /// Stream 0.
+    /// Stream ID 0.
     #[error("SPDY stream 0")]
     StreamZero,
 }
 
-/// Why a stream is reset, as its number on the wire.
+/// Status code of a RST_STREAM frame; the discriminant is the value on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResetStatus {
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     ProtocolError = 1,
-    /// Refused before anything was done.
+    /// The stream is refused before any processing.
     RefusedStream = 3,
-    /// Not wanted any more.
+    /// The stream is no longer needed.
     Cancel = 5,
 }
 
-/// What a peer said.
+/// Event decoded from the peer's frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A new stream.
+    /// The peer opens a stream.
     SynStream {
-        /// Its number.
+        /// Stream ID.
         stream: StreamId,
-        /// Whether the peer will send nothing on it.
+        /// Whether the peer half-closes the stream: it sends no data on it.
         fin: bool,
-        /// What it is for.
+        /// Request headers of the stream.
         headers: Headers,
     },
-    /// A stream of ours was accepted.
+    /// The peer accepts a stream that we opened.
     SynReply {
-        /// Its number.
+        /// Stream ID.
         stream: StreamId,
-        /// Whether the peer will send nothing on it.
+        /// Whether the peer half-closes the stream: it sends no data on it.
         fin: bool,
     },
-    /// A stream is over.
+    /// The peer resets a stream.
     Reset {
-        /// Its number.
+        /// Stream ID.
         stream: StreamId,
-        /// Why.
+        /// Status code on the wire; see [`ResetStatus`].
         status: u32,
     },
-    /// More headers, which nobody needs.
+    /// Additional headers; their content is discarded.
     Headers {
-        /// The stream's number.
+        /// Stream ID.
         stream: StreamId,
-        /// Whether the peer will send nothing more on it.
+        /// Whether the peer half-closes the stream.
         fin: bool,
     },
-    /// A ping, or the answer to one.
+    /// Ping, or the reply to one, with its ID.
     Ping(u32),
-    /// The peer wants no more streams.
+    /// The peer accepts no more streams.
     GoAway,
-    /// Part of a data frame.
+    /// Chunk of a data frame.
     Data {
-        /// The stream's number.
+        /// Stream ID.
         stream: StreamId,
-        /// The bytes; may be empty with `fin`.
+        /// Payload; may be empty where `fin` is set.
         bytes: Bytes,
-        /// Whether the peer will send nothing more on it.
+        /// Whether the peer half-closes the stream.
         fin: bool,
     },
-    /// A frame without a meaning for us.
+    /// Frame of a type that is ignored.
     Ignored,
 }
 
@@ -106,7 +106,7 @@ struct Payload {
     fin: bool,
 }
 
-/// Reads what a peer sends.
+/// Incremental frame decoder for one direction of a connection.
 pub struct Decoder {
     unpacker: Unpacker,
     data: Option<Payload>,
@@ -119,10 +119,10 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Takes the next event from the front of `input`; `None` where more bytes are needed.
+    /// Removes the next event from the front of `input`; returns `None` where more bytes are needed.
     ///
     /// # Errors
-    /// For what no peer may send; the decoder is of no use afterwards.
+    /// On a protocol error; the decoder is unusable afterwards.
     pub fn decode(&mut self, input: &mut BytesMut) -> Result<Option<Event>, SpdyError> {
         if let Some(payload) = self.data.take() {
             return Ok(self.piece(payload, input));
@@ -156,7 +156,7 @@ impl Decoder {
         self.control(u16::from_be_bytes([kind_high, kind_low]), flags & FIN != 0, &payload).map(Some)
     }
 
-    /// As much of a data frame as is there.
+    /// Returns the available part of a data frame, at most [`CHUNK`] bytes.
     fn piece(&mut self, mut payload: Payload, input: &mut BytesMut) -> Option<Event> {
         let size = payload.left.min(input.len()).min(CHUNK);
         if size == 0 && payload.left > 0 {
@@ -183,7 +183,7 @@ impl Decoder {
             1 => {
                 let stream = stream(number()?)?;
                 let _associated = number()?;
-                let packed = payload.get(2..).ok_or(malformed)?; // priority and slot
+                let packed = payload.get(2..).ok_or(malformed)?; // skips priority and slot
                 Ok(Event::SynStream { stream, fin, headers: self.unpacker.unpack(packed)? })
             }
             2 | 8 => {
@@ -199,7 +199,7 @@ impl Decoder {
     }
 }
 
-/// Writes what we send.
+/// Frame encoder for SYN_STREAM and SYN_REPLY, with the shared header compression state.
 pub struct Encoder(Packer);
 
 impl Default for Encoder {
@@ -209,10 +209,10 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// Opens a stream.
+    /// Appends a SYN_STREAM frame, which opens a stream.
     ///
     /// # Errors
-    /// If the headers cannot be packed.
+    /// If the headers cannot be compressed.
     pub fn syn_stream(&mut self, stream: StreamId, headers: &Headers, out: &mut BytesMut) -> Result<(), SpdyError> {
         let mut payload = BytesMut::new();
         payload.put_u32(stream);
@@ -223,10 +223,10 @@ impl Encoder {
         Ok(())
     }
 
-    /// Accepts a stream.
+    /// Appends a SYN_REPLY frame, which accepts a stream.
     ///
     /// # Errors
-    /// If the headers cannot be packed.
+    /// If the headers cannot be compressed.
     pub fn syn_reply(&mut self, stream: StreamId, out: &mut BytesMut) -> Result<(), SpdyError> {
         let mut payload = BytesMut::new();
         payload.put_u32(stream);
@@ -239,32 +239,32 @@ impl Encoder {
 fn control(kind: u16, payload: &[u8], out: &mut BytesMut) {
     out.put_u16(0x8000 | VERSION);
     out.put_u16(kind);
-    out.put_u32(u32::try_from(payload.len()).unwrap_or(0) & 0x00ff_ffff); // ours are short
+    out.put_u32(u32::try_from(payload.len()).unwrap_or(0) & 0x00ff_ffff); // our control frames are short
     out.put_slice(payload);
 }
 
-/// Ends a stream.
+/// Appends a RST_STREAM frame.
 pub fn reset(stream: StreamId, status: ResetStatus, out: &mut BytesMut) {
     let numbers = [stream.to_be_bytes(), (status as u32).to_be_bytes()];
     control(3, numbers.as_flattened(), out);
 }
 
-/// Asks whether the peer is there, or answers.
+/// Appends a PING frame: a ping, or the reply to one.
 pub fn ping(id: u32, out: &mut BytesMut) {
     control(6, &id.to_be_bytes(), out);
 }
 
-/// Says that we leave; `last` is the highest stream of the peer.
+/// Appends a GOAWAY frame; `last` is the highest stream ID of the peer.
 pub fn go_away(last: StreamId, out: &mut BytesMut) {
     let numbers = [last.to_be_bytes(), 0u32.to_be_bytes()];
     control(7, numbers.as_flattened(), out);
 }
 
-/// The head of a data frame; `length` bytes have to follow.
+/// Appends the header of a data frame; `length` bytes of payload must follow.
 pub fn data_head(stream: StreamId, length: usize, fin: bool, out: &mut BytesMut) {
     out.put_u32(stream & 0x7fff_ffff);
     let flags = if fin { u32::from(FIN) << 24 } else { 0 };
-    out.put_u32(flags | (u32::try_from(length).unwrap_or(0) & 0x00ff_ffff)); // no more than a chunk
+    out.put_u32(flags | (u32::try_from(length).unwrap_or(0) & 0x00ff_ffff)); // at most one chunk
 }
 
 #[cfg(test)]

@@ -1,33 +1,33 @@
-//! What a server answers to a client that wants SPDY (spec 04b §3). Pure.
+//! SPDY upgrade negotiation, server side: protocol selection and refusals (spec 04b §3). Pure.
 
 use http::{HeaderMap, StatusCode, header};
 
-/// The header in which protocols are offered and chosen.
+/// Header that offers and selects the stream protocol.
 pub const PROTOCOL: &str = "x-stream-protocol-version";
-/// The header in which protocols are listed that would have been accepted.
+/// Header that lists the accepted protocols in a refusal.
 pub const ACCEPTED: &str = "x-accepted-stream-protocol-versions";
-/// The protocol of the connection itself.
+/// Upgrade token of the connection protocol.
 pub const SPDY: &str = "SPDY/3.1";
-/// Protocols of exec and attach, the best first.
+/// Stream protocols of exec and attach, preferred first.
 pub const COMMAND: &[&str] = &["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
-/// Protocols of port-forward.
+/// Stream protocols of port-forward.
 pub const FORWARD: &[&str] = &["portforward.k8s.io"];
 
-/// Why there will be no SPDY.
+/// Reason why the upgrade is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The answer's status.
+    /// Status code of the response.
     pub status: StatusCode,
-    /// The answer's body.
+    /// Body of the response.
     pub text: String,
-    /// Whether the answer lists what is accepted, a header line each.
+    /// Whether the response lists the accepted protocols, one header line each.
     pub lists_accepted: bool,
 }
 
-/// The protocol both sides know, the client's wishes first. With it the answer is 101.
+/// Selects the first protocol of the client's list that is accepted; the response is then 101.
 ///
 /// # Errors
-/// The answer, where there is no such protocol or no upgrade was asked for.
+/// The response, where no protocol matches or no upgrade was requested.
 pub fn negotiate(headers: &HeaderMap, accepted: &[&'static str]) -> Result<&'static str, Refusal> {
     let bad = |text| Refusal { status: StatusCode::BAD_REQUEST, text, lists_accepted: false };
     let lines: Vec<&str> = headers.get_all(PROTOCOL).iter().filter_map(|line| line.to_str().ok()).collect();

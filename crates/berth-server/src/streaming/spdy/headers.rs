@@ -1,51 +1,51 @@
-//! Header blocks: a list of names and values, compressed over the life of a connection. Pure.
+//! SPDY header blocks: encoding, zlib compression, and size limits. Pure.
 //!
-//! One compressor per direction; so every block must pass it, in the order of the wire, even one
-//! nobody looks at. What a peer may make us unpack is bounded (spec 04b §3).
+//! Each direction has one compressor for the life of the connection; therefore every block must pass through it in wire
+//! order, even one whose content is ignored. The size of decompressed blocks is limited (spec 04b §3).
 
 use bytes::{Buf, BufMut, BytesMut};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress};
 
 use super::{SpdyError, dictionary::DICTIONARY};
 
-/// Most headers of a block.
+/// Maximum number of headers per block.
 const HEADERS: usize = 64;
-/// Longest name or value, in bytes.
+/// Maximum length of a name or value, in bytes.
 const FIELD: usize = 8 << 10;
-/// Most bytes a block may unpack to: what that many headers of an honest size take.
+/// Maximum decompressed size of a block in bytes: enough for [`HEADERS`] headers of ordinary size.
 const UNPACKED: usize = 128 << 10;
-/// Window of our compressor, as a power of two: the dictionary and a few blocks.
+/// Window of our compressor as a power of two: the dictionary and a few blocks.
 const WINDOW_BITS: u8 = 12;
 
-/// The headers of a stream; names are lower-case.
+/// Headers of a stream; names are lower-case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers(Vec<(String, String)>);
 
 impl Headers {
-    /// Headers of our own making.
+    /// Creates headers; names are converted to lower case.
     pub fn of(pairs: &[(&str, &str)]) -> Self {
         Self(pairs.iter().map(|(name, value)| (name.to_ascii_lowercase(), (*value).to_owned())).collect())
     }
 
-    /// The first value of a header, empty where it has none.
+    /// First value of a header, which may be empty; `None` where the header is missing.
     pub fn get(&self, name: &str) -> Option<&str> {
         let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
         value.split('\0').next()
     }
 
-    /// How many there are.
+    /// Number of headers.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no headers.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     fn write(&self) -> Vec<u8> {
         let mut block = Vec::new();
-        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX); // ours are short
+        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX); // our headers are short
         block.put_u32(length(self.0.len()));
         for text in self.0.iter().flat_map(|(name, value)| [name, value]) {
             block.put_u32(length(text.len()));
@@ -84,18 +84,18 @@ fn field(block: &mut &[u8]) -> Result<String, SpdyError> {
     Ok(String::from_utf8_lossy(text).into_owned())
 }
 
-/// Packs our blocks.
+/// Compressor of our header blocks.
 pub(super) struct Packer(Compress);
 
 impl Packer {
     pub(super) fn new() -> Self {
         let mut compress = Compress::new_with_window_bits(Compression::fast(), true, WINDOW_BITS);
-        // A fresh compressor takes any dictionary; without it the first block is refused by the peer.
+        // A new compressor accepts any dictionary; without it the peer would reject the first block.
         let _ = compress.set_dictionary(&DICTIONARY);
         Self(compress)
     }
 
-    /// Appends the packed headers.
+    /// Appends the compressed headers.
     pub(super) fn pack(&mut self, headers: &Headers, out: &mut BytesMut) -> Result<(), SpdyError> {
         let block = headers.write();
         let mut rest = block.as_slice();
@@ -114,7 +114,7 @@ impl Packer {
     }
 }
 
-/// Unpacks the peer's blocks.
+/// Decompressor of the peer's header blocks.
 pub(super) struct Unpacker(Decompress);
 
 impl Unpacker {
@@ -142,7 +142,7 @@ impl Unpacker {
                     let set = self.0.set_dictionary(&DICTIONARY);
                     set.map_err(|_| SpdyError::Headers("packed with another dictionary"))?;
                 }
-                // Nothing to read and nothing to write is not an error of the stream.
+                // A call without input and output is no error of the stream.
                 Err(_) if rest.is_empty() && taken == 0 && !block.is_empty() => break,
                 Err(_) => return Err(SpdyError::Headers("cannot be unpacked")),
             }
@@ -151,7 +151,7 @@ impl Unpacker {
     }
 }
 
-/// How far a total went; within one call that is less than any buffer.
+/// Difference of two totals; within one call it is less than any buffer size.
 fn count(before: u64, after: u64) -> usize {
     usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX)
 }

@@ -1,13 +1,12 @@
-//! SPDY/3.1 as container runtimes and their clients speak it (spec 04b §3).
+//! SPDY/3.1 as used by container runtimes and Kubernetes clients (spec 04b §3).
 //!
 //!   bytes ─► decoder ─► session task ─► stream queues (256 KiB each) ─► readers
 //!   bytes ◄─ encoder ◄─ session task ◄─ one fair queue of frames     ◄─ writers
 //!
-//! One task per connection owns both directions. A full stream queue stops reading of the whole
-//! connection, as there is no flow control but TCP's; nothing else is bounded by a slow reader.
-//! [`session`] is used by the translation of WebSockets (as the client), and by whoever serves
-//! streams (as the server), who finds the handshake in [`handshake`] and the sets of streams in
-//! [`command`] and [`pairing`].
+//! One task per connection owns both directions. A full stream queue blocks reading from the whole connection, because
+//! TCP provides the only flow control; a slow reader has no other effect. [`session`] is used by the WebSocket
+//! translation (as the client), and by the streaming server (as the server), which negotiates with [`handshake`] and
+//! collects streams with [`command`] and [`pairing`].
 
 pub mod command;
 mod dictionary;

@@ -1,6 +1,6 @@
-//! Which streams of a port-forward belong together (spec 04b §3.2). Pure.
+//! Pairing of data and error streams of a SPDY port-forward connection (spec 04b §3.2). Pure.
 //!
-//! A connection carries many forwards, each of two streams: one for data, one for errors.
+//! A connection carries many forwards; each uses two streams, one for data and one for errors.
 
 use std::{
     collections::BTreeMap,
@@ -10,45 +10,44 @@ use std::{
 use super::{Headers, StreamId};
 use berth_config::text::quote;
 
-/// How long the second stream of a pair may take.
+/// Timeout for the second stream of a pair.
 pub const CREATION: Duration = Duration::from_secs(30);
 
-/// Which half of a pair a stream is.
+/// Half of a stream pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// Carries the bytes.
+    /// Carries the forwarded bytes.
     Data,
-    /// Carries a text where it does not work.
+    /// Carries an error text.
     Error,
 }
 
-/// What a new stream leads to.
+/// Action for a new stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The stream is reset, because of this.
+    /// Reset the stream, for this reason.
     Reset(String),
-    /// The other half is yet to come; this one is kept under the request's name.
+    /// Store the stream under the request ID until the other half arrives.
     Wait {
-        /// The request.
+        /// Request ID.
         request: String,
-        /// Which half came.
+        /// The half that arrived.
         half: Half,
     },
-    /// There is such a half already: the text goes to the error stream where there is one, and
-    /// the new stream is reset.
+    /// The pair already has this half: write the text to the error stream, if there is one, and reset the new stream.
     Taken {
-        /// The request.
+        /// Request ID.
         request: String,
-        /// What to tell.
+        /// Error text.
         text: String,
     },
-    /// Both halves are there: forward.
+    /// The pair is complete: forward.
     Connect {
-        /// The request.
+        /// Request ID.
         request: String,
-        /// Which half came last.
+        /// The half that arrived last.
         half: Half,
-        /// To where.
+        /// Target port.
         port: u16,
     },
 }
@@ -58,7 +57,7 @@ struct Waiting {
     since: Instant,
 }
 
-/// The pairs of one connection that are not complete, or still forward.
+/// Incomplete and connected pairs of one connection.
 #[derive(Default)]
 pub struct Pairs {
     waiting: BTreeMap<String, Waiting>,
@@ -66,7 +65,7 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// Places a new stream.
+    /// Adds a new stream and returns the action for it.
     pub fn arrive(&mut self, stream: StreamId, headers: &Headers, now: Instant) -> Step {
         let (port, half) = match (port(headers), half(headers)) {
             (Err(text), _) | (_, Err(text)) => return Step::Reset(text),
@@ -94,12 +93,12 @@ impl Pairs {
         }
     }
 
-    /// A forward has ended; its name may be used again.
+    /// Removes an ended forward; its request ID may be reused.
     pub fn ended(&mut self, request: &str) {
         self.connected.remove(request);
     }
 
-    /// Requests whose other half did not come in time; they are forgotten.
+    /// Removes and returns the requests whose other half did not arrive within [`CREATION`].
     pub fn overdue(&mut self, now: Instant) -> Vec<String> {
         let late = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= CREATION;
         let names: Vec<String> = self.waiting.iter().filter(|(_, w)| late(w)).map(|(name, _)| name.clone()).collect();
@@ -110,7 +109,7 @@ impl Pairs {
     }
 }
 
-/// What a failed forward tells on its error stream.
+/// Text for the error stream of a failed forward.
 pub fn failed(port: u16, sandbox: &str, why: &str) -> String {
     format!("error forwarding port {port} to pod {sandbox}, uid : {why}")
 }
@@ -137,7 +136,7 @@ fn half(headers: &Headers) -> Result<Half, String> {
     }
 }
 
-/// Old clients do not name their requests: their data stream follows its error stream.
+/// Old clients send no request ID: their data stream ID is the error stream ID plus 2.
 fn request(stream: StreamId, headers: &Headers, half: Half) -> String {
     match headers.get("requestid").filter(|name| !name.is_empty()) {
         Some(name) => name.to_owned(),

@@ -1,4 +1,4 @@
-//! The task of one SPDY connection.
+//! SPDY connection: driver task, stream table, writer queue, idle timeout, and keep-alive pings.
 
 use std::{
     collections::HashMap,
@@ -21,50 +21,50 @@ use super::{
     stream::{Arrived, Closed, QUEUE, Stream, cost},
 };
 
-/// Frames that may wait to be written; with data of 32 KiB each that is 256 KiB.
+/// Capacity of the writer queue in frames; 256 KiB with data frames of 32 KiB.
 const WAITING: u32 = 8;
-/// Bytes read at once.
+/// Read buffer size, in bytes.
 const READ: usize = 64 << 10;
-/// Data shorter than this is copied out of the read buffer, so that it does not keep it alive.
+/// Data shorter than this is copied out of the read buffer, so that it does not keep the buffer alive.
 const COPIED: usize = 4 << 10;
-/// How long the last words may take.
+/// Timeout for the last frames in either direction when the connection ends.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// Which side of the connection this is.
+/// Side of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Opens streams, with odd numbers.
+    /// Opens streams, with odd IDs.
     Client,
-    /// Is given streams.
+    /// Accepts streams.
     Server,
 }
 
-/// What a connection may use.
+/// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Without a frame for that long the connection is closed; `None` for never.
+    /// Idle timeout: the connection is closed after this long without a frame; `None` for never.
     pub idle: Option<Duration>,
-    /// How often we ask whether the peer is there; `None` for never.
+    /// Interval of keep-alive pings; `None` for never.
     pub ping: Option<Duration>,
-    /// Open streams at once; what goes beyond is refused.
+    /// Maximum number of open streams; further streams are refused.
     pub streams: usize,
 }
 
-/// How a connection ended.
+/// Error that ended a connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Ending {
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error(transparent)]
     Protocol(#[from] SpdyError),
-    /// The connection broke.
+    /// I/O error of the transport.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Nothing happened for too long.
+    /// Idle timeout.
     #[error("the connection was idle for {0:?}")]
     Idle(Duration),
 }
 
-/// A frame to be written.
+/// Frame to write.
 pub(super) enum Outgoing {
     Open(StreamId, Headers),
     Accept(StreamId),
@@ -73,10 +73,10 @@ pub(super) enum Outgoing {
     Ping(u32),
 }
 
-/// A frame in the queue of the writer.
+/// Entry of the writer queue.
 pub(super) struct Queued {
     frame: Outgoing,
-    /// One of [`WAITING`]; a reset has none.
+    /// Permit of the queue bound ([`WAITING`]); a reset has none.
     _place: Option<OwnedSemaphorePermit>,
 }
 
@@ -91,21 +91,21 @@ struct Entry {
 #[derive(Default)]
 struct Table {
     streams: HashMap<StreamId, Entry>,
-    /// Highest number a peer has used.
+    /// Highest stream ID opened by the peer.
     last_of_peer: StreamId,
-    /// Highest number we have used.
+    /// Highest stream ID opened by us.
     last_of_ours: StreamId,
     over: bool,
 }
 
-/// What streams, connection and task share.
+/// State shared by streams, connection, and driver task.
 pub(super) struct Shared {
     role: Role,
     limit: usize,
     table: Mutex<Table>,
-    /// One queue for everything, so that a reset never overtakes data sent before it.
+    /// A single queue for all frames, so that a reset never overtakes data sent before it.
     outgoing: mpsc::UnboundedSender<Queued>,
-    /// What bounds the queue.
+    /// Semaphore that bounds the queue.
     places: Arc<Semaphore>,
     closed: CancellationToken,
     last_frame: Mutex<Instant>,
@@ -121,13 +121,13 @@ impl Shared {
         self.outgoing.send(Queued { frame, _place: Some(place) }).map_err(|_| Closed::Gone)
     }
 
-    /// Resets never wait: they are sent by destructors, and there is one per stream at most.
+    /// Queues a reset without waiting for a permit: destructors send resets, and there is at most one per stream.
     pub(super) fn send_reset(&self, stream: StreamId, status: ResetStatus) {
         let frame = Outgoing::Reset(stream, status);
-        let _ = self.outgoing.send(Queued { frame, _place: None }); // or the connection has ended
+        let _ = self.outgoing.send(Queued { frame, _place: None }); // fails only when the connection has ended
     }
 
-    /// We shall send no more on that stream.
+    /// Records that we send nothing more on this stream.
     pub(super) fn finished(&self, stream: StreamId) {
         let mut table = self.table();
         if let Some(entry) = table.streams.get_mut(&stream) {
@@ -138,7 +138,7 @@ impl Shared {
         }
     }
 
-    /// Nobody reads that stream any more; whether the peer has to be told.
+    /// Removes a stream that has no reader any more; returns whether the peer must be notified with a reset.
     pub(super) fn forget(&self, stream: StreamId) -> bool {
         self.table().streams.remove(&stream).is_some()
     }
@@ -172,16 +172,16 @@ impl Shared {
     }
 }
 
-/// The connection, to open streams and to end it. Dropping it ends it.
+/// Handle of a connection: opens streams and closes the connection. Dropping it closes the connection.
 pub struct Connection(Arc<Shared>);
 
 impl Connection {
-    /// Opens a stream; the peer has yet to accept it.
+    /// Opens a stream, without waiting for the peer to accept it.
     ///
     /// # Errors
-    /// If the connection ended, or has no room for another stream.
+    /// If the connection ended, or has reached its stream limit.
     pub async fn open(&self, headers: Headers) -> Result<Stream, Closed> {
-        // The place in the queue comes first: numbers must reach the wire in order.
+        // The queue permit is acquired before the ID is assigned: IDs must reach the wire in order.
         let place = self.0.places.clone().acquire_owned().await.map_err(|_| Closed::Gone)?;
         let mut table = self.0.table();
         if table.over || table.streams.len() >= self.0.limit {
@@ -199,16 +199,16 @@ impl Connection {
         Ok(stream)
     }
 
-    /// Waits until all frames that were sent before have been given to the connection.
+    /// Waits until all queued frames have been written to the transport.
     ///
     /// # Errors
     /// If the connection ended.
     pub async fn flushed(&self) -> Result<(), Closed> {
-        // All places of the queue are free only when it is empty.
+        // All permits are available only while the queue is empty.
         self.0.places.acquire_many(WAITING).await.map(drop).map_err(|_| Closed::Gone)
     }
 
-    /// Ends the connection once what waits has been written.
+    /// Closes the connection after the queued frames are written.
     pub fn close(&self) {
         self.0.closed.cancel();
     }
@@ -220,10 +220,10 @@ impl Drop for Connection {
     }
 }
 
-/// Streams the peer opens.
+/// Streams opened by the peer.
 pub type Incoming = mpsc::Receiver<Stream>;
 
-/// The work of a connection; does nothing until it is run.
+/// Driver of a connection; does nothing until [`Driver::run`] is polled.
 pub struct Driver<T> {
     io: T,
     shared: Arc<Shared>,
@@ -232,7 +232,7 @@ pub struct Driver<T> {
     incoming: mpsc::Sender<Stream>,
 }
 
-/// Prepares a connection over `io`.
+/// Creates a connection over `io`.
 pub fn session<T>(io: T, role: Role, limits: Limits) -> (Connection, Incoming, Driver<T>) {
     let (to_wire, outgoing) = mpsc::unbounded_channel();
     let (to_server, incoming) = mpsc::channel(limits.streams.max(1));
@@ -250,10 +250,10 @@ pub fn session<T>(io: T, role: Role, limits: Limits) -> (Connection, Incoming, D
 }
 
 impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
-    /// Does the work until either side ends the connection.
+    /// Runs the connection until either side ends it.
     ///
     /// # Errors
-    /// Why it ended, unless one of the sides wanted it to.
+    /// The error that ended it; a close by either side is no error.
     pub async fn run(self) -> Result<(), Ending> {
         let Self { io, shared, limits, outgoing, incoming } = self;
         let (reader, writer) = tokio::io::split(io);
@@ -271,7 +271,7 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
         let ended = tokio::select! {
             ended = &mut writing => {
                 if ended.is_err() {
-                    // A peer that takes nothing more may have said how it ended before it went.
+                    // A peer that reads nothing more may still have sent the reason before it closed: read it.
                     let _ = timeout(FAREWELL, watching).await;
                 }
                 return finish(&shared, ended);
@@ -279,12 +279,12 @@ impl<T: AsyncRead + AsyncWrite + Send> Driver<T> {
             ended = &mut watching => ended,
         };
         shared.closed.cancel();
-        let _ = timeout(FAREWELL, writing).await; // the peer need not hear it
+        let _ = timeout(FAREWELL, writing).await; // best effort
         finish(&shared, ended)
     }
 }
 
-/// Lets everyone know who still waits for something.
+/// Closes all streams and semaphores, which wakes up every waiter.
 fn finish(shared: &Shared, ended: Result<(), Ending>) -> Result<(), Ending> {
     shared.closed.cancel();
     shared.places.close();
@@ -313,7 +313,7 @@ async fn ping(shared: &Shared, every: Option<Duration>) {
     loop {
         sleep(every).await;
         if shared.send(Outgoing::Ping(id)).await.is_err() {
-            return std::future::pending().await; // the writer tells why
+            return std::future::pending().await; // the writer reports the error
         }
         id = id.wrapping_add(2);
     }
@@ -337,7 +337,7 @@ async fn read<T: AsyncRead>(
     }
 }
 
-/// Carries out what the peer said.
+/// Applies an event of the peer.
 async fn take(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, event: Event) {
     match event {
         Event::SynStream { stream, fin, headers } => {
@@ -349,7 +349,7 @@ async fn take(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, event: Even
         Event::SynReply { stream, fin } => {
             let replied = shared.table().streams.get_mut(&stream).and_then(|entry| entry.replied.take());
             if let Some(replied) = replied {
-                let _ = replied.send(()); // nobody has to wait for it
+                let _ = replied.send(()); // the receiver may be dropped
             }
             if fin {
                 end(shared, stream);
@@ -368,13 +368,13 @@ async fn take(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, event: Even
         }
         Event::Reset { stream, status } => {
             if let Some(entry) = shared.table().streams.remove(&stream) {
-                let _ = entry.arrived.send(Arrived::Reset(status)); // nobody has to read it
+                let _ = entry.arrived.send(Arrived::Reset(status)); // the receiver may be dropped
             }
         }
-        // The peer's own numbers are its questions, ours are its answers.
+        // IDs of the peer's parity are its pings, which we return; IDs of our parity are replies to ours.
         Event::Ping(id) => {
             if (id % 2 == 1) == (shared.role == Role::Server) {
-                let _ = shared.send(Outgoing::Ping(id)).await; // the writer tells why it ended
+                let _ = shared.send(Outgoing::Ping(id)).await; // the writer reports the error
             }
         }
         Event::GoAway | Event::Ignored => {}
@@ -395,11 +395,11 @@ fn opened(shared: &Arc<Shared>, incoming: &mpsc::Sender<Stream>, id: StreamId, h
     }
     let stream = shared.enter(&mut table, id, headers, false);
     drop(table);
-    // Nobody takes streams: the stream is dropped, and thereby refused.
+    // On failure (queue full or no receiver) the stream is dropped, which resets it.
     let _ = incoming.try_send(stream);
 }
 
-/// Puts data into a stream's queue, waiting for room. Data of unknown streams is dropped.
+/// Appends data to a stream's queue and waits while the queue is full. Data of unknown streams is dropped.
 async fn data(shared: &Shared, id: StreamId, bytes: Bytes) {
     if bytes.is_empty() {
         return;
@@ -409,17 +409,17 @@ async fn data(shared: &Shared, id: StreamId, bytes: Bytes) {
         table.streams.get(&id).filter(|entry| !entry.peer_finished).map(|e| (e.arrived.clone(), e.room.clone()))
     };
     let Some((arrived, room)) = found else { return };
-    let Ok(permits) = room.acquire_many(cost(bytes.len())).await else { return }; // nobody reads it
+    let Ok(permits) = room.acquire_many(cost(bytes.len())).await else { return }; // no reader
     permits.forget();
     let bytes = if bytes.len() < COPIED { Bytes::copy_from_slice(&bytes) } else { bytes };
-    let _ = arrived.send(Arrived::Data(bytes)); // or nobody reads it
+    let _ = arrived.send(Arrived::Data(bytes)); // fails only without a reader
 }
 
 fn end(shared: &Shared, id: StreamId) {
     let mut table = shared.table();
     let Some(entry) = table.streams.get_mut(&id) else { return };
     if !std::mem::replace(&mut entry.peer_finished, true) {
-        let _ = entry.arrived.send(Arrived::End); // nobody has to read it
+        let _ = entry.arrived.send(Arrived::End); // the receiver may be dropped
     }
     if entry.we_finished {
         table.streams.remove(&id);

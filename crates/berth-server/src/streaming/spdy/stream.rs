@@ -1,4 +1,4 @@
-//! One stream of a connection: a bounded queue in, a share of the writer out.
+//! SPDY stream: bounded receive queue, and a sender into the connection's writer queue.
 
 use std::sync::Arc;
 
@@ -11,35 +11,35 @@ use super::{
     session::{Outgoing, Shared},
 };
 
-/// Bytes that may wait in a stream's queue.
+/// Capacity of a stream's receive queue, in bytes.
 pub(super) const QUEUE: usize = 256 << 10;
-/// What a piece of data costs beyond its bytes, so that many small ones are bounded too.
+/// Overhead of a chunk in bytes, added to its length so that the queue also bounds many small chunks.
 const PIECE: usize = 64;
 
-/// Why a stream can be used no more.
+/// Reason why a stream is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
-    /// The peer ended it, with this status.
+    /// The peer reset the stream with this status.
     #[error("the stream was reset with status {0}")]
     Reset(u32),
-    /// The connection ended first.
+    /// The connection ended, or the stream was already finished.
     #[error("the connection ended")]
     Gone,
 }
 
-/// What came in on a stream.
+/// Received event of a stream.
 pub(super) enum Arrived {
     Data(Bytes),
     End,
     Reset(u32),
 }
 
-/// The cost of a piece of data in a queue.
+/// Permits that a chunk takes in the receive queue.
 pub(super) fn cost(length: usize) -> u32 {
     u32::try_from((length + PIECE).min(QUEUE)).unwrap_or(u32::MAX)
 }
 
-/// One stream. Dropping it resets it, unless both sides have finished.
+/// SPDY stream. Dropping it resets it, unless both sides have finished.
 pub struct Stream {
     pub(super) id: StreamId,
     pub(super) headers: Headers,
@@ -52,20 +52,20 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Its number on the wire.
+    /// Stream ID on the wire.
     pub fn id(&self) -> StreamId {
         self.id
     }
 
-    /// What it was opened for.
+    /// Headers with which the stream was opened.
     pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
-    /// Waits until the peer has accepted a stream we opened.
+    /// Waits until the peer accepts a stream that we opened.
     ///
     /// # Errors
-    /// If it was refused, or the connection ended.
+    /// If the peer refused it, or the connection ended.
     pub async fn accepted(&mut self) -> Result<(), Closed> {
         let Some(replied) = self.replied.take() else { return Ok(()) };
         match replied.await {
@@ -77,7 +77,7 @@ impl Stream {
         }
     }
 
-    /// Accepts a stream the peer opened.
+    /// Accepts a stream that the peer opened.
     ///
     /// # Errors
     /// If the connection ended.
@@ -85,7 +85,7 @@ impl Stream {
         self.sender().accept().await
     }
 
-    /// The next bytes; `None` once the peer has finished. Cancel-safe.
+    /// Reads the next chunk; `None` once the peer has finished. Cancel-safe.
     ///
     /// # Errors
     /// If the stream was reset or the connection ended.
@@ -106,7 +106,7 @@ impl Stream {
         ended.map(|()| None)
     }
 
-    /// Sends bytes, in frames of at most 32 KiB, each waiting for its turn.
+    /// Sends bytes in frames of at most 32 KiB; each waits for a slot of the writer queue.
     ///
     /// # Errors
     /// If the stream was finished, or the connection ended.
@@ -114,7 +114,7 @@ impl Stream {
         if self.finished { Err(Closed::Gone) } else { self.sender().write(bytes).await }
     }
 
-    /// Says that nothing more will be sent. Repeating it does nothing.
+    /// Half-closes the stream: nothing more is sent. Repeated calls do nothing.
     ///
     /// # Errors
     /// If the connection ended.
@@ -125,16 +125,16 @@ impl Stream {
         self.sender().finish().await
     }
 
-    /// Another handle, for whoever writes while the stream is read. Then this one is not to be finished.
+    /// Returns a separate sender, to write while the stream is being read. Do not call [`Stream::finish`] then.
     pub fn sender(&self) -> Sender {
         Sender { id: self.id, shared: self.shared.clone() }
     }
 
-    /// Ends the stream for both sides.
-    pub fn reset(self) {} // by being dropped
+    /// Resets the stream for both sides.
+    pub fn reset(self) {} // by drop
 }
 
-/// The sending side of a stream. Dropping it does nothing to the stream.
+/// Sending half of a stream. Dropping it does not affect the stream.
 #[derive(Clone)]
 pub struct Sender {
     id: StreamId,
@@ -142,7 +142,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// As [`Stream::accept`].
+    /// Accepts the stream, as [`Stream::accept`] does.
     ///
     /// # Errors
     /// If the connection ended.
@@ -150,7 +150,7 @@ impl Sender {
         self.shared.send(Outgoing::Accept(self.id)).await
     }
 
-    /// Sends bytes, in frames of at most 32 KiB, each waiting for its turn.
+    /// Sends bytes in frames of at most 32 KiB; each waits for a slot of the writer queue.
     ///
     /// # Errors
     /// If the connection ended.
@@ -162,7 +162,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Says that nothing more will be sent.
+    /// Half-closes the stream: nothing more is sent.
     ///
     /// # Errors
     /// If the connection ended.
@@ -175,7 +175,7 @@ impl Sender {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.room.close(); // who waits to give us data waits no more
+        self.room.close(); // wakes up a task that waits to queue data
         if self.shared.forget(self.id) {
             self.shared.send_reset(self.id, ResetStatus::Cancel);
         }

@@ -1,4 +1,4 @@
-//! Two ends of a connection, and one end against raw bytes.
+//! Two ends of a SPDY connection, and one end against raw bytes.
 
 use std::time::Duration;
 
@@ -33,13 +33,13 @@ fn both() -> (End, End) {
     (end(a, Role::Client, FREE), end(b, Role::Server, FREE))
 }
 
-/// A server, and the raw end of its connection.
+/// Server, and the raw end of its connection.
 fn against(limits: Limits) -> (End, DuplexStream) {
     let (a, b) = duplex(1 << 20);
     (end(b, Role::Server, limits), a)
 }
 
-/// The events a server sends until it is silent for a moment of the paused clock.
+/// Events that a server sends until it is silent for a moment of paused time.
 async fn said(raw: &mut DuplexStream) -> Vec<Event> {
     let (mut decoder, mut input, mut events) = (Decoder::default(), BytesMut::new(), Vec::new());
     while let Ok(Ok(read)) = timeout(Duration::from_millis(1), raw.read_buf(&mut input)).await {
@@ -78,7 +78,7 @@ async fn streams_carry_bytes_both_ways_and_half_close() {
     }
     assert_eq!(got, 100_000);
     theirs.write(Bytes::from_static(b"answer")).await.expect("the other half is open");
-    drop(theirs); // the reset comes behind what was written, being in the same queue
+    drop(theirs); // the reset follows the written data, in the same queue
     assert_eq!(ours.read().await, Ok(Some(Bytes::from_static(b"answer"))));
     assert_eq!(ours.read().await, Err(Closed::Reset(5)));
 
@@ -109,7 +109,7 @@ async fn an_unread_stream_keeps_so_much_and_no_more() {
         assert!(sent < 2 << 20, "somebody keeps it all");
     }
     assert!(sent >= 256 << 10);
-    // Reading it lets the rest come.
+    // Reading frees the queue for the rest.
     let mut got = 0;
     while let Ok(read) = timeout(Duration::from_secs(1), theirs.read()).await {
         got += read.expect("whole").expect("more").len();
@@ -171,7 +171,7 @@ async fn a_broken_protocol_ends_the_connection() {
 
 #[tokio::test]
 async fn what_a_peer_said_before_it_went_is_heard() {
-    // Whether reading or writing finds out first is left to chance.
+    // Whether the read or the write detects it first is random.
     for _ in 0..50 {
         let (ours, mut raw) = duplex(1 << 20);
         let (connection, _incoming, driver) = session(ours, Role::Client, FREE);
@@ -185,6 +185,6 @@ async fn what_a_peer_said_before_it_went_is_heard() {
         let task = tokio::spawn(driver.run());
         assert_eq!(stream.read().await, Ok(Some(Bytes::from_static(b"exit 7"))));
         assert_eq!(stream.read().await, Err(Closed::Gone));
-        let _ = task.await.expect("no panic"); // either way may have been the first to know
+        let _ = task.await.expect("no panic"); // either direction may have detected it first
     }
 }

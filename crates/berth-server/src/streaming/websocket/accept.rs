@@ -1,4 +1,4 @@
-//! The opening handshake, server side (RFC 6455 §4.2).
+//! WebSocket opening handshake, server side (RFC 6455 §4.2).
 
 use axum::{
     body::Body,
@@ -17,25 +17,25 @@ use tokio_tungstenite::{
 
 use crate::streaming::answer::line;
 
-/// Largest message, in bytes.
+/// Maximum size of a message, in bytes.
 const MESSAGE: usize = 32 << 20;
-/// Bytes read at once.
+/// Read buffer size, in bytes.
 const READ: usize = 32 << 10;
 
-/// A client's WebSocket.
+/// WebSocket of a client.
 pub type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// A request that may become a WebSocket.
+/// Validated WebSocket request.
 pub struct Handshake {
     upgrade: OnUpgrade,
     accept: String,
 }
 
 impl Handshake {
-    /// Checks a request.
+    /// Validates a request.
     ///
     /// # Errors
-    /// The answer, where it cannot become one.
+    /// The response, where the request is invalid.
     #[allow(clippy::result_large_err, reason = "an answer is sent at once")]
     pub fn of(request: &mut Request<Body>) -> Result<Self, Response> {
         let bad = |text| line(StatusCode::BAD_REQUEST, "bad-websocket", text);
@@ -54,7 +54,7 @@ impl Handshake {
         Ok(Self { upgrade: upgrade.ok_or_else(|| bad("the connection cannot be upgraded"))?, accept })
     }
 
-    /// The answer, and the socket that comes about once it is sent. An empty subprotocol is none.
+    /// The 101 response, and the socket that is available once it is sent. An empty subprotocol is omitted.
     pub fn complete(self, subprotocol: &str) -> (Response, impl Future<Output = Option<Socket>> + Send + 'static) {
         let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
         let headers = response.headers_mut();
@@ -79,7 +79,7 @@ impl Handshake {
     }
 }
 
-/// What a client may send at once.
+/// Size limits of the WebSocket.
 pub fn limits() -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(READ)

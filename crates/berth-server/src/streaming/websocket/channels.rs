@@ -1,52 +1,52 @@
-//! Channel messages of WebSocket streams (spec 04b §4.1). Pure.
+//! Channel messages of Kubernetes WebSocket streams: encoding and decoding (spec 04b §4.1). Pure.
 //!
-//! A message is a channel's number and bytes for it. Version 5 knows a channel 255, on which a
-//! client says that it has nothing more for another one.
+//! A message is a channel number followed by bytes. Version 5 adds channel 255, on which a client half-closes another
+//! channel.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// A channel of exec and attach.
+/// Channel of exec and attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
-    /// What the process reads.
+    /// Standard input.
     Stdin = 0,
-    /// What it prints.
+    /// Standard output.
     Stdout = 1,
-    /// What it complains.
+    /// Standard error.
     Stderr = 2,
-    /// How it ended.
+    /// Exit status.
     Status = 3,
-    /// JSON sizes of the terminal.
+    /// Terminal sizes as JSON.
     Resize = 4,
 }
 
-/// How many channels there are.
+/// Number of channels.
 const CHANNELS: u8 = 5;
-/// The channel on which channels are closed.
+/// Channel whose messages half-close other channels.
 const CLOSE: u8 = 255;
 
-/// What a client says.
+/// Decoded message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// Bytes for the process.
+    /// Bytes for standard input.
     Stdin(Bytes),
-    /// Nothing more for the process.
+    /// End of standard input.
     StdinEnds,
-    /// A size.
+    /// Terminal size as JSON.
     Resize(Bytes),
-    /// Nothing that matters.
+    /// Message without effect.
     Nothing,
 }
 
-/// A client asked to close a channel in a way that cannot be understood.
+/// Invalid message on the close channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a close message that names no channel")]
 pub struct BadClose;
 
-/// Reads a message.
+/// Decodes a message.
 ///
 /// # Errors
-/// If it closes no channel properly; the connection is to be closed then.
+/// If a message on the close channel names no valid channel; the connection must be closed then.
 pub fn read(mut message: Bytes) -> Result<Said, BadClose> {
     if message.is_empty() {
         return Ok(Said::Nothing);
@@ -64,7 +64,7 @@ pub fn read(mut message: Bytes) -> Result<Said, BadClose> {
     }
 }
 
-/// A message for the client.
+/// Encodes a message for the client.
 pub fn message(channel: Channel, bytes: &[u8]) -> Bytes {
     let mut message = BytesMut::with_capacity(bytes.len() + 1);
     message.put_u8(channel as u8);
@@ -72,8 +72,8 @@ pub fn message(channel: Channel, bytes: &[u8]) -> Bytes {
     message.freeze()
 }
 
-/// What a port-forward with a channel per port begins with: two channels for each port, one for
-/// data and one for errors, and on each first the port, the low byte before the high one.
+/// First messages of a port-forward with channels per port: each port has two channels, data and error, and the first
+/// message on each is the port in little-endian order.
 pub fn port_greetings(ports: &[u16]) -> Vec<Bytes> {
     let greet = |(channel, port): (u8, &u16)| {
         let [low, high] = port.to_le_bytes();

@@ -1,5 +1,4 @@
-//! WebSockets that end here (spec 04b §4): version 5 of the channel protocol, which is translated
-//! to SPDY streams of the runtime, and tunnels, which carry SPDY as it is.
+//! WebSocket termination: version 5 translated to SPDY streams, and SPDY tunnels (spec 04b §4).
 
 pub(super) mod accept;
 pub mod channels;

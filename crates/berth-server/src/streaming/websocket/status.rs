@@ -1,15 +1,15 @@
-//! How a command ended, as the last message of a WebSocket tells it (spec 04b §3.1, §4.2). Pure.
+//! Exit status of a command as the last message of a WebSocket (spec 04b §3.1, §4.2). Pure.
 //!
-//! A status of the API, complete with its empty `metadata`; clients look at reason and causes.
+//! A `Status` of the Kubernetes API with an empty `metadata`; clients read its reason and causes.
 
 use serde_json::{Map, Value, json};
 
-/// It ended well.
+/// Status of a successful command.
 pub fn success() -> String {
     json!({"metadata": {}, "status": "Success"}).to_string()
 }
 
-/// It ended with a code.
+/// Status of a command that exited with a code other than 0.
 fn exited(code: u8) -> String {
     json!({
         "metadata": {},
@@ -21,7 +21,7 @@ fn exited(code: u8) -> String {
     .to_string()
 }
 
-/// Something went wrong around it.
+/// Status of an internal error.
 pub fn internal(why: &str) -> String {
     json!({
         "metadata": {},
@@ -34,7 +34,7 @@ pub fn internal(why: &str) -> String {
     .to_string()
 }
 
-/// What the runtime said on its error stream; nothing is success.
+/// Converts the content of the runtime's error stream; an empty stream means success.
 pub fn of_error_stream(said: &[u8]) -> String {
     if said.is_empty() {
         return success();
@@ -64,7 +64,7 @@ fn exit_code(status: &Map<String, Value>) -> Result<u8, String> {
     text.parse().map_err(|_| format!("invalid exit code value {text:?}"))
 }
 
-/// What the runtime answered instead of streaming: a status of its own, or any text.
+/// Converts the runtime's error response to a status: its own `Status`, or any text.
 pub fn of_refusal(body: &[u8]) -> String {
     if let Ok(mut status) = serde_json::from_slice::<Map<String, Value>>(body)
         && status.get("kind").is_some_and(|kind| kind == "Status")

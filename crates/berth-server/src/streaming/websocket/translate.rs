@@ -1,8 +1,8 @@
-//! WebSocket version 5 for the client, SPDY for the runtime (spec 04b §4.2).
+//! WebSocket `v5.channel.k8s.io` to SPDY translation for exec and attach (spec 04b §4.2).
 //!
-//! The client is answered first; whatever fails afterwards is told on its status channel. One task
-//! moves both directions. Both push back: a client that does not read stops the runtime's output, a
-//! process that does not read stops the client's input.
+//! The client gets its 101 response first; later errors are sent on its status channel. One task moves both directions,
+//! with back-pressure: a client that does not read stops the runtime's output, and a process that does not read stops
+//! the client's input.
 
 use std::time::Duration;
 
@@ -40,29 +40,29 @@ use crate::streaming::{
     splice,
 };
 
-/// How often the runtime is pinged, which also keeps its idle timer from running out.
+/// Interval of pings to the runtime; they also reset its idle timer.
 const PING: Duration = Duration::from_secs(5);
-/// How long the runtime may take to accept the streams.
+/// Timeout for the runtime to accept the streams.
 const CREATION: Duration = Duration::from_secs(30);
-/// How long the last message may take.
+/// Timeout of the last message and the close handshake.
 const LAST_WRITE: Duration = Duration::from_secs(10);
-/// Longest status of a runtime.
+/// Maximum length of a status read from the runtime, in bytes.
 const STATUS: usize = 64 << 10;
-/// Streams of a command, and some of the runtime's own that we refuse.
+/// Limit of open SPDY streams: those of a command, and a margin for streams that the runtime opens and we refuse.
 const STREAMS: usize = 8;
 
-/// What is to run behind a WebSocket.
+/// Command to run behind a WebSocket.
 #[derive(Clone, Debug)]
 pub struct Command {
-    /// Where the runtime meets us.
+    /// Streaming URL of the runtime.
     pub url: String,
-    /// The streams that were asked of it.
+    /// Streams requested from the runtime.
     pub wanted: Wanted,
-    /// For the metric: `exec` or `attach`.
+    /// Metric label: `exec` or `attach`.
     pub subresource: &'static str,
 }
 
-/// Answers the client and translates in the background.
+/// Responds to the client and translates in a background task.
 pub fn translate(streaming: &Streaming, command: Command, mut request: Request<Body>, permit: Permit) -> Response {
     let handshake = match Handshake::of(&mut request) {
         Ok(handshake) => handshake,
@@ -82,7 +82,7 @@ pub fn translate(streaming: &Streaming, command: Command, mut request: Request<B
     response
 }
 
-/// The client's headers without its WebSocket, and with our SPDY.
+/// Converts the client's headers: without WebSocket headers, with the SPDY upgrade.
 fn toward_runtime(mut headers: HeaderMap) -> HeaderMap {
     for name in [
         header::SEC_WEBSOCKET_KEY,
@@ -99,7 +99,7 @@ fn toward_runtime(mut headers: HeaderMap) -> HeaderMap {
     headers
 }
 
-/// The streams toward the runtime.
+/// SPDY streams to the runtime.
 struct Streams {
     error: Stream,
     stdin: Option<Stream>,
@@ -114,15 +114,15 @@ struct Translation {
     wanted: Wanted,
     idle: Option<Duration>,
     heartbeat: Duration,
-    /// When the last frame went either way.
+    /// Time of the last frame in either direction.
     active: watch::Sender<Instant>,
 }
 
-/// How the moving ended.
+/// Result of the translation.
 enum End {
-    /// The runtime has said everything.
+    /// All streams of the runtime ended, with this status for the client.
     Told(String),
-    /// The client is gone, or was silent for too long.
+    /// The client disconnected, or the idle timeout expired.
     Left,
 }
 
@@ -134,7 +134,7 @@ impl Translation {
     }
 
     async fn run(mut self, streaming: &Streaming, url: &str, headers: HeaderMap) {
-        // Tells the client that it is connected, on the lowest channel it reads.
+        // An empty message on the lowest channel that the client reads signals that it is connected.
         let lowest = match self.wanted {
             Wanted { stdout: true, .. } => Channel::Stdout,
             Wanted { stderr: true, .. } => Channel::Stderr,
@@ -160,17 +160,17 @@ impl Translation {
         };
         let limits = Limits { idle: None, ping: Some(PING), streams: STREAMS };
         let (connection, incoming, driver) = session(TokioIo::new(upgraded), Role::Client, limits);
-        drop(incoming); // runtimes open no streams: ours are all there are
-        // The driver ends last: it says goodbye to the runtime once the connection is dropped.
+        drop(incoming); // runtimes open no streams; all streams are ours
+        // The driver ends last: it sends the runtime a GOAWAY once the connection is dropped.
         let translating = async {
             if let End::Told(status) = self.translate(connection).await {
                 self.last_words(status).await;
             }
         };
-        let _ = tokio::join!(translating, driver.run()); // how the runtime's side ended is known by its streams
+        let _ = tokio::join!(translating, driver.run()); // the streams already report how the runtime's side ended
     }
 
-    /// Opens the streams and moves bytes until all is said.
+    /// Opens the streams and moves bytes until the runtime has sent everything.
     async fn translate(&mut self, connection: Connection) -> End {
         let streams = match timeout(CREATION, open(&connection, self.wanted)).await {
             Ok(Ok(streams)) => streams,
@@ -188,27 +188,27 @@ impl Translation {
         }
     }
 
-    /// The status, and the end of the WebSocket.
+    /// Sends the status and closes the WebSocket.
     async fn last_words(self, status: String) {
         let words = Message::Binary(channels::message(Channel::Status, status.as_bytes()));
         last_words(self.to_client, self.from_client, Some(words)).await;
     }
 }
 
-/// Says the last message, if there is one, and ends the WebSocket.
+/// Sends the last message, if any, and closes the WebSocket.
 pub async fn last_words(mut to: SplitSink<Socket, Message>, mut from: SplitStream<Socket>, words: Option<Message>) {
     let said = async {
         if let Some(words) = words {
             to.send(words).await?;
         }
-        // Without a code clients take it for a failure.
+        // Clients treat a close frame without a code as an error.
         let normal = CloseFrame { code: CloseCode::Normal, reason: Default::default() };
         to.send(Message::Close(Some(normal))).await?;
-        // A client that has not read everything would lose it to a reset of the connection.
+        // Closing the connection early would reset it, and a client that has not read everything would lose data.
         while let Some(Ok(_)) = from.next().await {}
         to.close().await
     };
-    let _ = timeout(LAST_WRITE, said).await; // who does not listen misses it
+    let _ = timeout(LAST_WRITE, said).await; // best effort: a client that does not read misses it
 }
 
 async fn open(connection: &Connection, wanted: Wanted) -> Result<Streams, Closed> {
@@ -230,7 +230,7 @@ async fn open(connection: &Connection, wanted: Wanted) -> Result<Streams, Closed
     Ok(Streams { error, stdin, stdout, stderr, resize })
 }
 
-/// Moves what the client says; ends when it says nothing more.
+/// Copies messages of the client to the runtime; returns when the client sends no more.
 async fn input(
     from: &mut SplitStream<Socket>,
     mut stdin: Option<Stream>,
@@ -245,7 +245,7 @@ async fn input(
             Message::Close(_) => return,
             _ => continue,
         };
-        // A process that does not read any more is no reason to end; how it ends is told elsewhere.
+        // A process that no longer reads does not end the session; its exit is reported on the status channel.
         match channels::read(bytes) {
             Ok(Said::Stdin(bytes)) => {
                 if let Some(stdin) = &stdin {
@@ -275,10 +275,10 @@ struct Output {
     heartbeat: Duration,
 }
 
-/// Moves what the runtime says; ends when all streams have.
+/// Copies output of the runtime to the client; returns when all streams have ended.
 ///
-/// Between its words the client is pinged: one that has gone while its input waits for a process
-/// that does not read would not be noticed otherwise.
+/// Between messages the client is pinged: otherwise a client that disconnects while its input waits for a process that
+/// does not read would not be detected.
 async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &watch::Sender<Instant>) -> End {
     let Output { error, mut stdout, mut stderr, heartbeat } = streams;
     let (mut error, mut said, mut broken) = (Some(error), BytesMut::new(), None);
@@ -286,7 +286,7 @@ async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &w
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     beat.reset();
     while stdout.is_some() || stderr.is_some() || error.is_some() {
-        // Whichever has something; a stream that ended is asked no more.
+        // Whichever stream is ready; an ended stream is not polled again.
         let (channel, read) = tokio::select! {
             read = next(&mut stdout) => (Channel::Stdout, read),
             read = next(&mut stderr) => (Channel::Stderr, read),
@@ -318,7 +318,7 @@ async fn output(to: &mut SplitSink<Socket, Message>, streams: Output, active: &w
         }
     }
     match broken {
-        // A runtime that went away is no success.
+        // A runtime that disconnects without a status is an error.
         Some(why) if said.is_empty() => End::Told(status::internal(&format!("error reading from error stream: {why}"))),
         _ => End::Told(status::of_error_stream(&said)),
     }
@@ -331,7 +331,7 @@ async fn next(stream: &mut Option<Stream>) -> Result<Option<Bytes>, Closed> {
     }
 }
 
-/// Ends once nothing has moved for that long.
+/// Idle timeout: returns once no frame has moved for `limit`.
 pub async fn silent(limit: Option<Duration>, active: watch::Receiver<Instant>) {
     let Some(limit) = limit else { return std::future::pending().await };
     loop {

@@ -1,6 +1,6 @@
-//! SPDY inside a WebSocket: port-forward of clients that speak WebSockets only (spec 04b §4.3).
+//! SPDY tunneled in a WebSocket: port-forward for WebSocket-only clients (spec 04b §4.3).
 //!
-//! The runtime is asked first, over SPDY; the client's WebSocket comes about only with its yes.
+//! The runtime is called first, over SPDY; the client's WebSocket is accepted only if the runtime accepts.
 
 use axum::{
     body::Body,
@@ -30,12 +30,12 @@ use crate::streaming::{
     splice,
 };
 
-/// Most bytes of a message we send.
+/// Maximum size of a message that we send, in bytes.
 const PIECE: usize = 64 << 10;
-/// How long saying goodbye may take.
+/// Timeout of the close handshake, and for the rest of the runtime's output.
 const GOODBYE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Asks the runtime, answers the client, and moves bytes in the background.
+/// Calls the runtime, responds to the client, and copies bytes in a background task.
 pub async fn tunnel(streaming: &Streaming, url: &str, mut request: Request<Body>, permit: Permit) -> Response {
     let offered: Vec<String> =
         subprotocols(request.headers()).into_iter().filter_map(tunnelled).map(str::to_owned).collect();
@@ -71,7 +71,7 @@ pub async fn tunnel(streaming: &Streaming, url: &str, mut request: Request<Body>
     answer
 }
 
-/// A client's headers without its WebSocket, and with the SPDY inside of it.
+/// Converts the client's headers: without WebSocket headers, with the tunneled SPDY protocols.
 pub fn toward_runtime(mut headers: HeaderMap, offered: &[String]) -> HeaderMap {
     for name in [
         header::SEC_WEBSOCKET_KEY,
@@ -91,7 +91,7 @@ pub fn toward_runtime(mut headers: HeaderMap, offered: &[String]) -> HeaderMap {
     headers
 }
 
-/// Moves bytes until either side ends.
+/// Copies bytes until either side ends.
 pub async fn carry<T: AsyncRead + AsyncWrite>(socket: Socket, runtime: T) {
     let (mut to_client, mut from_client) = socket.split();
     let (mut from_runtime, mut to_runtime) = split(runtime);
@@ -128,7 +128,7 @@ pub async fn carry<T: AsyncRead + AsyncWrite>(socket: Socket, runtime: T) {
         tokio::select! {
             code = inward => match code {
                 Some(code) => code,
-                // A runtime that takes nothing more may have said something before it went.
+                // A runtime that reads nothing more may still have sent output before it closed.
                 None => timeout(GOODBYE, outward).await.unwrap_or(CloseCode::Normal),
             },
             code = &mut outward => code,
@@ -143,7 +143,7 @@ pub async fn carry<T: AsyncRead + AsyncWrite>(socket: Socket, runtime: T) {
     let _ = timeout(GOODBYE, goodbye).await;
 }
 
-/// What a message of the client stands for.
+/// Decoded message of the client.
 #[derive(Debug, PartialEq, Eq)]
 enum Carried {
     Bytes(Bytes),

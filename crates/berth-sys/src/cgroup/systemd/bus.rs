@@ -1,4 +1,4 @@
-//! systemd over D-Bus: one connection for everybody, made when it is first needed and again when it was lost.
+//! systemd D-Bus client: one shared connection, opened on first use and reopened after a loss.
 
 use std::{
     fmt,
@@ -17,20 +17,20 @@ use zbus::{
 
 use super::{Property, Release, UnitError, Units, Value, jobs::Jobs};
 
-/// There where systemd is process 1.
+/// Exists if systemd is process 1.
 const RUNNING: &str = "/run/systemd/system";
-/// The system's bus.
+/// Socket of the system bus.
 const BUS: &str = "/run/dbus/system_bus_socket";
 const SERVICE: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
-/// Jobs that go before it replace those that stand in the way.
+/// Job mode: a new job replaces conflicting pending jobs.
 const MODE: &str = "replace";
-/// How long a connection may take, an answer, and a job.
+/// Timeouts of the connection, a reply, and a job.
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(15);
 const JOB: Duration = Duration::from_secs(30);
-/// Attempts to connect while the socket's queue is full, and the pause after the first, which doubles.
+/// Connection attempts while the socket's queue is full, and the first delay, which doubles each time.
 const ATTEMPTS: u32 = 7;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -39,23 +39,23 @@ pub fn is_running() -> bool {
     Path::new(RUNNING).is_dir()
 }
 
-/// Where it listens.
+/// Address of systemd.
 #[derive(Clone, Debug)]
 enum Place {
-    /// The system's bus. On its own socket systemd calls itself by a name that is none of a peer's, which zbus refuses.
+    /// The system bus. On its private socket systemd uses a sender name that is not a peer's, which zbus refuses.
     Machine,
-    /// This socket, without a bus.
+    /// A peer-to-peer connection to this socket, without a bus.
     Socket(PathBuf),
 }
 
-/// systemd, asked over D-Bus. Its calls block: they must not be made on a thread that drives tasks.
+/// Client of systemd. Its calls block: they must not run on a thread that drives async tasks.
 pub struct Bus {
     place: Place,
     runtime: Handle,
     link: Mutex<Option<Arc<Link>>>,
 }
 
-/// A connection.
+/// A connection and its pending jobs.
 struct Link {
     connection: Connection,
     release: Release,
@@ -76,15 +76,15 @@ impl fmt::Debug for Bus {
 }
 
 impl Bus {
-    /// This machine's systemd. Must be called within a runtime; nothing is connected yet.
+    /// Client of this machine's systemd. Must be called within a runtime; does not connect yet.
     ///
     /// # Errors
-    /// The text for people where systemd does not run.
+    /// A text for people if systemd is not running.
     pub fn of_this_machine() -> Result<Self, &'static str> {
         if is_running() { Ok(Self::new(Place::Machine)) } else { Err(super::NOT_RUNNING) }
     }
 
-    /// Whoever listens on that socket and speaks without a bus. Must be called within a runtime.
+    /// Client of a peer-to-peer D-Bus server on that socket. Must be called within a runtime.
     pub fn at(socket: PathBuf) -> Self {
         Self::new(Place::Socket(socket))
     }
@@ -93,7 +93,7 @@ impl Bus {
         Self { place, runtime: Handle::current(), link: Mutex::new(None) }
     }
 
-    /// Asks, and once more on a new connection where the old one was lost.
+    /// Performs a call, and repeats it once on a new connection if the old one was lost.
     fn ask<T>(&self, question: impl AsyncFn(&Link) -> Result<T, Failure>) -> Result<T, UnitError> {
         self.runtime.block_on(async {
             let link = self.link().await?;
@@ -138,7 +138,7 @@ async fn connect(place: &Place) -> zbus::Result<Connection> {
     }
 }
 
-/// Connects, again where the socket's queue is full.
+/// Connects, with retries while the socket's queue is full.
 async fn dial(path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
     let mut pause = PAUSE;
     for _ in 1..ATTEMPTS {
@@ -151,15 +151,15 @@ async fn dial(path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
     UnixStream::connect(path).await?.into_std()
 }
 
-/// Why a question got no answer.
+/// Why a call failed.
 enum Failure {
-    /// The connection is gone.
+    /// The connection was lost.
     Lost(String),
-    /// This is the answer.
+    /// systemd returned an error.
     Told(UnitError),
 }
 
-/// What is asked about which unit.
+/// Operation and unit of a call, for errors.
 #[derive(Clone, Copy)]
 struct About<'a> {
     what: &'static str,
@@ -207,7 +207,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Not knowing it is no reason to run no pods.
+    /// Queries the release. A failure is no reason to run no pods: it counts as unknown.
     async fn asked_release(&self) -> Release {
         let asked = self.connection.call_method(
             Some(SERVICE),
@@ -240,7 +240,7 @@ impl Link {
         }
     }
 
-    /// Asks for a job and waits for its end.
+    /// Starts a job and waits for its result.
     async fn job<B>(&self, about: About<'_>, method: &'static str, body: &B) -> Result<(), Failure>
     where
         B: serde::Serialize + zbus::DynamicType,
@@ -260,7 +260,7 @@ impl Link {
     }
 }
 
-/// Tells the ends of jobs to who waits for them, until the connection ends.
+/// Delivers job results to their waiters until the connection ends.
 async fn listen(mut stream: MessageStream, jobs: Jobs) {
     while let Some(message) = stream.next().await {
         let Ok(message) = message else { break };
@@ -272,7 +272,7 @@ async fn listen(mut stream: MessageStream, jobs: Jobs) {
     jobs.give_up();
 }
 
-/// Properties as they travel: names and variants.
+/// Properties in D-Bus form: names and variants.
 fn on_the_wire(properties: &[Property]) -> Vec<(&'static str, Variant<'_>)> {
     let variant = |value: &'_ Value| match value {
         Value::Flag(flag) => Variant::new(*flag),
@@ -336,7 +336,7 @@ mod tests {
         let _first = UnixStream::connect(&path).await.expect("there is room for one");
         let full = UnixStream::connect(&path).await.expect_err("and not for two");
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
-        // It is asked before anybody is let in.
+        // The dial starts before the first connection is accepted.
         let (dialled, accepted) = tokio::join!(dial(&path), listener.accept());
         dialled.expect("there is room again");
         accepted.expect("the first");

@@ -1,30 +1,32 @@
-//! Groups made, changed and removed as units, and their files with them. Behaviour: spec 06a §7.
+//! systemd cgroup driver: creates, updates, and removes cgroups as systemd units.
+//!
+//! Implements spec 06a §7.
 
 use std::sync::Arc;
 
 use super::{UnitError, Units, names, properties};
 use crate::cgroup::{CgroupError, CgroupResult, GroupPath, Hierarchy};
 
-/// Files of a group and what stands in them, in order.
+/// Files of a cgroup and their values, in order.
 pub type Files = [(String, String)];
 
-/// Groups by way of systemd. Every call blocks.
+/// Creates and removes cgroups through systemd. Every call blocks.
 #[derive(Clone, Debug)]
 pub struct Driver {
     units: Arc<dyn Units>,
 }
 
 impl Driver {
-    /// By way of these units.
+    /// A driver that uses this client.
     pub fn new(units: Arc<dyn Units>) -> Self {
         Self { units }
     }
 
-    /// Starts the slice whose group this is, and sees to it that all controllers are on. Values are told to systemd, and not
-    /// written. One that runs already is left as it is. Returns the groups above that were not there.
+    /// Starts the slice of this cgroup, and enables all controllers. Values are passed to systemd, not written to
+    /// files. A running slice is left unchanged. Returns the ancestors that did not exist.
     ///
     /// # Errors
-    /// It is no slice, systemd refuses, or a controller cannot be turned on.
+    /// If the cgroup is not a slice's, systemd refuses, or a controller cannot be enabled.
     pub fn make_slice(&self, on: &Hierarchy, group: &GroupPath, files: &Files) -> CgroupResult<Vec<GroupPath>> {
         let slice = slice(group)?;
         let above = missing_above(on, group)?;
@@ -38,11 +40,11 @@ impl Driver {
         Ok(above)
     }
 
-    /// Starts the scope whose group this is, with a process in it, and sees to it that all controllers are on. The process
-    /// must be there; the scope ends with its last one.
+    /// Starts the scope of this cgroup with a process in it, and enables all controllers. The process must exist; the
+    /// scope ends with its last process.
     ///
     /// # Errors
-    /// It is no scope in a slice, systemd refuses twice, or a controller cannot be turned on.
+    /// If the cgroup is not a scope's in a slice, systemd refuses twice, or a controller cannot be enabled.
     pub fn make_scope(&self, on: &Hierarchy, group: &GroupPath, process: u32, files: &Files) -> CgroupResult<()> {
         let scope = names::unit_of(group).ok_or_else(|| nobodys(group))?;
         let parent = group.parent().filter(|parent| !parent.is_root());
@@ -50,36 +52,36 @@ impl Driver {
         let mut all = properties::of_scope(scope, parent, process, on.version() == 2);
         all.extend(self.of_files(files)?);
         if let Err(first) = self.units.start(scope, &all) {
-            // One of that name that has failed stands in the way until it is forgotten.
+            // A failed unit of that name blocks it until it is reset.
             let _ = self.units.reset_failed(scope);
             self.units.start(scope, &all).map_err(|_| told(first))?;
         }
         on.create(group).map(drop)
     }
 
-    /// Tells systemd what is about to be written to a group's files. Nothing where the group is no unit's.
+    /// Passes values about to be written to a cgroup's files to systemd. Does nothing if the cgroup has no unit.
     ///
     /// # Errors
-    /// systemd refuses.
+    /// If systemd refuses.
     pub fn set(&self, group: &GroupPath, files: &Files) -> CgroupResult<()> {
         let Some(unit) = names::unit_of(group) else { return Ok(()) };
         self.units.set(unit, &self.of_files(files)?).map_err(told)
     }
 
-    /// Kills what is left in the group, stops its unit and removes it. Nothing there is success.
+    /// Kills all processes of the cgroup, stops its unit, and removes it. A missing cgroup is success.
     ///
     /// # Errors
-    /// Processes survive, systemd does not stop it, or a directory stays busy.
+    /// If processes survive, systemd does not stop the unit, or a directory stays busy.
     pub fn remove(&self, on: &Hierarchy, group: &GroupPath) -> CgroupResult<()> {
         let unit = names::unit_of(group).filter(|_| on.directories(group).iter().any(|directory| directory.exists()));
         if let Some(unit) = unit {
-            // A scope whose processes are asked to end first takes as long as the slowest.
+            // Otherwise systemd sends SIGTERM first, and stopping a scope takes as long as its slowest process.
             on.kill(group)?;
             match self.units.stop(unit) {
                 Err(UnitError::Missing(_)) => {}
                 other => other.map_err(told)?,
             }
-            // Gone, or never failed.
+            // The unit is gone, or never failed.
             let _ = self.units.reset_failed(unit);
         }
         on.remove(group)
@@ -99,14 +101,14 @@ fn nobodys(group: &GroupPath) -> CgroupError {
     CgroupError::Other(format!("{group} is not the group of a unit"))
 }
 
-/// The slice whose group this is; it lies where its name says, or it is another's.
+/// Slice of this cgroup; an error unless the cgroup's path is the one that the slice's name implies.
 fn slice(group: &GroupPath) -> CgroupResult<&str> {
     let unit = names::unit_of(group).ok_or_else(|| nobodys(group))?;
     let path = names::path_of(unit).map_err(|error| CgroupError::Other(error.to_string()))?;
     if path == *group { Ok(unit) } else { Err(nobodys(group)) }
 }
 
-/// Groups above that are not there: systemd makes them too.
+/// Missing ancestors: systemd creates them too.
 fn missing_above(on: &Hierarchy, group: &GroupPath) -> CgroupResult<Vec<GroupPath>> {
     let mut missing = Vec::new();
     let mut next = group.parent();

@@ -1,7 +1,6 @@
-//! Who waits for which job of systemd.
+//! Pending systemd jobs and their waiters.
 //!
-//! A job may have ended before the answer that names it is read: as long as somebody waits for such an answer, ends are
-//! kept.
+//! A job may end before the reply that names it is read: results are stored while such a reply is outstanding.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,10 +9,10 @@ use std::{
 
 use tokio::sync::oneshot;
 
-/// Ends that are kept at most; more within one question is nobody's.
+/// Maximum number of stored results; more within one call belong to other clients.
 const MOST_KEPT: usize = 512;
 
-/// The jobs of a connection.
+/// Jobs of a connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Jobs(Arc<Mutex<State>>);
 
@@ -24,22 +23,22 @@ struct State {
     waiting: HashMap<String, oneshot::Sender<String>>,
 }
 
-/// A question whose answer names a job.
+/// A call in progress whose reply names a job.
 #[derive(Debug)]
 pub(super) struct Asking(Jobs);
 
 impl Jobs {
-    /// Somebody asks: from now on no end is missed.
+    /// Registers a call: from now on no result is missed.
     pub(super) fn ask(&self) -> Asking {
         self.state().asking += 1;
         Asking(self.clone())
     }
 
-    /// A job has ended.
+    /// Delivers the result of a finished job.
     pub(super) fn ended(&self, job: String, result: String) {
         let mut state = self.state();
         if let Some(waiter) = state.waiting.remove(&job) {
-            // Who waited may have given up.
+            // The waiter may have timed out.
             let _ = waiter.send(result);
         } else if state.asking > 0 {
             if state.ended.len() == MOST_KEPT {
@@ -49,7 +48,7 @@ impl Jobs {
         }
     }
 
-    /// The connection is gone: nobody will be told any more.
+    /// Cancels all waiters: the connection is lost.
     pub(super) fn give_up(&self) {
         self.state().waiting.clear();
     }
@@ -60,12 +59,12 @@ impl Jobs {
 }
 
 impl Asking {
-    /// The answer named this job: its end.
+    /// Waits for the result of the job that the reply named.
     pub(super) fn named(self, job: &str) -> oneshot::Receiver<String> {
         let (told, end) = oneshot::channel();
         let mut state = self.0.state();
         match state.ended.iter().find(|(ended, _)| ended == job) {
-            // The other end is ours, and there.
+            // The receiver exists: it is returned below.
             Some((_, result)) => drop(told.send(result.clone())),
             None => {
                 state.waiting.retain(|_, waiter| !waiter.is_closed());
@@ -101,7 +100,7 @@ mod tests {
         assert!(later.try_recv().is_err());
         end("/2");
         assert_eq!(later.try_recv().as_deref(), Ok("done"));
-        // Nobody asked.
+        // No call is in progress.
         end("/3");
         assert!(jobs.ask().named("/3").try_recv().is_err());
         let mut lost = jobs.ask().named("/4");

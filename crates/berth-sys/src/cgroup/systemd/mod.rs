@@ -1,14 +1,14 @@
-//! Groups as units of systemd, where it is this machine's service manager: slices for pods, scopes for containers.
+//! systemd cgroup driver: slices for pods and scopes for containers.
 //!
 //! ```text
-//!  files of a group ─► properties (pure) ─┐
-//!  path of a group  ─► names      (pure) ─┼─► Driver ─► Units ─► Bus ─► systemd
-//!                                         └─► Hierarchy (the files themselves)
+//!  files of a cgroup ─► properties (pure) ─┐
+//!  path of a cgroup  ─► names      (pure) ─┼─► Driver ─► Units ─► Bus ─► systemd
+//!                                          └─► Hierarchy (the files themselves)
 //! ```
 //!
-//! systemd makes and removes the directory and writes the values it knows; all values are then written to the files too,
-//! because it knows only some, and keeps a processor quota in steps. [`Units`] is the seam. Every call blocks: use the
-//! blocking pool. Behaviour: spec 06a §7.
+//! systemd creates and removes the directory and writes the values it supports; the driver then writes all values to
+//! the files too, because systemd supports only some, and rounds a CPU quota. [`Units`] is the seam for tests. Every
+//! call blocks: use the blocking pool. Implements spec 06a §7.
 
 mod bus;
 mod driver;
@@ -21,75 +21,75 @@ pub use bus::{Bus, is_running};
 pub use driver::{Driver, Files};
 pub use properties::{Property, Release, Value, rounded_quota};
 
-/// What is said where a machine is run by something else.
+/// Error text if systemd is not the init system.
 pub const NOT_RUNNING: &str = "systemd not running on this host, cannot use systemd cgroups manager";
 
-/// What became of a question about a unit.
+/// Failed operation on a systemd unit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnitError {
-    /// There is one of that name already.
+    /// A unit of that name exists already.
     #[error("unit {0} exists already")]
     Exists(String),
-    /// There is none of that name.
+    /// No unit of that name exists.
     #[error("unit {0} does not exist")]
     Missing(String),
-    /// systemd refuses.
+    /// systemd refused the operation.
     #[error("{what} unit {unit}: {text}")]
     Refused {
-        /// `start`, `stop`, `change`.
+        /// Operation: `start`, `stop`, `change`.
         what: &'static str,
-        /// The unit.
+        /// Unit name.
         unit: String,
-        /// What it says.
+        /// systemd's error text.
         text: String,
     },
-    /// The job ended otherwise than by being done: `failed`, `timeout`, `canceled`, …
+    /// The job ended with a result other than `done`: `failed`, `timeout`, `canceled`, …
     #[error("{what} unit {unit}: the job ended with result {result:?}")]
     Job {
-        /// `start`, `stop`.
+        /// Operation: `start`, `stop`.
         what: &'static str,
-        /// The unit.
+        /// Unit name.
         unit: String,
-        /// systemd's word for it.
+        /// systemd's job result.
         result: String,
     },
-    /// It cannot be asked.
+    /// systemd cannot be reached over D-Bus.
     #[error("systemd cannot be reached: {0}")]
     Bus(String),
-    /// It does not answer in time.
+    /// systemd did not reply before the timeout.
     #[error("systemd does not answer: {0}")]
     NoAnswer(String),
 }
 
-/// The service manager's units. Every call blocks.
+/// Transient units of the service manager. Every call blocks.
 pub trait Units: Send + Sync + std::fmt::Debug {
-    /// Which release it is.
+    /// Release of systemd.
     ///
     /// # Errors
-    /// It cannot be asked.
+    /// If systemd cannot be reached.
     fn release(&self) -> Result<Release, UnitError>;
 
-    /// Makes a transient unit and waits until it is started.
+    /// Creates a transient unit and waits until it is started.
     ///
     /// # Errors
-    /// [`UnitError::Exists`] where there is one; what systemd refuses; a job that is not done in time.
+    /// [`UnitError::Exists`] if the unit exists; a refusal of systemd; a job that is not done in time.
     fn start(&self, unit: &str, properties: &[Property]) -> Result<(), UnitError>;
 
     /// Changes properties of a unit until the next boot.
     ///
     /// # Errors
-    /// What systemd refuses.
+    /// A refusal of systemd.
     fn set(&self, unit: &str, properties: &[Property]) -> Result<(), UnitError>;
 
-    /// Stops a unit with all below it, and waits for that.
+    /// Stops a unit with all units below it, and waits for completion.
     ///
     /// # Errors
-    /// [`UnitError::Missing`] where there is none; a job that is not done in time.
+    /// [`UnitError::Missing`] if the unit does not exist; a job that is not done in time.
     fn stop(&self, unit: &str) -> Result<(), UnitError>;
 
-    /// Forgets that a unit has failed, so that its name can be used again.
+    /// Resets the failed state of a unit, so that its name can be reused.
     ///
     /// # Errors
-    /// [`UnitError::Missing`] where there is nothing to forget.
+    /// [`UnitError::Missing`] if there is no failed state to reset.
     fn reset_failed(&self, unit: &str) -> Result<(), UnitError>;
 }

@@ -1,31 +1,33 @@
-//! Which unit a group is, and where a unit's group lies. Pure. Behaviour: spec 06a §3, §7, 09a §9.1.
+//! Mapping between systemd unit names and cgroup paths. Pure.
+//!
+//! Implements spec 06a §3, §7, 09a §9.1.
 
 use crate::cgroup::GroupPath;
 
-/// What a slice's name ends with.
+/// Suffix of slice names.
 const SLICE: &str = ".slice";
-/// The slice of everything.
+/// The root slice.
 pub const ROOT: &str = "-.slice";
-/// Where units are that name no slice.
+/// Default slice of system units.
 pub const DEFAULT: &str = "system.slice";
 
-/// A name is none of a slice.
+/// A name that is not a valid slice name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("invalid slice name: {0}")]
 pub struct InvalidSlice(pub String);
 
-/// The unit whose group this is; `None` where it is nobody's.
+/// Unit of a cgroup; `None` if the cgroup has no unit.
 pub fn unit_of(group: &GroupPath) -> Option<&str> {
     let name = group.name()?;
     [SLICE, ".scope", ".service"].iter().any(|kind| name.ends_with(kind) && name.len() > kind.len()).then_some(name)
 }
 
-/// Whether that unit holds only other units.
+/// Whether the unit is a slice.
 pub fn is_slice(unit: &str) -> bool {
     unit.ends_with(SLICE)
 }
 
-/// The slice that holds a slice: what its name says.
+/// Parent slice, as implied by the name.
 pub fn parent_of(slice: &str) -> String {
     match slice.strip_suffix(SLICE).unwrap_or(slice).rsplit_once('-') {
         Some((parent, _)) if !parent.is_empty() => format!("{parent}{SLICE}"),
@@ -33,10 +35,10 @@ pub fn parent_of(slice: &str) -> String {
     }
 }
 
-/// Where a slice's group lies: below those its name begins with.
+/// Cgroup path of a slice: below the slices that are prefixes of its name.
 ///
 /// # Errors
-/// For what is no name of a slice.
+/// If the name is not a valid slice name.
 pub fn path_of(slice: &str) -> Result<GroupPath, InvalidSlice> {
     let invalid = || InvalidSlice(slice.to_owned());
     let name = slice.strip_suffix(SLICE).ok_or_else(invalid)?;
@@ -52,7 +54,7 @@ pub fn path_of(slice: &str) -> Result<GroupPath, InvalidSlice> {
     GroupPath::parse(&slices.join("/")).ok_or_else(invalid)
 }
 
-/// The slice a parent's path stands for: its last name; nothing stands for the usual one.
+/// Slice that a cgroup parent refers to: its last name; an empty parent is the default slice.
 pub fn slice_of(parent: &str) -> Option<&str> {
     let parent = parent.trim_end_matches('/');
     let last = parent.rsplit('/').next().unwrap_or_default();

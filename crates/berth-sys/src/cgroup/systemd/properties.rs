@@ -1,27 +1,27 @@
-//! What systemd is told of a unit. Pure. Behaviour: spec 06a §7, 09a §9.3.
+//! Conversion of cgroup files and values to systemd unit properties. Pure.
 //!
-//! Resources come as the files of a group and their values, old hierarchies and the unified one alike: what a file means is
-//! decided in one place, whoever decided its value.
+//! Input is the files of a cgroup (v1 or v2) and their values: the meaning of a file is defined in one place, whoever
+//! decided its value. Implements spec 06a §7, 09a §9.3.
 
-/// systemd keeps processor quotas in multiples of this, in microseconds per second.
+/// systemd rounds CPU quotas to multiples of this, in microseconds per second.
 const STEP_US: i128 = 10_000;
-/// The kernel's own period.
+/// The kernel's default CFS period, microseconds.
 const PERIOD_US: u64 = 100_000;
-/// Processors and memory nodes beyond this are nobody's.
+/// Upper bound of CPU and memory node numbers.
 const MOST_BITS: u32 = 8192;
-/// The largest weight.
+/// Maximum `cpu.weight`.
 const MOST_WEIGHT: u64 = 10_000;
 
-/// A property as it is said on the bus.
+/// A unit property in a D-Bus call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Property {
-    /// systemd's name for it.
+    /// systemd's property name.
     pub name: &'static str,
-    /// Its value.
+    /// Property value.
     pub value: Value,
 }
 
-/// A property's value, by its type on the bus.
+/// A property value, by its D-Bus type.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
     /// `b`
@@ -38,12 +38,12 @@ pub enum Value {
     Processes(Vec<u32>),
 }
 
-/// Which release of systemd it is; 0 where that is not known, which is older than any.
+/// Major release of systemd; 0 for unknown, which counts as older than any.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Release(pub u32);
 
 impl Release {
-    /// Reads `252.39-1~deb12u2`, `v249`, `256~rc1`.
+    /// Parses `252.39-1~deb12u2`, `v249`, `256~rc1`.
     pub fn parse(text: &str) -> Self {
         let digits: String = text.trim_start_matches('v').chars().take_while(char::is_ascii_digit).collect();
         Self(digits.parse().unwrap_or(0))
@@ -66,7 +66,7 @@ fn property(name: &'static str, value: Value) -> Property {
     Property { name, value }
 }
 
-/// Of a slice that holds groups of others.
+/// Properties of a slice (pod or QoS class).
 pub fn of_slice(name: &str, parent: &str, is_unified: bool) -> Vec<Property> {
     let mut all = vec![
         property("Description", Value::Text(format!("libcontainer container {name}"))),
@@ -76,7 +76,7 @@ pub fn of_slice(name: &str, parent: &str, is_unified: bool) -> Vec<Property> {
     all
 }
 
-/// Of a scope in which processes run, this one first.
+/// Properties of a scope with `process` as its first process.
 pub fn of_scope(name: &str, slice: &str, process: u32, is_unified: bool) -> Vec<Property> {
     let mut all = vec![
         property("Description", Value::Text(format!("libcontainer container {name}"))),
@@ -89,7 +89,7 @@ pub fn of_scope(name: &str, slice: &str, process: u32, is_unified: bool) -> Vec<
     all
 }
 
-/// What makes systemd turn the controllers on.
+/// Accounting properties: they make systemd enable the controllers.
 fn accounting(is_unified: bool) -> impl Iterator<Item = Property> {
     let io = if is_unified { "IOAccounting" } else { "BlockIOAccounting" };
     let on = ["MemoryAccounting", "CPUAccounting", io, "TasksAccounting"];
@@ -97,8 +97,8 @@ fn accounting(is_unified: bool) -> impl Iterator<Item = Property> {
     on.chain([property("DefaultDependencies", Value::Flag(false))])
 }
 
-/// What files of a group and their values mean to systemd, in their order. Files it does not know are left out, and so are
-/// values that are no numbers: the kernel reads those in the file itself.
+/// Converts cgroup files and their values to properties, in order. Skips files that systemd does not know, and values
+/// that are not numbers: those are written to the file only.
 pub fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>, release: Release) -> Vec<Property> {
     let mut all = Vec::new();
     let (mut quota, mut period) = (None, None);
@@ -124,7 +124,7 @@ pub fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>, release
 
 fn of_file(file: &str, value: &str, release: Release) -> Option<Property> {
     let number = || amount(value).map(Value::Number);
-    // It refuses 0 of these, which the kernel takes.
+    // systemd refuses 0 for these properties, which the kernel accepts.
     let above_zero = || amount(value).filter(|n| *n > 0).map(Value::Number);
     let mask = || mask(value).filter(|_| release.has_processor_sets()).map(Value::Bytes);
     let (name, value) = match file {
@@ -149,7 +149,7 @@ fn weight(value: &str) -> Option<Value> {
     amount(value).filter(|n| (1..=MOST_WEIGHT).contains(n)).map(Value::Number)
 }
 
-/// A number of the kernel's; no limit is systemd's largest.
+/// Parses a kernel number; unlimited is systemd's maximum.
 fn amount(value: &str) -> Option<u64> {
     match signed(value)? {
         n if n < 0 => Some(u64::MAX),
@@ -161,7 +161,7 @@ fn signed(value: &str) -> Option<i64> {
     if value == "max" { Some(-1) } else { value.parse().ok() }
 }
 
-/// Microseconds of processors in a second, as systemd takes them; a negative quota is none.
+/// CPU microseconds per second, as systemd expects them; a negative quota means unlimited.
 fn per_second(quota: i64, period_us: u64) -> u64 {
     if quota < 0 { u64::MAX } else { u64::try_from(stepped(quota, period_us)).unwrap_or(u64::MAX) }
 }
@@ -171,8 +171,8 @@ fn stepped(quota: i64, period_us: u64) -> i128 {
     (per_second + STEP_US - 1) / STEP_US * STEP_US
 }
 
-/// The quota that systemd makes of one: rounded up to 10 ms per second. Both what it is told and what is written to the
-/// file come from this, for pods and for containers.
+/// Rounds a quota as systemd does: up to 10 ms per second. Both the property and the value written to the file derive
+/// from this, for pods and for containers.
 pub fn rounded_quota(quota: i64, period_us: u64) -> i64 {
     if quota <= 0 || period_us == 0 {
         return quota;
@@ -180,7 +180,7 @@ pub fn rounded_quota(quota: i64, period_us: u64) -> i64 {
     i64::try_from(stepped(quota, period_us) * i128::from(period_us) / 1_000_000).unwrap_or(i64::MAX)
 }
 
-/// A list like `0-3,8` as a mask, lowest bits first, without zero bytes at its end; `None` for what is no list.
+/// Converts a list like `0-3,8` to a bit mask, lowest bits first, without trailing zero bytes; `None` if malformed.
 fn mask(list: &str) -> Option<Vec<u8>> {
     let mut bytes: Vec<u8> = Vec::new();
     for range in list.split(',') {
@@ -208,7 +208,7 @@ mod tests {
 
     const NEW: Release = Release(252);
 
-    /// `name=value`, of each.
+    /// `name=value` of each property.
     fn told(files: &[(&str, &str)], release: Release) -> Vec<String> {
         let show = |p: &Property| match &p.value {
             Value::Number(u64::MAX) => format!("{}=infinity", p.name),
@@ -254,7 +254,7 @@ mod tests {
             ("cpu.idle", "0", &[]),
             ("cpu.weight", "0", &[]),
             ("cpu.weight", "10001", &[]),
-            // The kernel reads this, systemd does not.
+            // The kernel parses this, systemd does not.
             ("memory.max", "1G", &[]),
             // AC-06a-22: a file only
             ("memory.oom.group", "1", &[]),
@@ -332,7 +332,7 @@ mod tests {
         #[test]
         fn what_is_told_and_what_is_written_agree(quota in 1_000_i64..1_000_000_000, period in 1000_u64..=1_000_000) {
             let rounded = rounded_quota(quota, period);
-            // Less than a microsecond in a period is lost in the file.
+            // The conversion to the file's microseconds per period truncates less than one microsecond.
             prop_assert!(rounded + 1 >= quota);
             prop_assert_eq!(per_second(rounded, period) % 10_000, 0);
             prop_assert!(per_second(rounded, period) <= per_second(quota, period));

@@ -1,7 +1,7 @@
-//! Hears of writes to the files of groups, whoever makes them: systemd sets values back when it is reloaded, and people do
-//! by `systemctl set-property`.
+//! inotify watcher of writes to cgroup files, by any process.
 //!
-//! The kernel tells of each write to a control file; one watch for each directory. Behaviour: spec 06a §7 (deviation).
+//! systemd resets values on a daemon reload, and people change them by `systemctl set-property`. The kernel reports
+//! each write to an interface file; one watch per directory. Implements spec 06a §7 (deviation).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,19 +18,19 @@ use tokio_stream::StreamExt;
 
 use crate::cgroup::GroupPath;
 
-/// Writes rarely come alone: so long after the first, others are waited for.
+/// Debounce interval: further writes are collected this long after the first.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Bytes for events.
+/// Size of the event buffer, bytes.
 const BUFFER: usize = 4096;
 
-/// Which groups are watched.
+/// Set of watched cgroups.
 #[derive(Clone)]
 pub struct Watch {
     watches: Arc<Mutex<Watches>>,
     groups: Arc<Mutex<HashMap<WatchDescriptor, GroupPath>>>,
 }
 
-/// What is heard.
+/// Receiver of write notifications.
 pub struct Writes {
     events: EventStream<Vec<u8>>,
     groups: Arc<Mutex<HashMap<WatchDescriptor, GroupPath>>>,
@@ -38,19 +38,19 @@ pub struct Writes {
     until: Option<Instant>,
 }
 
-/// Groups some of whose files were written.
+/// Cgroups with written files.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Written {
-    /// These.
+    /// These cgroups.
     Groups(BTreeSet<GroupPath>),
-    /// Nobody knows which: the kernel had more to tell than it can remember.
+    /// Unknown cgroups: the kernel's event queue overflowed.
     Any,
 }
 
-/// Something to watch with, and to hear by. Must be called within a runtime.
+/// Creates a watcher and its receiver. Must be called within a runtime.
 ///
 /// # Errors
-/// The kernel has no watch left.
+/// If no inotify instance can be created.
 pub fn watch() -> io::Result<(Watch, Writes)> {
     let events = Inotify::init()?.into_event_stream(vec![0; BUFFER])?;
     let groups = Arc::new(Mutex::new(HashMap::new()));
@@ -59,10 +59,10 @@ pub fn watch() -> io::Result<(Watch, Writes)> {
 }
 
 impl Watch {
-    /// Hears of writes in that directory from now on, until it goes.
+    /// Watches a cgroup's directory until it is removed.
     ///
     /// # Errors
-    /// The kernel has no watch left, or there is no such directory.
+    /// If no inotify watch is available, or the directory does not exist.
     pub fn add(&self, group: &GroupPath, directory: &Path) -> io::Result<()> {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ impl Watch {
 }
 
 impl Writes {
-    /// What was written next, a moment later. Safe to drop while waiting.
+    /// Waits for writes, and returns them after the debounce interval. Cancel-safe.
     pub async fn next(&mut self) -> Written {
         loop {
             let event = match self.until {

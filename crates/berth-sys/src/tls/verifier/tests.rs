@@ -1,4 +1,4 @@
-//! Kinds of keys, signatures and shapes of chains, all made with openssl.
+//! Tests of the certificate verifier: keys, signatures, and chains created by openssl.
 
 use std::{
     io::{BufRead, BufReader},
@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 
-/// What every certificate here is valid for.
+/// IP address that every certificate here is valid for.
 const ADDRESS: &str = "127.0.0.1";
 const KINDS: [(&str, &[&str]); 6] = [
     ("rsa", &["RSA", "-pkeyopt", "rsa_keygen_bits:2048"]),
@@ -49,7 +49,7 @@ impl Workshop {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// A certificate that its own key signed, with these extensions beside the address.
+    /// A self-signed certificate with these extensions beside the address.
     fn self_signed(&self, kind: &str, digest: &str, extensions: &[&str]) -> CertificateDer<'static> {
         let key = format!("{kind}.key");
         let mut arguments = vec!["req", "-x509", "-key", &key, "-out", "self.pem", "-subj", "/CN=self", digest];
@@ -61,7 +61,7 @@ impl Workshop {
         self.read("self.pem")
     }
 
-    /// A certificate of that kind of key, signed by another's.
+    /// A certificate of that key type, signed by another key.
     fn signed(
         &self,
         name: &str,
@@ -157,7 +157,7 @@ fn a_certificate_that_is_known_must_still_hold() {
     }
 }
 
-/// `openssl s_server`, and where it listens.
+/// An `openssl s_server` process and its address.
 struct Server(Child, u16);
 
 impl Server {
@@ -185,7 +185,8 @@ async fn servers_shake_hands_with_every_kind_of_key() {
     for (kind, _) in KINDS {
         let own = shop.self_signed(kind, "-sha256", &[]);
         for version in ["-tls1_2", "-tls1_3"] {
-            // Before 1.3 the curve of a certificate must be one that keys are exchanged on, and we have no such exchange.
+            // Before TLS 1.3 the curve of a certificate must be one for key exchange, and this key exchange does not
+            // exist here.
             if (kind, version) == ("p521", "-tls1_2") {
                 continue;
             }

@@ -1,4 +1,6 @@
-//! Reviews: whose token is this, and may he? Spec 10a §8.
+//! TokenReview and SubjectAccessReview handlers.
+//!
+//! Implements spec 10a §8.
 
 use serde_json::{Value, json};
 
@@ -13,10 +15,10 @@ use super::{
     tokens,
 };
 
-/// TokenReview.
+/// Handles a TokenReview.
 ///
 /// # Errors
-/// 422: no token.
+/// 400: there is no token.
 pub fn token_review(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
     let body = request.body.clone().unwrap_or_default();
     let token = text(&body, "/spec/token");
@@ -43,10 +45,10 @@ pub fn token_review(view: &dyn View, request: &Request) -> Result<Reply, Refusal
     Ok(answered(body, status))
 }
 
-/// SubjectAccessReview.
+/// Handles a SubjectAccessReview.
 ///
 /// # Errors
-/// 422: it asks for nothing, or of nobody.
+/// 422: attributes or subject are missing.
 pub fn subject_access_review(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
     let body = request.body.clone().unwrap_or_default();
     let spec = &body["spec"];

@@ -1,5 +1,6 @@
-//! Who somebody is: the certificate or the token he shows, held against authority and clock with every request.
-//! Spec 10a §6.
+//! Authentication: client certificates and bearer tokens, checked on every request.
+//!
+//! Implements spec 10a §6.
 
 use std::{
     collections::HashMap,
@@ -27,10 +28,10 @@ use super::{
 
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// Who asks: the leaf certificate (DER) he showed, or the bearer's token.
+/// Authenticates a caller by leaf certificate (DER) or bearer token.
 ///
 /// # Errors
-/// 401: what he showed is worth nothing, or he showed nothing and strangers are not let in.
+/// 401: the credentials are invalid, or there are none and anonymous access is disabled.
 pub fn authenticate(
     view: &dyn View,
     certificate: Option<&[u8]>,
@@ -50,23 +51,23 @@ pub fn authenticate(
     Ok(Caller { user_agent: user_agent.to_owned(), ..caller })
 }
 
-/// Certificates whose signature was verified: once is enough, their time is looked at with every request.
+/// Cache of client certificates with verified signatures; their validity period is checked on every request.
 #[derive(Debug, Default)]
 pub struct Verified {
-    /// Against that authority, and while it holds itself.
+    /// Authority that they were verified against; `within` is its own validity.
     authority: String,
     within: Option<Window>,
-    /// Whose they are, and when they hold, by DER.
+    /// Caller and validity by certificate (DER).
     leaves: HashMap<Vec<u8>, (Caller, Window)>,
 }
 
-/// Seconds since 1970, both included.
+/// Validity period in seconds since 1970, both ends inclusive.
 type Window = (i64, i64);
 
-/// Leaves remembered.
+/// Maximum number of cached certificates; a full cache is cleared.
 const LEAVES: usize = 256;
 
-/// Common name and organisations of a certificate that our authority signed, for clients, and that holds now.
+/// Caller of a client certificate that the authority signed and that is valid now.
 fn by_certificate(view: &dyn View, shown: &[u8]) -> Option<Caller> {
     let rules = view.rules();
     let mut verified = rules.verified.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,10 +111,10 @@ fn verify(view: &dyn View, shown: &[u8]) -> Option<(Caller, Window)> {
     Some((Caller { name, groups, ..Caller::default() }, window(&parsed)))
 }
 
-/// Whose token it is, and for which of the audiences.
+/// Authenticates a token; returns its caller and the matching audiences.
 ///
 /// # Errors
-/// Why it is worth nothing.
+/// The reason why the token is invalid.
 pub fn by_token(view: &dyn View, token: &str, audiences: &[String]) -> Result<(Caller, Vec<String>), String> {
     let ours = || audiences.iter().filter(|audience| *audience == tokens::AUDIENCE).cloned().collect::<Vec<_>>();
     if let Some((name, groups)) = view.rules().tokens.get(token) {
@@ -127,7 +128,7 @@ pub fn by_token(view: &dyn View, token: &str, audiences: &[String]) -> Result<(C
     tokens::verify(view, token, audiences)
 }
 
-/// Id and secret of what looks like a bootstrap token.
+/// ID and secret of a token in bootstrap token format.
 fn bootstrap(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.split_once('.')?;
     let plain = |text: &str| text.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
@@ -158,7 +159,7 @@ fn decoded(secret: &Value, key: &str) -> String {
     String::from_utf8(bytes).unwrap_or_default()
 }
 
-/// Whether an object that a token is bound to is gone for tokens: deleted for more than a minute.
+/// Whether an object is gone as far as bound tokens are concerned: deleted for more than a minute.
 pub fn is_over(view: &dyn View, object: &Value) -> bool {
     let since = time_at(object, "/metadata/deletionTimestamp");
     since.is_some_and(|since| view.now().duration_since(since).as_secs() > 60)

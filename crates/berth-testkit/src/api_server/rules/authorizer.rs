@@ -1,4 +1,6 @@
-//! Who may what: the Node authorizer, then grants as a cluster's roles give them. Pure. Spec 10 §6.1.
+//! Authorization: Node authorizer, then grants as RBAC bindings give them. Pure.
+//!
+//! Implements spec 10 §6.1.
 
 use super::{
     super::{
@@ -8,25 +10,25 @@ use super::{
     graph,
 };
 
-/// What is asked for, of a request or of a review.
+/// Attributes of a request or review to authorize.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// `get`
+    /// Verb: `get`.
     pub verb: String,
-    /// `pods`, `leases.coordination.k8s.io`
+    /// Resource name: `pods`, `leases.coordination.k8s.io`.
     pub resource: String,
-    /// Mostly empty.
+    /// Subresource; mostly empty.
     pub subresource: String,
-    /// Empty at the cluster scope.
+    /// Namespace; empty at the cluster scope.
     pub namespace: String,
-    /// Of a list or watch, what the selector demands as `metadata.name`.
+    /// Object name; for a list or watch, the `metadata.name` that the field selector requires.
     pub name: String,
-    /// What the field selector demands as `spec.nodeName`.
+    /// `spec.nodeName` that the field selector requires.
     pub node_selector: String,
 }
 
 impl Asked {
-    /// Of a request.
+    /// Attributes of a request.
     pub fn of(request: &Request) -> Self {
         let selected = request.field("metadata.name").unwrap_or_default();
         Self {
@@ -40,21 +42,21 @@ impl Asked {
     }
 }
 
-/// Somebody may do something, as a role and its binding say.
+/// Permission, like a role with its binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Users and groups.
+    /// Names of users and groups.
     pub subjects: Vec<String>,
-    /// `*`: all.
+    /// Verbs; `*` is all.
     pub verbs: Vec<String>,
-    /// `pods`, `pods/status`, `*`: all.
+    /// Resources: `pods`, `pods/status`; `*` is all.
     pub resources: Vec<String>,
-    /// Empty: all.
+    /// Object names; empty is all.
     pub names: Vec<String>,
 }
 
 impl Grant {
-    /// A grant for all names.
+    /// Creates a grant for all object names.
     pub fn new(subject: &str, verbs: &[&str], resources: &[&str]) -> Self {
         let own = |list: &[&str]| list.iter().map(|item| (*item).to_owned()).collect();
         Self { subjects: own(&[subject]), verbs: own(verbs), resources: own(resources), names: Vec::new() }
@@ -73,7 +75,7 @@ impl Grant {
     }
 }
 
-/// What a cluster grants after its installation (bootstrap tokens as kubeadm sets them up).
+/// Default grants of a new cluster (bootstrap tokens as kubeadm sets them up).
 pub fn first_grants() -> Vec<Grant> {
     const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
     let client = format!("{CSRS}/nodeclient");
@@ -86,10 +88,10 @@ pub fn first_grants() -> Vec<Grant> {
     ]
 }
 
-/// Whether he may.
+/// Decides whether the caller is allowed.
 ///
 /// # Errors
-/// Why not, as authorizers say it; often nothing.
+/// The authorizer's reason; often empty.
 pub fn decide(view: &dyn View, caller: &Caller, asked: &Asked) -> Result<(), String> {
     if view.rules().grants.iter().any(|grant| grant.covers(caller, asked)) {
         return Ok(());
@@ -100,10 +102,10 @@ pub fn decide(view: &dyn View, caller: &Caller, asked: &Asked) -> Result<(), Str
     }
 }
 
-/// The same for a request.
+/// Authorizes a request.
 ///
 /// # Errors
-/// 403 with the reference's text.
+/// 403 with upstream's text.
 pub fn authorize(view: &dyn View, request: &Request) -> Result<(), Refusal> {
     let asked = Asked::of(request);
     decide(view, &request.caller, &asked).map_err(|why| {
@@ -123,7 +125,7 @@ pub fn authorize(view: &dyn View, request: &Request) -> Result<(), Refusal> {
     })
 }
 
-/// Resources that every node may use in the same way.
+/// Static rules that are the same for every node.
 fn fixed_role(asked: &Asked) -> bool {
     let read = ["get", "list", "watch"].contains(&asked.verb.as_str());
     let create = asked.verb == "create";

@@ -1,5 +1,6 @@
-//! What controllers do about changes: approve and sign requests for certificates, collect what lost its owner,
-//! give namespaces what belongs to them, bind pods. Pure. Spec 10a §7.
+//! Controllers: CSR approver and signer, garbage collector, namespace lifecycle, scheduler. Pure.
+//!
+//! Implements spec 10a §7.
 
 use std::time::Duration;
 
@@ -17,28 +18,28 @@ use super::{
 };
 
 const CSRS: &str = "certificatesigningrequests.certificates.k8s.io";
-/// What a Node owns.
+/// Resources whose objects the garbage collector deletes with their owner Node.
 const OWNED: &[&str] =
     &["leases.coordination.k8s.io", "csinodes.storage.k8s.io", "resourceslices.resource.k8s.io", "pods"];
 
-/// Work of a controller.
+/// Work item of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Look at the request of that name, and approve it if nobody has to.
+    /// Approve the certificate signing request with that name if the approver's rules allow it.
     Approve(String),
-    /// Make the certificate of the approved request of that name.
+    /// Sign the approved certificate signing request with that name.
     Sign(String),
-    /// Delete what the Node of that UID owned.
+    /// Delete the objects whose owner is the Node with that UID.
     Collect(String),
-    /// The authority's certificate and the default account, for that namespace.
+    /// Create the root CA config map and the default service account in that namespace.
     Publish(String),
-    /// Delete what is in that namespace, and then itself.
+    /// Delete the content of that namespace, and then the namespace itself.
     Empty(String),
     /// Bind that pod (namespace, name) to the node of the settings.
     Bind(String, String),
 }
 
-/// What is to be done about a change, and when.
+/// Controller jobs for a change, with their delays.
 pub fn react(view: &dyn View, change: &Change) -> Vec<Later> {
     let rules = view.rules();
     let later = |after: Option<Duration>, job: Job| after.map(|after| Later { after, job });
@@ -73,7 +74,7 @@ pub fn react(view: &dyn View, change: &Change) -> Vec<Later> {
     jobs.into_iter().flatten().chain(emptied).collect()
 }
 
-/// Whether the object's namespace goes.
+/// Whether the object's namespace is terminating or gone.
 fn ends(view: &dyn View, object: &Value) -> bool {
     let namespace = view.get("namespaces", "", text(object, "/metadata/namespace"));
     namespace.is_none_or(|namespace| is_terminating(&namespace))
@@ -93,7 +94,7 @@ fn is_node(view: &dyn View, uid: &str) -> bool {
     view.list("nodes").iter().any(|node| text(node, "/metadata/uid") == uid)
 }
 
-/// What is written now that the time has come.
+/// Runs a due job; returns its writes.
 pub fn run(view: &dyn View, job: &Job) -> Vec<Write> {
     match job {
         Job::Approve(name) => approve_if_due(view, name),
@@ -144,23 +145,23 @@ fn put(object: Value) -> Write {
     Write::Put { resource: CSRS.to_owned(), object }
 }
 
-/// What somebody says of a request by hand: `Approved`, `Denied` or `Failed`. Nothing if it is not there.
+/// Adds a condition `Approved`, `Denied`, or `Failed` to a certificate signing request; no writes if it is missing.
 pub fn decide_request(view: &dyn View, name: &str, verdict: &str, reason: &str, message: &str) -> Vec<Write> {
     let csr = view.get(CSRS, "", name);
     csr.map(|csr| put(csr::with_condition(&csr, verdict, reason, message, view.now()))).into_iter().collect()
 }
 
-/// Somebody approves a request; it is signed as any other.
+/// Approves a certificate signing request as `kubectl certificate approve` does; the signer then signs it.
 pub fn approve(view: &dyn View, name: &str) -> Vec<Write> {
     decide_request(view, name, "Approved", "KubectlApprove", "This CSR was approved by kubectl certificate approve.")
 }
 
-/// Somebody denies a request.
+/// Denies a certificate signing request as `kubectl certificate deny` does.
 pub fn deny(view: &dyn View, name: &str) -> Vec<Write> {
     decide_request(view, name, "Denied", "KubectlDeny", "This CSR was denied by kubectl certificate deny.")
 }
 
-/// The signer gives up on a request.
+/// Marks a certificate signing request as failed, as its signer does.
 pub fn fail(view: &dyn View, name: &str, why: &str) -> Vec<Write> {
     decide_request(view, name, "Failed", "SignerValidationFailure", why)
 }
@@ -208,7 +209,7 @@ fn empty(view: &dyn View, namespace: &str) -> Vec<Write> {
     writes
 }
 
-/// A DELETE as writes.
+/// Converts the effect of a DELETE into writes.
 pub fn deletion_writes(resource: &str, object: &Value, effect: DeleteEffect) -> Vec<Write> {
     let put = |object| Write::Put { resource: resource.to_owned(), object };
     match effect {
@@ -225,7 +226,7 @@ pub fn deletion_writes(resource: &str, object: &Value, effect: DeleteEffect) -> 
     }
 }
 
-/// What every namespace has.
+/// Objects that every namespace has and this one lacks.
 pub fn publish(view: &dyn View, namespace: &str) -> Vec<Write> {
     let object = |kind: &str, name: &str| json!({"kind": kind, "apiVersion": "v1", "metadata": {"name": name, "namespace": namespace}});
     let mut root = object("ConfigMap", "kube-root-ca.crt");
@@ -262,7 +263,7 @@ mod tests {
         later.iter().map(|later| (later.after, later.job.clone())).collect()
     }
 
-    /// Spec 10a §12 step 5: approval, then the certificate. AC-10a-21: serving requests wait for people.
+    /// Spec 10a §12 step 5: approval, then the certificate. AC-10a-21: serving requests need manual approval.
     #[test]
     fn a_request_is_approved_and_then_signed() {
         let usages = &["digital signature", "client auth"];

@@ -1,5 +1,6 @@
-//! Certificate signing requests: what they may become, who approves them, and what is signed. Pure, but for keys.
-//! Spec 10a §4 and §7.
+//! Certificate signing requests: validation, automatic approval, and signing. Pure, but for keys.
+//!
+//! Implements spec 10a §4 and §7.
 
 use std::time::Duration;
 
@@ -14,16 +15,16 @@ use super::{
     settings::Rules,
 };
 
-/// The signer of a kubelet's client certificates.
+/// Signer of kubelet client certificates.
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// The signer of a kubelet's serving certificates; never approved by itself.
+/// Signer of kubelet serving certificates; never approved automatically.
 pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
 const SHORT: i64 = 8 * 3600;
 const BACKDATED: i64 = 300;
 const YEAR: i64 = 365 * 24 * 3600;
 
-/// A new request says itself who made it.
+/// Prepares and validates a new request; records its creator in the spec.
 pub fn create(caller: &Caller, csr: &mut Value, causes: &mut Vec<Cause>) {
     set(csr, "status", json!({}));
     let spec = &mut csr["spec"];
@@ -51,7 +52,7 @@ pub fn create(caller: &Caller, csr: &mut Value, causes: &mut Vec<Cause>) {
     }
 }
 
-/// Only `approval` changes conditions, only `status` the rest of the status, nothing the spec.
+/// Restricts changes: `approval` changes conditions, `status` the rest of the status, and nothing the spec.
 pub fn update(subresource: &str, old: &Value, csr: &mut Value) {
     take_over(csr, "spec", old);
     match subresource {
@@ -61,7 +62,7 @@ pub fn update(subresource: &str, old: &Value, csr: &mut Value) {
             set(&mut csr["status"], "conditions", conditions);
         }
         "status" => {
-            // Approved and Denied are not the signer's to say.
+            // The signer must not change Approved and Denied.
             let kept = |c: &&Value| ["Approved", "Denied"].contains(&text(c, "/type"));
             let mut conditions: Vec<Value> = list(old, "/status/conditions").iter().filter(kept).cloned().collect();
             conditions.extend(list(csr, "/status/conditions").iter().filter(|c| !kept(c)).cloned());
@@ -82,7 +83,7 @@ fn parse(spec: &Value) -> Result<CertificateSigningRequestParams, String> {
     CertificateSigningRequestParams::from_pem(&pem).map_err(|err| err.to_string())
 }
 
-/// What the subject says: common name, and organisations in order.
+/// Subject of a request: common name, and organizations in order.
 fn subject(params: &CertificateSigningRequestParams) -> (String, Vec<String>) {
     let (mut name, mut organizations) = (String::new(), Vec::new());
     for (kind, value) in params.params.distinguished_name.iter() {
@@ -100,14 +101,14 @@ fn subject(params: &CertificateSigningRequestParams) -> (String, Vec<String>) {
     (name, organizations)
 }
 
-/// The common name a kubelet's request asks for; none if it does not parse.
+/// Common name in the request's subject; `None` if the request does not parse.
 pub fn common_name(csr: &Value) -> Option<String> {
     parse(&csr["spec"]).ok().map(|params| subject(&params).0)
 }
 
-/// The message of the condition with which the approver approves; none: it leaves the request to people.
+/// Message of the approver's condition; `None` if the request needs manual approval.
 ///
-/// `may` says whether the requestor may create a subresource of `certificatesigningrequests`.
+/// `may` returns whether the requestor may create a subresource of `certificatesigningrequests`.
 pub fn approval(csr: &Value, may: impl Fn(&str) -> bool) -> Option<&'static str> {
     if !list(csr, "/status/conditions").is_empty() || text(csr, "/spec/signerName") != CLIENT_SIGNER {
         return None;
@@ -127,7 +128,7 @@ pub fn approval(csr: &Value, may: impl Fn(&str) -> bool) -> Option<&'static str>
     may("nodeclient").then_some("Auto approving kubelet client certificate after SubjectAccessReview.")
 }
 
-/// The request with one more condition.
+/// Returns the request with an additional condition.
 pub fn with_condition(csr: &Value, kind: &str, reason: &str, message: &str, now: Timestamp) -> Value {
     let mut csr = csr.clone();
     let condition = json!({"type": kind, "status": "True", "reason": reason, "message": message,
@@ -137,12 +138,12 @@ pub fn with_condition(csr: &Value, kind: &str, reason: &str, message: &str, now:
     csr
 }
 
-/// Whether a condition of that type is there.
+/// Whether the request has a condition of that type.
 pub fn has_condition(csr: &Value, kind: &str) -> bool {
     list(csr, "/status/conditions").iter().any(|condition| text(condition, "/type") == kind)
 }
 
-/// The request with its certificate, or with the condition that says why there is none.
+/// Returns the request with its certificate, or with a `Failed` condition.
 pub fn sign(csr: &Value, rules: &Rules, now: Timestamp) -> Value {
     match certificate(csr, rules, now) {
         Ok(pem) => {
@@ -154,8 +155,8 @@ pub fn sign(csr: &Value, rules: &Rules, now: Timestamp) -> Value {
     }
 }
 
-/// Begins 5 minutes ago; ends what was asked for after that, and a short one what was asked for from now.
-/// Where the rules say how long it lives, it begins now.
+/// Issues the certificate. It starts 5 minutes ago and ends the requested duration after that; durations below 8
+/// hours count from now. If the rules set a lifetime, it starts now.
 fn certificate(csr: &Value, rules: &Rules, now: Timestamp) -> Result<String, String> {
     let mut asked = parse(&csr["spec"])?;
     match text(csr, "/spec/signerName") {
@@ -197,7 +198,7 @@ fn serves(names: &[SanType]) -> bool {
     names.iter().any(|name| matches!(name, SanType::DnsName(_) | SanType::IpAddress(_)))
 }
 
-/// Tables, and the requests that other modules' tests sign.
+/// Table tests, and requests that tests of other modules sign.
 #[cfg(test)]
 pub mod tests {
     use rcgen::{CertificateParams, DnType};
@@ -209,7 +210,7 @@ pub mod tests {
         "2026-01-01T00:00:00Z".parse().expect("a time")
     }
 
-    /// A request of that common name, organisation and names.
+    /// Request with that common name, organization, and subject alternative names.
     pub fn request(name: &str, organization: &str, names: &[&str], usages: &[&str], user: &str) -> Value {
         let mut params =
             CertificateParams::new(names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>()).expect("names");

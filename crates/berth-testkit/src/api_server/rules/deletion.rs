@@ -1,4 +1,6 @@
-//! What a DELETE does. Pure. Spec 10a §4.1, the whole table.
+//! Effects of DELETE: grace periods, finalizers, and preconditions. Pure.
+//!
+//! Implements spec 10a §4.1, the whole table.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
@@ -11,10 +13,10 @@ use super::{
     fields::{list, number, set, text, time, time_at},
 };
 
-/// The preconditions of a DELETE.
+/// Checks the preconditions of a DELETE.
 ///
 /// # Errors
-/// 409: it is another object, or version, than the caller thinks.
+/// 409: UID or resource version differs.
 pub fn check_preconditions(kind: &str, old: &Value, options: &DeleteOptions) -> Result<(), Refusal> {
     let name = text(old, "/metadata/name");
     let (uid, version) = (text(old, "/metadata/uid"), text(old, "/metadata/resourceVersion"));
@@ -35,7 +37,7 @@ pub fn check_preconditions(kind: &str, old: &Value, options: &DeleteOptions) -> 
     Ok(())
 }
 
-/// Of a pod, whose end has a grace.
+/// Effect on a pod, with its grace period.
 pub fn pod(old: &Value, options: &DeleteOptions, now: Timestamp) -> DeleteEffect {
     if old.pointer("/metadata/deletionTimestamp").is_some() {
         return again(old, options, now);
@@ -53,7 +55,7 @@ pub fn pod(old: &Value, options: &DeleteOptions, now: Timestamp) -> DeleteEffect
     end(deleting, grace)
 }
 
-/// Of a pod that is being deleted: the grace only shrinks.
+/// Effect on a pod that is already being deleted: the grace period only shrinks.
 fn again(old: &Value, options: &DeleteOptions, now: Timestamp) -> DeleteEffect {
     let stored = number(old, "/metadata/deletionGracePeriodSeconds").unwrap_or_default();
     if stored == 0 && is_final(old) {
@@ -83,7 +85,7 @@ fn end(deleting: Value, grace: i64) -> DeleteEffect {
     }
 }
 
-/// Of anything else: at once, unless somebody has to finish with it first.
+/// Effect on any other object: immediate removal, unless it has finalizers.
 pub fn other(old: &Value, now: Timestamp) -> DeleteEffect {
     if is_final(old) {
         return DeleteEffect::Remove(Vec::new());
@@ -96,7 +98,7 @@ pub fn other(old: &Value, now: Timestamp) -> DeleteEffect {
     DeleteEffect::Update(deleting)
 }
 
-/// Of a namespace: it goes when nothing is in it any more.
+/// Effect on a namespace: it becomes Terminating and is removed once it is empty.
 pub fn namespace(old: &Value, now: Timestamp) -> DeleteEffect {
     if old.pointer("/metadata/deletionTimestamp").is_some() {
         return DeleteEffect::Nothing;
@@ -125,7 +127,7 @@ fn is_final(object: &Value) -> bool {
     list(object, "/metadata/finalizers").is_empty()
 }
 
-/// The condition of a pod that the eviction API ends.
+/// Returns the pod with the `DisruptionTarget` condition of the eviction API.
 pub fn evicting(pod: &Value, now: Timestamp) -> Value {
     let mut pod = pod.clone();
     let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",

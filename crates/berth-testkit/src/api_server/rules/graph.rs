@@ -1,7 +1,7 @@
-//! What an object refers to, and which node may therefore know it. Pure.
+//! Object references of pods, and the relationships that authorize a node. Pure.
 //!
-//! The reference keeps a graph fed by watches; ours is worked out from the pods when somebody asks, as they were a
-//! little while ago. Spec 10 §6.1.
+//! Upstream keeps a graph fed by watches; this module computes it per request from the pods as they were `graph_lag`
+//! ago. Implements spec 10 §6.1.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use super::{
 
 const CONTAINER_LISTS: &[&str] = &["/spec/containers", "/spec/initContainers", "/spec/ephemeralContainers"];
 
-/// Whether that object is a pod of the node, or one that a pod of the node refers to.
+/// Whether the object is a pod of the node, or one that a pod of the node refers to.
 pub fn is_related(view: &dyn View, node: &str, resource: &str, namespace: &str, name: &str) -> bool {
     let then = view.now().checked_sub(view.rules().graph_lag).unwrap_or(view.now());
     let on_node = |object: &Value| text(object, "/spec/nodeName") == node;
@@ -33,7 +33,7 @@ pub fn is_related(view: &dyn View, node: &str, resource: &str, namespace: &str, 
     refers || through_volumes(view, &own.collect::<Vec<_>>(), resource, namespace, name)
 }
 
-/// A pod's claim leads to its volume, and that to its secrets.
+/// Follows a pod's claim to its volume, and the volume to its secrets.
 fn through_volumes(view: &dyn View, pods: &[&Value], resource: &str, namespace: &str, name: &str) -> bool {
     if resource != "persistentvolumes" && resource != "secrets" {
         return false;
@@ -122,7 +122,7 @@ fn of_variables(pod: &Value, key: &str, all: &str, add: &mut impl FnMut(&Value, 
     }
 }
 
-/// Namespace and name of each secret that a volume needs.
+/// Namespace and name of each secret that a persistent volume needs.
 fn secrets_of_volume(volume: &Value) -> Vec<(String, String)> {
     let claim = text(volume, "/spec/claimRef/namespace");
     let mut secrets = Vec::new();
@@ -146,7 +146,7 @@ fn secrets_of_volume(volume: &Value) -> Vec<(String, String)> {
     secrets
 }
 
-/// What keeps a pod from being a mirror pod: the first API object it refers to. Spec 10 §6.2.
+/// First API object that a pod refers to, which prevents it from being a mirror pod. Implements spec 10 §6.2.
 pub fn foreign_reference(pod: &Value) -> Option<&'static str> {
     for (resource, name) in
         [("serviceaccounts", "serviceaccounts"), ("secrets", "secrets"), ("configmaps", "configmaps")]

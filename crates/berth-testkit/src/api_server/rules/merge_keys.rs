@@ -1,16 +1,16 @@
-//! How the lists of the objects we hold merge in a strategic merge patch (spec 10 §5.1). Pure.
+//! List strategies and merge keys of strategic merge patch (spec 10 §5.1). Pure.
 //!
-//! A place is the path of fields below the object, without indices: `spec.containers.env`. A list that is not
-//! in the table is replaced as a whole.
+//! A place is the field path below the object, without indices: `spec.containers.env`. A list that is not in the
+//! table is replaced as a whole.
 
-/// How a list takes a patch.
+/// Merge strategy of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListStrategy {
-    /// The patch's list takes its place.
+    /// The patch's list replaces the old one.
     Atomic,
-    /// Elements with the same value of that field are one.
+    /// Elements with the same value of that field merge.
     MergeBy(&'static str),
-    /// A set of scalars.
+    /// Set of scalars.
     Set,
 }
 
@@ -51,7 +51,7 @@ const SERVICE: &[(&str, ListStrategy)] = &[("spec.ports", MergeBy("port")), ("st
 
 const SERVICE_ACCOUNT: &[(&str, ListStrategy)] = &[("secrets", MergeBy("name")), ("imagePullSecrets", MergeBy("name"))];
 
-/// How the list at that place merges in an object of that kind.
+/// Strategy of the list at that place in an object of that kind.
 pub fn strategy(kind: &str, place: &str) -> ListStrategy {
     let find = |table: &[(&str, ListStrategy)], place: &str| {
         table.iter().find(|(path, _)| *path == place).map(|(_, strategy)| *strategy)

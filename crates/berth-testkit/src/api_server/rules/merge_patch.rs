@@ -1,6 +1,6 @@
-//! What a patch makes of an object: strategic merge patch and JSON merge patch, as the server applies them. Pure.
+//! Server-side strategic merge patch and JSON merge patch. Pure.
 //!
-//! Written from spec 10 §5.5 only: it must not know how the agent builds its patches.
+//! Written from spec 10 §5.5 only, independent of how the agent builds its patches.
 
 use serde_json::{Map, Value};
 
@@ -15,14 +15,14 @@ const BAD_ORDER_LIST: &str = "invalid patch format of setElementOrder list";
 const BAD_DELETE_LIST: &str = "invalid patch format of primitive list";
 const BAD_RETAIN_KEYS: &str = "invalid patch format of retainKeys";
 
-/// Why a patch was not applied.
+/// Error of a strategic merge patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PatchError {
     /// 400: a directive is malformed.
     Malformed(String),
-    /// 422: not what lists can be.
+    /// 422: lists of lists cannot be merged.
     Unfit(String),
-    /// 500, as a plain error: the server does not tell these from its own faults.
+    /// 500, as a plain error: the server does not distinguish these from internal errors.
     Plain(String),
 }
 
@@ -30,6 +30,9 @@ type Patched<T> = Result<T, PatchError>;
 type Object = Map<String, Value>;
 
 /// Applies a strategic merge patch to an object of that kind.
+///
+/// # Errors
+/// The patch is invalid for the object.
 pub fn strategic(kind: &str, original: &Value, patch: &Value) -> Patched<Value> {
     let (Some(original), Some(patch)) = (original.as_object(), patch.as_object()) else {
         return Err(PatchError::Malformed("invalid JSON document".to_owned()));
@@ -52,7 +55,7 @@ pub fn json_merge(original: &Value, patch: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Where in the object we are.
+/// Position in the object: kind and field path.
 struct Place<'a> {
     kind: &'a str,
     path: String,
@@ -109,7 +112,7 @@ fn merge_field(original: &mut Object, key: &str, value: Value, place: &Place<'_>
     Ok(())
 }
 
-/// A value without nulls and directives: what a patch becomes where there was nothing to patch.
+/// Value without nulls and directives: the result of a patch where there was no value.
 fn plain(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -138,7 +141,7 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Patched<()> {
     Ok(())
 }
 
-/// The lists for which the patch tells the order; takes them and their orders out of the patch.
+/// Merges the lists whose order the patch specifies; removes them and their order lists from the patch.
 fn merge_ordered_lists(original: &mut Object, patch: &mut Object, place: &Place<'_>) -> Patched<()> {
     let orders: Vec<String> = patch.keys().filter(|key| key.starts_with(ORDER_PREFIX)).cloned().collect();
     for order_key in orders {
@@ -164,7 +167,7 @@ fn merge_ordered_lists(original: &mut Object, patch: &mut Object, place: &Place<
     Ok(())
 }
 
-/// Each element of the patch has to be in the order list, in the same sequence.
+/// Checks that each element of the patch is in the order list, in the same sequence.
 fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Patched<()> {
     if patch.is_empty() || order.is_empty() {
         return Ok(());
@@ -239,8 +242,8 @@ fn merge_by(mut original: Vec<Value>, patch: Vec<Value>, key: &str, place: &Plac
     in_order(merged, &elements, &original, Some(key))
 }
 
-/// Elements that are named in `order` stand as it says. Others keep their order, and go before a named one only if
-/// they stood before it in `old`.
+/// Sorts elements that `order` names into its order. Others keep their order, and precede a named one only if they
+/// preceded it in `old`.
 fn in_order(merged: Vec<Value>, order: &[Value], old: &[Value], key: Option<&str>) -> Patched<Vec<Value>> {
     let mut names = Vec::with_capacity(order.len());
     for item in order {
@@ -272,7 +275,7 @@ fn in_order(merged: Vec<Value>, order: &[Value], old: &[Value], key: Option<&str
     Ok(sorted)
 }
 
-/// What tells an element from others: the value of the merge key, or the scalar itself.
+/// Identity of a list element: the value of its merge key, or the scalar itself.
 fn identity(item: &Value, key: Option<&str>) -> Patched<Value> {
     let Some(key) = key else { return Ok(item.clone()) };
     item.get(key)
@@ -325,7 +328,7 @@ mod tests {
 
     fn check(kind: &str, original: Value, patch: Value, expected: Value) {
         assert_eq!(strategic(kind, &original, &patch), Ok(expected.clone()), "{patch} on {original}");
-        // Fields have no order, lists have: compare the text of lists, too.
+        // Object fields have no order, lists do: compares the lists as well.
         let merged = strategic(kind, &original, &patch).expect("just seen");
         assert_eq!(merged.pointer("/status/conditions"), expected.pointer("/status/conditions"));
     }
@@ -361,7 +364,7 @@ mod tests {
         );
     }
 
-    /// What others wrote keeps its place among what the order names.
+    /// Elements that the order list does not name keep their position before what they preceded.
     #[test]
     fn elements_nobody_names_stay_before_what_they_stood_before() {
         let list = |types: &[&str]| types.iter().map(|t| json!({"type": t})).collect::<Vec<_>>();
@@ -402,7 +405,7 @@ mod tests {
         );
     }
 
-    /// AC-10a-19 and AC-10-23: the list is exactly what was sent, duplicates of the key included.
+    /// AC-10a-19 and AC-10-23: the list is exactly the sent one, duplicates of the key included.
     #[test]
     fn a_list_is_replaced_on_demand() {
         let address = |kind: &str, address: &str| json!({"type": kind, "address": address});
@@ -424,7 +427,7 @@ mod tests {
         );
     }
 
-    /// As with `kubectl patch`: a container that is added stands first.
+    /// As with `kubectl patch`: an added container comes first.
     #[test]
     fn without_an_order_new_elements_stand_first() {
         let stored = json!({"spec": {"containers": [{"name": "a"}, {"name": "b"}]}});

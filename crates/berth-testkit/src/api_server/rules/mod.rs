@@ -1,8 +1,8 @@
-//! What a real server refuses and fills in: who somebody is and what he may, what an object must be, what a patch
-//! makes of it, what a DELETE does, and what controllers do afterwards. Spec 10 §5 and §6, spec 10a §4 and §6-8.
+//! API machinery rules of a real server: authentication, authorization, admission, validation, patches.
 //!
-//! Functions over JSON values and a read-only view of the store; nothing here knows connections, verbs' storage
-//! rules or watches. Written from the specification alone: it shares no code with the agent.
+//! Also the effect of a DELETE, and controllers. Functions over JSON values and a read-only view of the store; they
+//! know nothing of connections, storage rules of verbs, or watches. Written from the specification alone; shares no
+//! code with the agent. Implements spec 10 §5 and §6, spec 10a §4 and §6-8.
 
 pub mod access;
 pub mod authentication;
@@ -37,11 +37,11 @@ pub use self::{
 };
 use super::view::{Cause, DeleteEffect, Refusal, Reply, Request, View, Write};
 
-/// Makes a new object fit to be stored: admission, defaults, strategy, validation. Name, namespace, uid and
-/// creationTimestamp are set already.
+/// Prepares a new object for storage: admission, defaults, strategy, validation. Name, namespace, uid, and
+/// creationTimestamp are already set.
 ///
 /// # Errors
-/// 400, 403, 404, 422: it cannot be.
+/// 400, 403, 404, 422: the object is refused.
 pub fn prepare_create(view: &dyn View, request: &Request, object: &mut Value) -> Result<(), Refusal> {
     let refuse = |why: String| {
         let (kind, version) = (request.kind, &request.api_version);
@@ -56,11 +56,11 @@ pub fn prepare_create(view: &dyn View, request: &Request, object: &mut Value) ->
     if request.kind == "Pod" { pods::create(object) } else { objects::create(request, object) }
 }
 
-/// Makes a changed object (PUT or PATCH, subresources included) fit to be stored. The core has done what holds for
-/// all resources: immutable metadata is `old`'s, a write to `status` has `old`'s spec, any other has `old`'s status.
+/// Prepares a changed object (PUT or PATCH, subresources included) for storage. The core has done what holds for all
+/// resources: immutable metadata is `old`'s, a write to `status` has `old`'s spec, any other has `old`'s status.
 ///
 /// # Errors
-/// 403, 422: it cannot be.
+/// 403, 422: the change is refused.
 pub fn prepare_update(view: &dyn View, request: &Request, old: &Value, new: &mut Value) -> Result<(), Refusal> {
     let refuse = |why: String| {
         let told = request.body.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -81,7 +81,7 @@ pub fn prepare_update(view: &dyn View, request: &Request, old: &Value, new: &mut
     }
 }
 
-/// The object as its type holds it.
+/// Converts the object to its API type and back; keeps unknown fields if the rules simulate a newer server.
 fn fit(view: &dyn View, request: &Request, object: &mut Value) -> Result<(), String> {
     let shaped = shape::shape(request.kind, object)?;
     if !view.rules().is_newer {
@@ -90,13 +90,14 @@ fn fit(view: &dyn View, request: &Request, object: &mut Value) -> Result<(), Str
     Ok(())
 }
 
-/// Who asks for it gets an error for fields that nobody knows.
+/// Refuses unknown fields if the request asks for strict field validation.
 fn check_strictly(request: &Request) -> Result<(), String> {
     let unknown = if request.query("fieldValidation") == Some("Strict") { warnings(request) } else { Vec::new() };
     if unknown.is_empty() { Ok(()) } else { Err(format!("strict decoding error: {}", unknown.join(", "))) }
 }
 
-/// Admission sees the object as the request would have it, the spec that a status must not touch included.
+/// Runs admission on the object as the request would have it, including spec changes that a status write must not
+/// make.
 fn admit_update(request: &Request, old: &Value, new: &Value) -> Result<(), Refusal> {
     if request.caller.node().is_none() {
         return Ok(());
@@ -109,10 +110,10 @@ fn admit_update(request: &Request, old: &Value, new: &Value) -> Result<(), Refus
     node_restriction::update(request, old, &shape::shape(request.kind, &wished).unwrap_or(wished))
 }
 
-/// What a patch makes of an object of that kind.
+/// Applies a patch to an object of that kind.
 ///
 /// # Errors
-/// 400, 415, 422, 500: the patch is none.
+/// 400, 415, 422, 500: the patch is invalid.
 pub fn apply_patch(original: &Value, patch: &Value, kind: &str, content_type: &str) -> Result<Value, Refusal> {
     match content_type {
         "application/merge-patch+json" => Ok(merge_patch::json_merge(original, patch)),
@@ -131,7 +132,7 @@ pub fn apply_patch(original: &Value, patch: &Value, kind: &str, content_type: &s
     }
 }
 
-/// What a writer is warned of: fields that nobody knows. Reading, and who wants to hear nothing of it, is not warned.
+/// Warnings about unknown fields of a write; none for reads and for `fieldValidation=Ignore`.
 pub fn warnings(request: &Request) -> Vec<String> {
     let is_write = ["create", "update", "patch"].contains(&request.verb);
     let Some(mut body) = request.body.clone().filter(|body| is_write && body.is_object()) else { return Vec::new() };
@@ -146,10 +147,10 @@ pub fn warnings(request: &Request) -> Vec<String> {
     unknown.filter(|field| !field.contains('$')).map(|field| format!("unknown field \"{field}\"")).collect()
 }
 
-/// What a DELETE does, admission included. Preconditions of the options are checked here.
+/// Effect of a DELETE, admission and preconditions included.
 ///
 /// # Errors
-/// 403, 404, 409: nothing.
+/// 403, 404, 409: the request is refused.
 pub fn delete(view: &dyn View, request: &Request, old: &Value) -> Result<DeleteEffect, Refusal> {
     node_restriction::delete(request, old)?;
     deletion::check_preconditions(request.kind, old, &request.options)?;
@@ -160,7 +161,8 @@ pub fn delete(view: &dyn View, request: &Request, old: &Value) -> Result<DeleteE
     })
 }
 
-/// Answers what is no storage: pods/binding, pods/eviction, serviceaccounts/token, reviews. None: the core's.
+/// Handles requests without storage: pods/binding, pods/eviction, serviceaccounts/token, reviews. `None` for all
+/// others.
 pub fn special(view: &dyn View, request: &Request) -> Option<Result<Reply, Refusal>> {
     match (request.verb, request.resource.as_str(), request.subresource.as_str()) {
         ("create", "pods", "binding") => Some(pod_verbs::bind(view, request)),
@@ -176,7 +178,7 @@ pub fn special(view: &dyn View, request: &Request) -> Option<Result<Reply, Refus
     }
 }
 
-/// What is there from the beginning: namespaces, and what belongs to them.
+/// Initial objects: namespaces, with root CA config map and default service account.
 pub fn first_objects(view: &dyn View) -> Vec<Write> {
     let namespace = |name: &str| Write::Put {
         resource: "namespaces".to_owned(),
@@ -190,7 +192,7 @@ pub fn first_objects(view: &dyn View) -> Vec<Write> {
 
 #[cfg(test)]
 pub mod tests {
-    //! A view of a world that does not change, for the tables of the rules.
+    //! Immutable in-memory [`View`] for the table tests of the rules.
 
     use std::{cell::Cell, sync::Arc};
 
@@ -199,20 +201,20 @@ pub mod tests {
 
     use super::{super::view::Caller, *};
 
-    /// That world.
+    /// View with fixed objects, clock, and rules.
     pub struct Fixed {
         objects: Vec<(&'static str, Arc<Value>)>,
-        /// The clock.
+        /// Current time.
         pub now: Timestamp,
-        /// From when on the objects are there.
+        /// Time from which `list_at` returns the objects.
         pub since: Timestamp,
-        /// The rules under test.
+        /// Rules under test.
         pub rules: Rules,
         random: Cell<u64>,
     }
 
     impl Fixed {
-        /// With these objects, by resource.
+        /// Creates a view of these objects, by resource.
         pub fn with(objects: &[(&'static str, Value)]) -> Self {
             let objects = objects.iter().map(|(resource, object)| (*resource, Arc::new(object.clone()))).collect();
             let now = "2026-01-01T00:00:00Z".parse().expect("a time");
@@ -251,14 +253,14 @@ pub mod tests {
         }
     }
 
-    /// An authority of 2026.
+    /// Certificate authority, valid from 2026-01-01.
     pub fn authority() -> Issued {
         use berth::wiring::certificates::{Authority, Validity};
         let now = "2026-01-01T00:00:00Z".parse().expect("a time");
         Authority::create("test", Validity::days(now, 3650)).expect("an authority").own().clone()
     }
 
-    /// The agent of that node.
+    /// Caller of a node's agent.
     pub fn node(name: &str) -> Caller {
         let groups = ["system:nodes", "system:authenticated"].map(str::to_owned).into();
         Caller { name: format!("system:node:{name}"), groups, ..Caller::default() }

@@ -1,4 +1,6 @@
-//! What a node may write of what it may reach: admission plugin NodeRestriction. Pure. Spec 10 §6.2, all rows.
+//! Admission plugin NodeRestriction: writes that a node may make. Pure.
+//!
+//! Implements spec 10 §6.2, all rows.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +18,7 @@ use super::{
     pod_defaults::is_mirror,
 };
 
-/// Labels in domains of Kubernetes that a node may set of itself. Spec 01 §12.3.
+/// Labels in Kubernetes domains that a node may set on itself. Implements spec 01 §12.3.
 const OWN_LABELS: &[&str] = &[
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -37,10 +39,10 @@ fn refuse(request: &Request, why: &str) -> Verdict {
     Err(Refusal::forbidden(&request.resource, &request.name, why))
 }
 
-/// A new object.
+/// Admits a create.
 ///
 /// # Errors
-/// 403; 404 of a mirror pod whose node is unknown.
+/// 403; 404 for a mirror pod whose node is unknown.
 pub fn create(view: &dyn View, request: &Request, object: &Value) -> Verdict {
     let Some(node) = request.caller.node() else { return Ok(()) };
     match request.resource.as_str() {
@@ -120,10 +122,10 @@ fn create_node(request: &Request, node: &str, object: &Value) -> Verdict {
     refuse(request, &format!("node \"{node}\" is not allowed to set the following labels: {forbidden}"))
 }
 
-/// A changed object; `new` as the request would have it, before anything of the old one is put back.
+/// Admits an update; `new` is the object as the request would have it, before immutable fields are restored.
 ///
 /// # Errors
-/// 403
+/// 403.
 pub fn update(request: &Request, old: &Value, new: &Value) -> Verdict {
     let Some(node) = request.caller.node() else { return Ok(()) };
     match (request.resource.as_str(), request.subresource.as_str()) {
@@ -203,7 +205,7 @@ fn update_node(request: &Request, node: &str, old: &Value, new: &Value) -> Verdi
     }
 }
 
-/// Labels that differ and are not the node's to change, sorted.
+/// Changed labels that the node may not change, sorted and joined.
 fn forbidden_labels(old: &Value, new: &Value) -> String {
     let keys = |object| fields(object, "/metadata/labels").map(|(key, _)| key);
     let value =
@@ -224,10 +226,10 @@ fn is_forbidden(label: &str) -> bool {
     (within("kubernetes.io") || within("k8s.io")) && !own
 }
 
-/// An object that is to go.
+/// Admits a delete.
 ///
 /// # Errors
-/// 403
+/// 403.
 pub fn delete(request: &Request, old: &Value) -> Verdict {
     let Some(node) = request.caller.node() else { return Ok(()) };
     let is_own = text(old, "/spec/nodeName") == node;
@@ -242,10 +244,10 @@ pub fn delete(request: &Request, old: &Value) -> Verdict {
     }
 }
 
-/// An eviction that a node asks for.
+/// Admits an eviction.
 ///
 /// # Errors
-/// 403, 404
+/// 403, 404.
 pub fn evict(view: &dyn View, request: &Request) -> Verdict {
     let Some(node) = request.caller.node() else { return Ok(()) };
     let pod = view.get("pods", &request.namespace, &request.name);
@@ -256,7 +258,7 @@ pub fn evict(view: &dyn View, request: &Request) -> Verdict {
     refuse(request, &format!("node {node} can only evict pods with spec.nodeName set to itself"))
 }
 
-/// A token that a node asks for.
+/// Admits a TokenRequest.
 ///
 /// # Errors
 /// 403; 404: no such pod.

@@ -1,4 +1,6 @@
-//! What objects other than pods may become. Pure. Spec 10a §4, spec 10 §6.4.
+//! Strategy and validation of objects other than pods. Pure.
+//!
+//! Implements spec 10a §4, spec 10 §6.4.
 
 use serde_json::{Value, json};
 
@@ -11,10 +13,10 @@ use super::{
     fields::{fields, fill, is_true, list, list_mut, number, remove, set, text},
 };
 
-/// A new object of any kind but pods.
+/// Prepares and validates a new object of any kind except pods.
 ///
 /// # Errors
-/// 422
+/// 422.
 pub fn create(request: &Request, object: &mut Value) -> Result<(), Refusal> {
     let mut causes = Vec::new();
     match request.kind {
@@ -45,10 +47,10 @@ pub fn create(request: &Request, object: &mut Value) -> Result<(), Refusal> {
     refuse(request, object, causes)
 }
 
-/// A changed object of any kind but pods.
+/// Validates a changed object of any kind except pods.
 ///
 /// # Errors
-/// 422
+/// 422.
 pub fn update(request: &Request, old: &Value, new: &mut Value) -> Result<(), Refusal> {
     let mut causes = Vec::new();
     match (request.kind, request.subresource.as_str()) {
@@ -158,7 +160,7 @@ fn service(service: &mut Value) {
     set(service, "status", json!({"loadBalancer": {}}));
 }
 
-/// An event of a cluster-scoped object belongs to the namespace `default`.
+/// Checks the namespace of an event; events of cluster-scoped objects belong to the namespace `default`.
 fn foreign_event(event: &Value, causes: &mut Vec<Cause>) {
     let (own, of) = (text(event, "/metadata/namespace"), text(event, "/involvedObject/namespace"));
     if own != of && !(of.is_empty() && own == "default") {

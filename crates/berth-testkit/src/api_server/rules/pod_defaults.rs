@@ -1,18 +1,20 @@
-//! What a pod gets that does not say it: the defaults that matter to an agent. Pure. Spec 10a §4.
+//! Pod defaults that matter to an agent. Pure.
+//!
+//! Implements spec 10a §4.
 
 use serde_json::{Value, json};
 
 use super::fields::{fields, fill, is_true, list, list_mut, set, text};
 
-/// Annotation of a pod that mirrors one from a file.
+/// Annotation of a mirror pod.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Whether the pod mirrors one from a file.
+/// Whether the pod is a mirror pod.
 pub fn is_mirror(pod: &Value) -> bool {
     fields(pod, "/metadata/annotations").any(|(key, _)| key == MIRROR)
 }
 
-/// Fills in what the pod does not say.
+/// Sets the default values of unset fields.
 pub fn apply(pod: &mut Value) {
     let is_mirror = is_mirror(pod);
     let spec = &mut pod["spec"];

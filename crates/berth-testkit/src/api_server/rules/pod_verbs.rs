@@ -1,4 +1,6 @@
-//! What is done to a pod by posting something else: binding it to a node, evicting it. Pure. Spec 10a §4.
+//! Pod subresources binding and eviction. Pure.
+//!
+//! Implements spec 10a §4.
 
 use serde_json::{Value, json};
 
@@ -11,7 +13,7 @@ use super::{
     fields::{fields, list, number, set, text, time},
 };
 
-/// The scheduler's decision.
+/// Handles a Binding: assigns the pod to a node.
 ///
 /// # Errors
 /// 404; 409: bound already, or being deleted; 422: no node.
@@ -49,10 +51,10 @@ pub fn bind(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
     Ok(success(vec![put(pod)]))
 }
 
-/// The eviction API.
+/// Handles an Eviction.
 ///
 /// # Errors
-/// 404; 409: another pod; 429: a budget forbids.
+/// 404; 409: a precondition fails; 429: a disruption budget forbids it.
 pub fn evict(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
     let eviction = request.body.clone().unwrap_or_default();
     let name = &request.name;

@@ -1,4 +1,6 @@
-//! What a pod may become: create, update, status, resize. Pure. Spec 10a §4, spec 10 §6.4.
+//! Pod strategy and validation: create, update, status, resize, and ephemeral containers. Pure.
+//!
+//! Implements spec 10a §4, spec 10 §6.4.
 
 use serde_json::{Value, json};
 
@@ -11,10 +13,10 @@ use super::{
 
 const CONTAINER_LISTS: &[&str] = &["containers", "initContainers", "ephemeralContainers"];
 
-/// A new pod: defaults, generation 1, and a status of the server's own.
+/// Prepares a new pod: defaults, generation 1, and the initial status.
 ///
 /// # Errors
-/// 422: it could not run.
+/// 422: a required field is missing.
 pub fn create(pod: &mut Value) -> Result<(), Refusal> {
     let mut causes = Vec::new();
     if list(pod, "/spec/containers").is_empty() {
@@ -35,10 +37,10 @@ pub fn create(pod: &mut Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A change of the pod itself: its spec is fixed but for a few fields.
+/// Validates an update of the pod itself: its spec is immutable except for a few fields.
 ///
 /// # Errors
-/// 422
+/// 422.
 pub fn update(old: &Value, pod: &mut Value) -> Result<(), Refusal> {
     let mut causes = Vec::new();
     if old.pointer("/metadata/annotations").and_then(|a| a.get(MIRROR))
@@ -74,10 +76,10 @@ pub fn update(old: &Value, pod: &mut Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Requests and limits of a pod that is to go on running.
+/// Validates an in-place resize of requests and limits.
 ///
 /// # Errors
-/// 422: of a pod from a file, or with other changes.
+/// 422: the pod is a mirror pod, or other fields change.
 pub fn resize(old: &Value, pod: &mut Value) -> Result<(), Refusal> {
     let mut causes = Vec::new();
     if is_mirror(old) {
@@ -103,10 +105,10 @@ pub fn resize(old: &Value, pod: &mut Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Containers added for debugging; those there are stay.
+/// Validates added ephemeral containers; existing ones are immutable.
 ///
 /// # Errors
-/// 422
+/// 422.
 pub fn debug(old: &Value, pod: &mut Value) -> Result<(), Refusal> {
     let mut causes = Vec::new();
     let mut comparable = pod["spec"].clone();
@@ -131,7 +133,7 @@ fn count_generation(old: &Value, pod: &mut Value) {
     set(&mut pod["metadata"], "generation", generation + changed);
 }
 
-/// The reference prints times of conditions that are not set as null.
+/// Prints unset condition times as null, as upstream does.
 pub fn print_times(pod: &mut Value) {
     let Some(status) = pod.get_mut("status") else { return };
     for condition in list_mut(status, "conditions") {
@@ -140,10 +142,11 @@ pub fn print_times(pod: &mut Value) {
     }
 }
 
-/// A new status. Owners and spec are the old ones; what a writer cleared but may not know is kept.
+/// Prepares and validates a new status. Owner references and generation are the old ones; fields that an older writer
+/// may not know are kept if cleared.
 ///
 /// # Errors
-/// 422: spec 10 §6.4.
+/// 422: see spec 10 §6.4.
 pub fn status(old: &Value, pod: &mut Value) -> Result<(), Refusal> {
     let owners = &old["metadata"];
     take_over(&mut pod["metadata"], "ownerReferences", owners);
@@ -160,7 +163,7 @@ pub fn status(old: &Value, pod: &mut Value) -> Result<(), Refusal> {
     refuse(pod, causes)
 }
 
-/// The single address wins over the first of the list.
+/// Syncs the single address and the list; the single one takes precedence.
 fn one_ip(status: &mut Value, single: &str, several: &str) {
     let (ip, first) = (text(status, &format!("/{single}")), text(status, &format!("/{several}/0/ip")));
     if ip.is_empty() && !first.is_empty() {
@@ -221,7 +224,7 @@ fn wrong_ips(status: &Value, field: &str, causes: &mut Vec<Cause>) {
     }
 }
 
-/// A container that will not be started again stays terminated.
+/// Refuses a non-terminated state of a terminated container that will not restart.
 fn wrong_transitions(old: &Value, pod: &Value, causes: &mut Vec<Cause>) {
     let policy = text(old, "/spec/restartPolicy");
     for (statuses, containers) in [
@@ -266,7 +269,7 @@ fn unknown_resources(pod: &Value, causes: &mut Vec<Cause>) {
     }
 }
 
-/// `prefix/name` or `name`, as labels and condition types are written.
+/// Whether the name is a qualified name: `prefix/name` or `name`, as for labels and condition types.
 fn is_qualified(name: &str) -> bool {
     let local = match name.split_once('/') {
         Some((prefix, local)) if !prefix.is_empty() => local,
@@ -338,7 +341,7 @@ mod tests {
         assert_eq!(same, old);
     }
 
-    /// AC-10a-5 (owners; the core keeps the spec), and what is kept when it is cleared.
+    /// AC-10a-5 (owners; the core keeps the spec), and fields that are kept when cleared.
     #[test]
     fn a_status_keeps_what_its_writer_may_not_know() {
         let old = with_status(&json!({"observedGeneration": 3}));

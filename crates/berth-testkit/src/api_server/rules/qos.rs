@@ -1,4 +1,4 @@
-//! Quality of service of a pod. Pure.
+//! Quality of service class of a pod. Pure.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::{
     quantities::quantity,
 };
 
-/// `Guaranteed`, `Burstable` or `BestEffort`, from the requests and limits of cpu and memory.
+/// Returns `Guaranteed`, `Burstable`, or `BestEffort`, from the requests and limits of CPU and memory.
 pub fn class(spec: &Value) -> &'static str {
     let containers: Vec<&Value> = match spec.get("resources") {
         Some(of_pod) => vec![of_pod],

@@ -1,8 +1,8 @@
-//! Amounts of resources, and the one text the server has for each. Pure.
+//! Resource quantities: parsing and canonical form. Pure.
 
 use serde_json::Value;
 
-/// What a unit of that suffix is in billionths of one.
+/// Value of each suffix, in billionths.
 const UNITS: &[(&str, i128)] = &[
     ("E", 1_000_000_000_000_000_000_000_000_000),
     ("P", 1_000_000_000_000_000_000_000_000),
@@ -24,7 +24,7 @@ const BINARY: &[(&str, i128)] = &[
     ("Ki", 1_000_000_000 << 10),
 ];
 
-/// A quantity in billionths of its unit; none if it is none.
+/// Parses a quantity, in billionths of its unit; `None` if it is malformed.
 pub fn quantity(value: &Value) -> Option<i128> {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -47,7 +47,7 @@ fn split(text: &str) -> (&str, &str) {
     text.split_at(at)
 }
 
-/// The text the server has for a quantity: the largest unit that needs no fraction. Exponents stay as they are.
+/// Canonical form of a quantity: the largest unit that needs no fraction. Exponents stay as they are.
 pub fn canonical(value: &Value) -> Option<String> {
     let amount = quantity(value)?;
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -1,5 +1,6 @@
-//! Which account a pod runs as, and how its token gets into it: admission plugin ServiceAccount. Pure.
-//! Spec 10 §6.3, spec 10a §4.
+//! Admission plugin ServiceAccount: a pod's account and token volume. Pure.
+//!
+//! Implements spec 10 §6.3, spec 10a §4.
 
 use serde_json::{Value, json};
 
@@ -12,10 +13,10 @@ use super::{
 
 const MOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// A new pod gets its account; a mirror pod must not have one.
+/// Sets account, token volume, and pull secrets of a new pod; a mirror pod must not have an account.
 ///
 /// # Errors
-/// 403
+/// 403.
 pub fn admit(view: &dyn View, pod: &mut Value) -> Result<(), Refusal> {
     if is_mirror(pod) {
         return check_mirror(pod);
@@ -153,7 +154,7 @@ mod tests {
         assert_eq!((refusal.code, refusal.message.as_str()), (403, text));
     }
 
-    /// AC-10-27: such a pod never gets a mirror.
+    /// AC-10-27: such a pod never gets a mirror pod.
     #[test]
     fn a_mirror_pod_has_no_account() {
         for (spec, expected) in [

@@ -1,4 +1,4 @@
-//! What tests set about the rules, and the keys of the cluster.
+//! Settings of the test API server's rules, and the keys of the cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,54 +14,54 @@ use super::{
     authorizer::{Grant, first_grants},
 };
 
-/// The bearer token of the administrator.
+/// Bearer token of the administrator.
 pub const ADMIN_TOKEN: &str = "administrator-of-the-test";
 
-/// Settings that tests change, and keys. A controller is off where its delay is none.
+/// Settings of the rules, and keys. A controller is disabled if its delay is `None`.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// How far the Node authorizer is behind.
+    /// Lag of the Node authorizer's graph.
     pub graph_lag: Duration,
-    /// The authority of clients and of this server.
+    /// Certificate authority of clients and of this server.
     pub authority: Issued,
-    /// Signs tokens of service accounts; PEM, P-256.
+    /// Signing key of service account tokens: PEM, P-256.
     pub token_key: String,
-    /// How long tokens of service accounts live at most, in seconds, whatever is asked for. No real server goes
-    /// below an hour.
+    /// Maximum lifetime of service account tokens, in seconds, whatever is requested. No real server has less than an
+    /// hour.
     pub token_seconds: Option<i64>,
-    /// Fixed bearer tokens: user and groups.
+    /// Static bearer tokens: user and groups by token.
     pub tokens: BTreeMap<String, (String, Vec<String>)>,
-    /// Whether somebody who shows nothing is `system:anonymous`.
+    /// Whether requests without credentials are `system:anonymous`; otherwise 401.
     pub anonymous: bool,
-    /// Who may what, beside the Node authorizer.
+    /// Permissions beside the Node authorizer.
     pub grants: Vec<Grant>,
-    /// `namespace/name` of pods that a budget protects from the eviction API.
+    /// `namespace/name` of pods that a disruption budget protects from the eviction API.
     pub protected: BTreeSet<String>,
-    /// Approves requests for certificates of kubelets as clients.
+    /// Delay of the approver of kubelet client certificates.
     pub approver: Option<Duration>,
-    /// Signs approved requests.
+    /// Delay of the signer of approved certificate signing requests.
     pub signer: Option<Duration>,
-    /// How long certificates live that it signs, whatever was asked for, from now on.
+    /// Lifetime of signed certificates from now on, whatever is requested.
     pub certificates_live: Option<SignedDuration>,
-    /// Why the signer fails, if it does.
+    /// Failure message of the signer; `None` if it works.
     pub signer_fails: Option<String>,
-    /// Deletes what lost its owner.
+    /// Delay of the garbage collector.
     pub collector: Option<Duration>,
-    /// Gives namespaces the authority's certificate and the default account.
+    /// Delay of the controller that gives namespaces the root CA config map and the default service account.
     pub publisher: Option<Duration>,
-    /// Keeps fields that v1.36 does not know, as a newer server does.
+    /// Whether to keep fields that v1.36 does not know, as a newer server does.
     pub is_newer: bool,
-    /// Certificates that were verified.
+    /// Cache of verified client certificates.
     pub verified: Arc<Mutex<Verified>>,
-    /// Binds pods to that node.
+    /// Node to which the scheduler binds pods; `None` disables it.
     pub scheduler: Option<String>,
 }
 
 impl Rules {
-    /// As a cluster has them after its installation.
+    /// Settings of a new cluster, with a new token key.
     ///
     /// # Panics
-    /// No random numbers.
+    /// The key cannot be generated.
     pub fn new(authority: Issued) -> Self {
         let key = rcgen::KeyPair::generate().expect("random numbers");
         let admin = ("admin".to_owned(), vec!["system:masters".to_owned()]);

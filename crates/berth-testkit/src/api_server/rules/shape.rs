@@ -1,7 +1,6 @@
-//! What of an object a real server can hold: it decodes into types, so unknown fields fall away, and what does not
-//! fit its type is refused. Pure.
+//! Decoding of objects into API types: drops unknown fields and refuses wrong types. Pure.
 //!
-//! The types are those of the reference's own description of its API. Empty lists and maps are not printed.
+//! The types come from upstream's own API description. Empty lists and maps are not printed.
 
 use k8s_openapi::api::{
     certificates::v1::CertificateSigningRequest, coordination::v1::Lease, core::v1 as core, node::v1::RuntimeClass,
@@ -12,7 +11,7 @@ use serde_json::Value;
 
 use super::quantities::canonical;
 
-/// Maps that are left out when they are empty; an empty `emptyDir` says something.
+/// Maps that are omitted if empty; an empty `emptyDir` has a meaning.
 const MAPS: &[&str] = &[
     "labels",
     "annotations",
@@ -29,12 +28,12 @@ const MAPS: &[&str] = &[
     "matchLabels",
 ];
 
-/// The object as its type holds it.
+/// Converts the object to its API type and back.
 ///
 /// # Errors
-/// What does not fit, as text. Kinds without a type here fit always.
+/// The decoding error. Kinds without a type here always fit.
 pub fn shape(kind: &str, object: &Value) -> Result<Value, String> {
-    // What a CSINode calls allocatable is a number of volumes, no amount.
+    // In a CSINode, `allocatable` is a number of volumes, not a quantity.
     let object = &if kind == "CSINode" { object.clone() } else { one_text(object.clone()) };
     let typed = match kind {
         "Pod" => through::<core::Pod>(object),
@@ -66,7 +65,7 @@ pub fn shape(kind: &str, object: &Value) -> Result<Value, String> {
 const AMOUNTS: &[&str] =
     &["requests", "limits", "overhead", "capacity", "allocatable", "allocatedResources", "hard", "podFixed"];
 
-/// Each amount as the server prints it; it may come as a number, too.
+/// Converts each quantity to its canonical form; it may be given as a number.
 fn one_text(mut value: Value) -> Value {
     match &mut value {
         Value::Object(fields) => {
@@ -89,7 +88,7 @@ fn one_text(mut value: Value) -> Value {
     value
 }
 
-/// `status.foo` for each field of the object that its type does not know.
+/// Paths, such as `status.foo`, of the fields that the object's type does not know.
 pub fn unknown_fields(kind: &str, object: &Value) -> Vec<String> {
     let mut unknown = Vec::new();
     if let Ok(known) = shape(kind, object) {

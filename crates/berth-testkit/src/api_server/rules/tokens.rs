@@ -1,4 +1,6 @@
-//! Tokens of service accounts: TokenRequest makes them, TokenReview and authentication take them. Spec 10a §8.
+//! Service account tokens: TokenRequest issues them, TokenReview and authentication verify them.
+//!
+//! Implements spec 10a §8.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use jiff::SignedDuration;
@@ -16,16 +18,16 @@ use super::{
     node_restriction,
 };
 
-/// The server's own audience, and the issuer of its tokens.
+/// Audience of the server itself, and issuer of its tokens.
 pub const AUDIENCE: &str = "https://kubernetes.default.svc.cluster.local";
-/// What the token volume of a pod asks for, and what such a token really lives.
+/// Requested lifetime of a pod's token volume in seconds, and the actual lifetime of such a token.
 const TOLD: i64 = 3607;
 const EXTENDED: i64 = 365 * 24 * 3600;
 
-/// A token for an account, bound to a pod.
+/// Handles a TokenRequest: issues a token, bound to a pod if the request asks for it.
 ///
 /// # Errors
-/// 400, 403, 404, 409, 422
+/// 400, 403, 404, 409, 422.
 pub fn request(view: &dyn View, request: &Request) -> Result<Reply, Refusal> {
     let mut body = request.body.clone().unwrap_or_default();
     node_restriction::token(view, request, &body)?;
@@ -114,7 +116,7 @@ fn bound_pod(
     Ok(Some(pod))
 }
 
-/// A signed token. One for a pod's own token volume lives longer than it says.
+/// Issues a signed token. A token for a pod's own token volume lives longer than its response states.
 fn mint(view: &dyn View, account: &Value, pod: Option<&Value>, audiences: &[String], seconds: i64) -> String {
     let now = view.now().as_second();
     let who = |object: &Value| json!({"name": text(object, "/metadata/name"), "uid": text(object, "/metadata/uid")});
@@ -149,7 +151,7 @@ fn sign(key: &str, claims: &Value) -> String {
     format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
 }
 
-/// Both numbers of a DER signature as 32 bytes each: tokens carry no DER.
+/// Converts a DER signature to two 32-byte numbers: JWTs do not use DER.
 fn raw_signature(der: &[u8]) -> Option<Vec<u8>> {
     let mut raw = Vec::with_capacity(64);
     let mut rest = der.get(2..)?;
@@ -188,10 +190,10 @@ fn is_signed(key: &str, signed: &[u8], signature: &str) -> Option<bool> {
     Some(ours.iter().any(|algorithm| algorithm.verify_signature(key.der_bytes(), signed, &signature).is_ok()))
 }
 
-/// The account of a token, and for which of the audiences it is.
+/// Verifies a token; returns its account and the matching audiences.
 ///
 /// # Errors
-/// Why it is worth nothing.
+/// The reason why the token is invalid.
 pub fn verify(view: &dyn View, token: &str, audiences: &[String]) -> Result<(Caller, Vec<String>), String> {
     let refuse = |why: &str| Err(format!("[invalid bearer token, {why}]"));
     let Some((signed, signature)) = token.rsplit_once('.') else { return refuse("not a token") };
@@ -216,7 +218,7 @@ pub fn verify(view: &dyn View, token: &str, audiences: &[String]) -> Result<(Cal
     }
 }
 
-/// The account, if it and the pod are still those of the claims.
+/// Returns the account if it and the bound pod are still those of the claims.
 fn still_bound(view: &dyn View, claims: &Value) -> Result<Caller, String> {
     let bound = &claims["kubernetes.io"];
     let (namespace, name) = (text(bound, "/namespace"), text(bound, "/serviceaccount/name"));
@@ -366,7 +368,7 @@ mod tests {
         );
     }
 
-    /// AC-10a-25, and what else makes a token worthless.
+    /// AC-10a-25, and other reasons why a token is invalid.
     #[test]
     fn a_token_ends_with_its_pod() {
         let view = world();

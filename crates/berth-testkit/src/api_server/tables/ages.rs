@@ -1,11 +1,11 @@
-//! How long ago, as people read it. Pure.
+//! Human-readable durations, as kubectl prints ages. Pure.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::super::rules::fields::text;
 
-/// Since the time at that pointer; `<unknown>` where there is none.
+/// Age of the time at that pointer; `<unknown>` if there is none.
 pub fn since(object: &Value, pointer: &str, now: Timestamp) -> String {
     match text(object, pointer).parse::<Timestamp>() {
         Ok(at) => span(now.duration_since(at).as_secs()),
@@ -13,7 +13,7 @@ pub fn since(object: &Value, pointer: &str, now: Timestamp) -> String {
     }
 }
 
-/// Seconds, ever more roughly the more there are.
+/// Formats seconds; longer durations are rounded more coarsely.
 pub fn span(seconds: i64) -> String {
     let two = |whole: i64, unit: char, rest: i64, small: char| {
         if rest == 0 { format!("{whole}{unit}") } else { format!("{whole}{unit}{rest}{small}") }

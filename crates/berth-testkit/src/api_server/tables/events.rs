@@ -1,4 +1,4 @@
-//! Events. Pure.
+//! Table of events. Pure.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
-//! What `kubectl get` prints: the server makes tables of objects where a client asks for them. Spec 10a §3.
+//! Table responses for `kubectl get` (`as=Table` in Accept).
 //!
-//!   Accept ─► [`wanted`] ─► [`Wanted::answer`] of an object or a list, [`Wanted::event`] of each line of a watch
+//!   Accept ─► [`wanted`] ─► [`Wanted::answer`] for an object or a list, [`Wanted::event`] for each line of a watch
 //!
-//! A file per kind that needs many words; `short` holds the others, and what has no columns of its own.
+//! Kinds with many columns have a file each; `short` has all others. Implements spec 10a §3.
 
 mod ages;
 mod cells;
@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 
 use super::{resources::Kind, rules::fields::list, store};
 
-/// A column: what kubectl puts above it, its type, and whether only `-o wide` shows it.
+/// Column: title in kubectl, type, and whether only `-o wide` shows it.
 struct Column {
     name: &'static str,
-    /// `string`, `integer`
+    /// OpenAPI type: `string` or `integer`.
     kind: &'static str,
-    /// `name` for the column that names the object.
+    /// OpenAPI format: `name` for the column with the object's name.
     format: &'static str,
     is_wide: bool,
 }
@@ -50,7 +50,7 @@ impl Column {
     }
 }
 
-/// How objects of a kind are printed: as many cells as columns.
+/// Columns of a kind, and the function that renders as many cells.
 struct Printer {
     columns: &'static [Column],
     cells: fn(&Value, Timestamp) -> Vec<Value>,
@@ -65,7 +65,7 @@ fn printer(kind: &str) -> Printer {
     }
 }
 
-/// What a row brings of its object.
+/// Part of the object that a row includes (`includeObject`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Include {
     Nothing,
@@ -73,15 +73,16 @@ enum Include {
     Object,
 }
 
-/// A client wants tables.
+/// Table format that a client requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// `v1` or `v1beta1` of the table itself.
+    /// API version of the table itself: `v1` or `v1beta1`.
     version: &'static str,
     include: Include,
 }
 
-/// Whether an Accept header asks for tables before anything else that can be had; the parameter says what rows bring.
+/// Parses an Accept header; returns the table format if tables precede plain JSON. `include` is the parameter
+/// `includeObject`.
 pub fn wanted(accept: &str, include: Option<&str>) -> Option<Wanted> {
     let include = match include {
         Some("None") => Include::Nothing,
@@ -108,7 +109,7 @@ pub fn wanted(accept: &str, include: Option<&str>) -> Option<Wanted> {
 }
 
 impl Wanted {
-    /// A table of an object or of a list.
+    /// Renders an object or a list as a table.
     pub fn answer(self, kind: &Kind, body: &Value, now: Timestamp) -> Value {
         let printer = printer(kind.kind);
         let is_list = body["kind"] == format!("{}List", kind.kind);
@@ -123,7 +124,7 @@ impl Wanted {
         self.table(metadata, json!(columns), rows)
     }
 
-    /// A line of a watch with a table in the object's place. Only the first one tells the columns.
+    /// Renders the object of a watch line as a table. Only the first one has column definitions.
     pub fn event(self, kind: &Kind, line: Bytes, is_first: bool, now: Timestamp) -> Bytes {
         let Ok(event) = serde_json::from_slice::<Value>(&line) else { return line };
         let Some(told) = event["type"].as_str().filter(|told| *told != "ERROR") else { return line };

@@ -1,4 +1,4 @@
-//! Nodes. Pure.
+//! Table of nodes. Pure.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Pods: what of all their containers tells most about them. Pure.
+//! Table of pods: readiness, status, and restarts aggregated over their containers. Pure.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -24,16 +24,16 @@ pub const PRINTER: Printer = Printer {
     cells,
 };
 
-/// What the containers say together.
+/// Aggregate over the containers of a pod.
 #[derive(Default)]
 struct Sum {
     ready: usize,
     restarts: Restarts,
-    /// The last word about the status.
+    /// Status text of the containers; the last one set takes precedence.
     reason: Option<String>,
 }
 
-/// How often something was started again, and when the last time.
+/// Number of restarts, and the time of the last one.
 #[derive(Clone, Default)]
 struct Restarts {
     count: i64,
@@ -110,7 +110,7 @@ fn summed(pod: &Value) -> Sum {
     sum
 }
 
-/// Whether an init container is not done, and the restarts of those that go on beside the others.
+/// Returns whether an init container is not done, and the restarts of the sidecars.
 fn initialising(pod: &Value, sum: &mut Sum) -> (bool, Restarts) {
     let mut sidecars = Restarts::default();
     let all = list(pod, "/spec/initContainers");

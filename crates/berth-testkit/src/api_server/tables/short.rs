@@ -1,4 +1,4 @@
-//! Kinds that few columns tell about, and all that have none of their own. Pure.
+//! Tables of kinds with few columns, and the default table. Pure.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::{
     cells::{age, count, joined, name, text_or},
 };
 
-/// How objects of a kind are printed.
+/// Table printer of a kind.
 pub fn printer(kind: &str) -> Printer {
     match kind {
         "ConfigMap" => Printer { columns: CONFIG_MAPS, cells: config_map },

@@ -1,4 +1,4 @@
-//! What is left of a write that ended between two of its steps, and of one that the disk refused.
+//! Atomic writes that crash between two steps, or fail on a full disk.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use berth_sys::mount::{self, NewFileSystem};
 const OLD: [(&str, &str); 3] = [("a", "old"), ("gone", "old"), ("sub/x", "old")];
 const NEW: [(&str, &str); 3] = [("a", "new"), ("fresh", "new"), ("sub/y", "new")];
 
-/// The version that a crashed write made, whole or in part.
+/// The version that a crashed write created, in whole or in part.
 const VERSION: &str = "..2026_05_04_03_02_01.1234567890";
 
-/// The steps of spec 07 §8 that were done before the crash.
+/// Last step of spec 07 §8 that completed before the crash.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
 enum Done {
     MadeDirectory,
@@ -33,7 +33,7 @@ const ALL: [Done; 7] = [
     Done::RemovedStale,
 ];
 
-/// A volume as it is when the writer is killed after that step, changing `OLD` to `NEW`.
+/// Leaves the volume as if the writer was killed after that step, while changing `OLD` to `NEW`.
 fn crashed(at: &Path, done: Done, has_old: bool) {
     if has_old {
         put(at, &OLD).expect("written");
@@ -66,7 +66,7 @@ fn crashed(at: &Path, done: Done, has_old: bool) {
     }
 }
 
-/// What a reader sees through the links.
+/// What a reader reads through the symlinks.
 fn shown(at: &Path) -> BTreeMap<String, String> {
     let files = ["a", "gone", "fresh", "sub/x", "sub/y"].into_iter();
     files.filter_map(|name| Some((name.to_owned(), fs::read_to_string(at.join(name)).ok()?))).collect()
@@ -144,7 +144,7 @@ fn a_map_of_ten_thousand_keys_is_published_and_followed() {
 
 #[test]
 fn what_a_container_puts_into_the_volume_deletes_nothing_of_the_host() {
-    // CVE-2017-1002102: links of a container, where the writer cleans up.
+    // CVE-2017-1002102: symlinks made by a container where the writer cleans up.
     let (dir, host) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     let (at, file) = (dir.path(), host.path().join("sub/file"));
     fs::create_dir(host.path().join("sub")).expect("makeable");
@@ -153,21 +153,21 @@ fn what_a_container_puts_into_the_volume_deletes_nothing_of_the_host() {
         put(at, &[("a", "1"), ("sub/file", "2")]).expect("written");
         let version = at.join(current(at).expect("a version"));
         match hostile {
-            // Where the version in place is looked for.
+            // The link from which the published version is read.
             "data" => replace(&at.join(DATA), host.path()),
             // The version itself.
             "version" => {
                 remove_tree(&version).expect("removed");
                 symlink(host.path(), &version).expect("makeable");
             }
-            // A first-level link.
+            // A top-level symlink.
             "first" => replace(&at.join("sub"), &host.path().join("sub")),
-            // A directory of the version: what is stale is looked for there.
+            // A directory of the version, where stale paths are listed.
             "nested" => {
                 remove_tree(&version.join("sub")).expect("removed");
                 symlink(host.path().join("sub"), version.join("sub")).expect("makeable");
             }
-            // A version that is none.
+            // A name like a version that is not one.
             _ => symlink(host.path(), at.join("..2020_01_01_00_00_00.1")).expect("makeable"),
         }
         put(at, &[("a", "2")]).expect(hostile);
@@ -179,7 +179,7 @@ fn what_a_container_puts_into_the_volume_deletes_nothing_of_the_host() {
     }
 }
 
-/// Puts a link in the place of another.
+/// Replaces one symlink by another.
 fn replace(link: &Path, target: &Path) {
     fs::remove_file(link).expect("removed");
     symlink(target, link).expect("makeable");
@@ -196,7 +196,8 @@ fn readers_never_see_a_mixture_while_it_changes() {
         let reader = scope.spawn(|| {
             let mut seen = 0;
             while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                // One look at `..data`, as a program that wants one version takes it; an old version may go meanwhile.
+                // Opens `..data` once, as a program that needs one version does; an old version may be removed
+                // meanwhile.
                 let Ok(one) = fs::File::open(at.join(DATA)) else { continue };
                 let base = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&one)));
                 let read = |name: &str| fs::read_to_string(base.join(name)).ok();

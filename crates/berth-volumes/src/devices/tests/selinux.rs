@@ -1,4 +1,4 @@
-//! Labels of SELinux, on a machine that is played to have it. Spec 07 §11.
+//! SELinux labels, on a simulated SELinux node. Spec 07 §11.
 
 use super::*;
 use crate::{OpError, Policy};
@@ -6,7 +6,7 @@ use berth_metrics::SelinuxMetrics;
 
 const FILES: &str = "system_u:object_r:container_file_t:s0";
 
-/// A node that has SELinux.
+/// Simulated node with SELinux.
 struct Node {
     bench: Bench,
     registry: Registry,
@@ -21,7 +21,7 @@ fn node(all_modes: bool, takes_label: bool) -> Node {
 }
 
 impl Node {
-    /// A pod with that level, which uses the claim.
+    /// Mounts a pod with that level that uses the claim.
     async fn mount(&self, name: &str, level: Value) -> Result<(), VolumeError> {
         let object = json!({"metadata": {"name": name, "namespace": "n", "uid": name}, "spec": {
             "securityContext": {"seLinuxOptions": {"level": level}},
@@ -35,7 +35,7 @@ impl Node {
         self.bench.manager.unmount(&name.into()).await.expect("unmounted");
     }
 
-    /// Families with what they count, by what is left of their name.
+    /// Sums of the metric families by the suffix of their names.
     fn counted(&self) -> Vec<(String, f64)> {
         let of = |family: &prometheus::proto::MetricFamily| {
             let name = family.name().trim_start_matches("volume_manager_selinux_").to_owned();
@@ -59,7 +59,7 @@ async fn a_volume_for_one_pod_is_mounted_with_its_label() {
     assert_eq!(node.bench.plugin.calls(), [format!("stage a {label}"), format!("publish a {label}")]);
     assert_eq!(node.counted(), counts(&[("volumes_admitted_total", 1.0)]), "once");
 
-    // Another label: refused as long as the first pod wants it.
+    // Another label: refused while the first pod needs the volume.
     let refused = node.mount("b", json!("s0:c2")).await.expect_err("another label").to_string();
     let text = "unmounted volumes=[disk], unattached volumes=[], failed to process volumes=[disk]: conflicting SELinux \
                 labels of volume v: \"system_u:object_r:container_file_t:s0:c1\" and \
@@ -87,7 +87,7 @@ async fn who_comes_while_a_pod_of_another_label_goes_is_told_what_it_waits_for()
     let a = PodUid::from("a");
     let going = node.bench.manager.unmount(&a);
     let coming = async {
-        // It is not wanted any more from here on, and there all the same.
+        // From here on the pod no longer needs the volume, but still has it.
         while !node.bench.plugin.calls().iter().any(|call| call == "unpublish a") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -1,4 +1,4 @@
-//! The plugin on a machine whose disks and mounts are the test's.
+//! The plugin on a fake host with scripted disks and mounts.
 
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ async fn the_joined_device_is_preferred_and_all_its_ways_go() {
     assert_eq!(published.path, device);
     let mapped = bench.plugin.map_dir(&bench.plugin.root, &usage.spec);
     assert!(mapped.ends_with("plugins/kubernetes.io/fc/volumeDevices/3600z-3600a") && mapped.exists());
-    // It is in use by somebody else: nothing goes.
+    // Another program uses the device: nothing is deleted.
     bench.fake.next("multipath", Ok((1, "map in use")));
     let error = bench.plugin.unstage(&testing::removal(&usage, false)).await.expect_err("in use");
     let text = format!("failed to flush multipath device {}: exit status 1\nmap in use", device.display());

@@ -1,4 +1,4 @@
-//! The plugin on a machine whose initiator, disks and mounts are the test's.
+//! The plugin on a fake host with scripted initiator, disks, and mounts.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ impl Bench {
         self.dir.path().join("m")
     }
 
-    /// A log-in at this portal makes a session and a disk.
+    /// Makes a login at this portal create a session and a disk.
     fn serves(&self, address: &'static str, host: u32, name: &'static str) {
         let root = self.machine();
         self.fake.on(&format!("-p {address}:3260 -T iqn.x -I default --login"), "", move || {
@@ -64,7 +64,7 @@ impl Bench {
         self.plugin.root.join("plugins/kubernetes.io/iscsi/iface-default/10.0.0.1:3260-iqn.x-lun-1")
     }
 
-    /// Calls that contain the words.
+    /// Number of calls that contain the words.
     fn asked(&self, words: &str) -> usize {
         self.fake.calls().iter().filter(|call| call.contains(words)).count()
     }
@@ -104,7 +104,7 @@ async fn a_disk_is_logged_in_to_mounted_and_given_back() {
     assert_eq!(published, Published { path: target.clone(), relabel: true });
     assert_eq!(bench.fake.targets(), [shared_text.to_string(), target.display().to_string()]);
 
-    // Not while somebody has it.
+    // Rejected while a pod has the volume.
     let refused = bench.plugin.unstage(&testing::removal(&usage, false)).await.expect_err("in use");
     assert!(refused.text.contains("is still mounted by other references"), "{refused}");
     bench.plugin.unpublish(&testing::removal(&usage, true)).await.expect("unpublished");
@@ -154,7 +154,7 @@ async fn ways_are_joined_and_a_missing_one_is_done_without() {
     fs::create_dir_all(bench.machine().join("dev")).expect("made");
     fs::File::create(bench.machine().join("dev/dm-0")).and_then(|file| file.set_len(1 << 20)).expect("a device");
     bench.fake.next("blkid", Ok((0, "TYPE=xfs")));
-    // The third never answers.
+    // The third portal never answers.
     let usage = bench.usage(&json!({"portals": ["10.0.0.2", "10.0.0.3"], "fsType": "xfs"}));
     bench.plugin.stage(&usage).await.expect("staged");
     let device = bench.machine().join("dev/dm-0");
@@ -170,7 +170,7 @@ async fn ways_are_joined_and_a_missing_one_is_done_without() {
 async fn what_leads_nowhere_leaves_nothing() {
     let bench = bench();
     let usage = bench.usage(&json!({}));
-    // It logs in, and no disk comes.
+    // The login succeeds, but no disk appears.
     let error = bench.plugin.stage(&usage).await.expect_err("no disk");
     assert_eq!(error.trouble, Trouble::NotAttached);
     assert_eq!(
@@ -178,7 +178,7 @@ async fn what_leads_nowhere_leaves_nothing() {
         "failed to get any path for iscsi disk, last err seen:\nCould not attach disk: Timeout after 30s"
     );
     assert_eq!((bench.asked("--login"), bench.asked("--logout"), bench.shared().exists()), (1, 1, false));
-    // It does not even log in.
+    // The login fails.
     for (code, output) in [(0, "iface.transport_name = tcp"), (0, ""), (0, ""), (0, ""), (8, "Could not login")] {
         bench.fake.next("iscsiadm", Ok((code, output)));
     }
@@ -186,7 +186,7 @@ async fn what_leads_nowhere_leaves_nothing() {
     let cause = "iscsi: failed to log in to portal 10.0.0.1:3260: Could not login (exit status 8)";
     assert_eq!(error.text, format!("failed to get any path for iscsi disk, last err seen:\n{cause}"));
     assert_eq!((bench.asked("--login"), bench.asked("--logout")), (2, 1));
-    // Its portal does not answer, or its pod has gone meanwhile: the initiator may log in all the same.
+    // The call times out or the pod is deleted: the initiator may complete the login anyway.
     for answer in ["iface.transport_name = tcp", "", "", ""] {
         bench.fake.next("iscsiadm", Ok((0, answer)));
     }
@@ -194,7 +194,7 @@ async fn what_leads_nowhere_leaves_nothing() {
     let error = bench.plugin.stage(&usage).await.expect_err("nobody wants it");
     assert!(error.text.ends_with("iscsi: failed to log in to portal 10.0.0.1:3260: context canceled"), "{error}");
     assert_eq!((bench.asked("--login"), bench.asked("--logout"), bench.shared().exists()), (3, 2, false));
-    // There is no initiator here.
+    // `iscsiadm` is not installed.
     let missing = "exec: \"iscsiadm\": executable file not found in $PATH";
     bench.fake.next("iscsiadm", Err(RunError::NotStarted(missing.to_owned())));
     let error = bench.plugin.stage(&usage).await.expect_err("missing");
@@ -222,7 +222,7 @@ async fn sessions_stay_for_other_units_of_their_target() {
     assert_eq!(published.path, bench.machine().join("dev/sdb"));
     let mapped = bench.plugin.map_dir(&bench.plugin.root, &usage.spec);
     assert!(mapped.ends_with("iscsi/volumeDevices/iface-default/10.0.0.1:3260-iqn.x-lun-1") && mapped.exists());
-    // Unit 10 of the same target, as a file system.
+    // LUN 10 of the same target, as a file system.
     let other = bench.shared().with_file_name("10.0.0.1:3260-iqn.x-lun-10");
     fs::create_dir_all(&other).expect("made");
     bench.plugin.unstage(&testing::removal(&usage, false)).await.expect("unstaged");

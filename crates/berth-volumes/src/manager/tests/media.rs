@@ -1,11 +1,11 @@
-//! emptyDir in memory and in huge pages.
+//! `emptyDir` volumes in memory and in huge pages.
 
 use crate::testing::may_mount;
 use berth_sys::mount_table;
 
 use super::*;
 
-/// What is mounted at a volume: type and options.
+/// Types and options of the mounts at a volume.
 fn mounted(bench: &Bench, volume: &str) -> Vec<(String, String)> {
     let at = bench.at("volumes/kubernetes.io~empty-dir").join(volume);
     let all = mount_table::below(&at).expect("readable");
@@ -40,13 +40,13 @@ async fn memory_is_as_large_as_the_smallest_limit() {
     }
     let volume = bench.at("volumes/kubernetes.io~empty-dir/v");
     fs::write(volume.join("data"), "x").expect("writable");
-    // The machine restarted: the marker is there, the memory is gone.
+    // After a reboot the marker exists, but the memory-backed content does not.
     berth_sys::mount::unmount(&volume).expect("unmounted");
     bench.manager.mount(&pod).await.expect("mounted again");
     assert!(mounted(&bench, "v").len() == 1 && !volume.join("data").exists());
     bench.manager.unmount(&"u".into()).await.expect("unmounted");
     assert!(mounted(&bench, "v").is_empty() && !volume.exists());
-    // The pod went away while no agent was there.
+    // The pod was removed while no agent ran.
     bench.manager.mount(&pod).await.expect("mounted");
     fs::write(volume.join("data"), "x").expect("writable");
     bench.manager.remove_directory(&"u".into()).await.expect("removed");
@@ -85,7 +85,7 @@ async fn what_a_pod_left_that_went_away_meanwhile_is_unmounted() {
     let bench = bench();
     let pod = in_memory(json!({}), json!({"medium": "Memory"}));
     bench.manager.mount(&pod).await.expect("mounted");
-    // As they are bound for containers: of a volume in memory, and of data that is not ours.
+    // Bind mounts as made for containers: of a memory-backed volume, and of foreign data.
     let outside = tempfile::tempdir().expect("a directory");
     fs::write(outside.path().join("data"), "precious").expect("written");
     for (index, source) in [bench.at("volumes/kubernetes.io~empty-dir/v"), outside.path().to_owned()].iter().enumerate()
@@ -94,11 +94,11 @@ async fn what_a_pod_left_that_went_away_meanwhile_is_unmounted() {
         fs::create_dir_all(&target).expect("made");
         rustix::mount::mount_bind(source, &target).expect("bound");
     }
-    // Another agent begins, and the pod is not there any more.
+    // Another agent starts after the pod was removed.
     let other = bench_in(tempfile::tempdir().expect("a directory"), Credentials::OnDisk);
     let root = bench.at("").parent().and_then(Path::parent).expect("a root").to_owned();
     let again = Manager { root, ..other.manager };
-    // What somebody else mounted stays, and so does all of the pod.
+    // Foreign mounts stay, and so does the whole pod directory.
     let foreign = bench.at("volumes/kubernetes.io~nfs/pv");
     fs::create_dir_all(&foreign).expect("made");
     rustix::mount::mount_bind(outside.path(), &foreign).expect("bound");

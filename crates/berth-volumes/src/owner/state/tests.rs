@@ -1,4 +1,4 @@
-//! What is due, and that whatever fails nothing leaks.
+//! Operation scheduling, and a property test that no failure leaks a mount or stage.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -74,7 +74,7 @@ fn what_goes_comes_before_what_comes() {
     assert_eq!(state.other_user(&pod(1)), None);
 }
 
-/// AC-07-20, AC-07-21: what an earlier agent left.
+/// AC-07-20, AC-07-21: volumes left by an earlier agent.
 #[test]
 fn what_was_found_on_disk_stays_until_somebody_says_so() {
     let mut state = State::new(true, Mode::Filesystem);
@@ -172,7 +172,7 @@ fn a_pod_of_another_label_waits_until_the_volume_is_mounted_anew() {
     assert!(state.is_hindered(&pod(2)) && state.is_hindered(&pod(3)) && !state.is_hindered(&pod(1)));
     want(&mut state, 4, label("a"));
     mount(&mut state, 4);
-    // What a pod has it keeps, whatever its label is now, and is given again.
+    // A pod keeps the volume that it has, whatever its label is now, and it is published again.
     state.pods.get_mut(&pod(1)).expect("there").label = label("c");
     state.pods.get_mut(&pod(1)).expect("there").is_stale = true;
     assert!(!state.is_hindered(&pod(1)));
@@ -189,7 +189,7 @@ fn a_pod_of_another_label_waits_until_the_volume_is_mounted_anew() {
     mount(&mut state, 2);
     assert_eq!(state.label, label("b"));
     assert!(state.is_hindered(&pod(3)));
-    // What may have been staged is undone before it is staged otherwise.
+    // What may have been staged is unstaged before it is staged with another label.
     let mut unclear = State::new(false, Mode::Filesystem);
     want(&mut unclear, 1, label("a"));
     unclear.tried(&Op::Mount(pod(1)));
@@ -214,14 +214,14 @@ fn what_broke_off_is_undone() {
     assert_eq!(due(&state, &here()), Due::Do(Op::UnmountDevice));
 }
 
-/// What really is on the machine, as a driver knows it.
+/// Actual state of the machine, as a driver knows it.
 #[derive(Default)]
 struct Machine {
     staged: bool,
     published: BTreeSet<PodUid>,
 }
 
-/// How a call ends: it did its work or not, and says so, or not.
+/// How a call ends: whether it did its work, and whether it reports that.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Done,
@@ -256,7 +256,7 @@ impl End {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Want(u8),
-    /// With a label of SELinux of its own.
+    /// With an SELinux label of its own.
     Label(u8),
     Unwant(u8),
     Stale(u8),
@@ -273,14 +273,14 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The pod wants the volume with a label of its own, unless it has it.
+/// The pod needs the volume with a label of its own, unless it has the volume.
 fn label(state: &mut State, number: u8) {
     if let Some(own) = state.pods.get_mut(&pod(number)).filter(|own| own.presence == Presence::Absent) {
         own.label = Some(number.to_string());
     }
 }
 
-/// Does what is due as the owner does, with calls that end like this.
+/// Runs the due operation as the owner does, with calls that end as given.
 fn operate(state: &mut State, machine: &mut Machine, ends: (End, End)) -> Due {
     let due = due(state, &here());
     if let Due::Do(op) = &due {
@@ -289,7 +289,7 @@ fn operate(state: &mut State, machine: &mut Machine, ends: (End, End)) -> Due {
     match &due {
         Due::Do(Op::Mount(pod)) => {
             if state.stage != Presence::Present {
-                // A driver that refuses says that there is nothing.
+                // A driver that rejects the call reports that nothing is staged.
                 machine.staged =
                     if ends.0.is_done() { true } else { machine.staged && !matches!(ends.0, End::Refused) };
                 match ends.0.class() {
@@ -335,8 +335,8 @@ fn operate(state: &mut State, machine: &mut Machine, ends: (End, End)) -> Due {
 }
 
 proptest! {
-    /// Whatever fails and whenever pods come and go: nothing is forgotten while it is there, nothing is undone
-    /// under a pod, and in the end nothing is left.
+    /// Whatever fails and whenever pods come and go: nothing present is forgotten, nothing is torn down under a pod,
+    /// and in the end nothing is left.
     #[test]
     fn nothing_leaks(steps in proptest::collection::vec(steps(), 1..60)) {
         let (mut state, mut machine) = (State::new(true, Mode::Filesystem), Machine::default());
@@ -370,7 +370,7 @@ proptest! {
         prop_assert!(!machine.staged && machine.published.is_empty());
     }
 
-    /// What is wanted by all comes to all once calls succeed.
+    /// Every pod that needs the volume gets it once calls succeed.
     #[test]
     fn what_is_wanted_comes(steps in proptest::collection::vec(steps(), 0..40)) {
         let (mut state, mut machine) = (State::new(true, Mode::Filesystem), Machine::default());
@@ -380,7 +380,7 @@ proptest! {
                     state.want(&pod(number));
                 }
                 Step::Unwant(number) => state.unwant(&pod(number)),
-                // Pods of different labels have it one after the other.
+                // Pods with different labels have it one after the other.
                 Step::Stale(_) | Step::Label(_) => {}
                 Step::Operate(one, other) => {
                     operate(&mut state, &mut machine, (one, other));

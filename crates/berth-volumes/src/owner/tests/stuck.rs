@@ -1,4 +1,4 @@
-//! Operations that panic, hang or take long.
+//! Operations that panic, hang, or take long.
 
 use std::sync::mpsc;
 
@@ -10,7 +10,7 @@ fn mounts_failed(bench: &Bench) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_is_a_failure_like_any_other() {
-    // Spec 07 §3.5: it counts as a failure with back-off, and its volume goes on.
+    // Spec 07 §3.5: a panic counts as a failure with back-off, and the owner of the volume continues.
     let bench = bench(staged());
     for call in ["stage", "publish", "unpublish", "unstage"] {
         bench.plugin.next(call, Answer::Panics);
@@ -34,7 +34,7 @@ async fn a_panic_is_a_failure_like_any_other() {
     );
 }
 
-/// In real time: what blocks does so in a thread. The limit of the plugin is short.
+/// In real time, because blocking work runs on a thread. The plugin's timeout is short.
 #[tokio::test]
 async fn what_hangs_takes_one_thread_and_its_volume_waits() {
     let bench = bench(Traits::default());

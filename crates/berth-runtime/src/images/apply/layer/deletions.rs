@@ -1,6 +1,7 @@
-//! What a layer deletes, and the directories it needs in spite of that.
+//! Whiteouts and opaque directories of a layer.
 //!
-//! An overlay knows deletions by devices and attributes; in a whole tree they are carried out. Behaviour: spec 09b §5.2.
+//! An overlay represents deletions by device nodes and attributes; in a merged tree they are carried out.
+//! Implements spec 09b §5.2.
 
 use std::{
     ffi::OsStr,
@@ -36,7 +37,8 @@ impl Layer<'_> {
         }
     }
 
-    /// Makes a directory of the deletion that stands on the way, where one does: the layer deleted it and has it anew.
+    /// Replaces a whiteout on the path by an opaque directory, if there is one: the layer deleted the name and creates
+    /// it anew.
     fn revive(&self, parts: &[&[u8]]) -> Result<bool, ImageError> {
         for end in 1..=parts.len() {
             let (Some(name), Some(before)) = (parts.get(end - 1), parts.get(..end - 1)) else { continue };
@@ -54,7 +56,7 @@ impl Layer<'_> {
         Ok(false)
     }
 
-    /// Deletions speak of lower layers: what this layer has itself stays, and a directory hides what is below it.
+    /// Deletes a name of lower layers: entries of this layer stay, and an existing directory becomes opaque.
     pub(super) fn whiteout(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
         if self.policy.form == Form::Merged {
             return self.remove_lower(at, key);
@@ -74,7 +76,7 @@ impl Layer<'_> {
         self.clear(folder, key)
     }
 
-    /// Empties a directory of a whole tree of what lower layers gave.
+    /// Removes the entries of lower layers from a directory of a merged tree.
     fn clear(&mut self, folder: &OwnedFd, key: &[u8]) -> Result<(), ImageError> {
         for name in root::names(folder).attempt("list directory")? {
             let mut below = key.to_vec();
@@ -87,7 +89,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Removes what lower layers gave of a path of a whole tree, and spares what this layer made.
+    /// Removes the entries of lower layers at a path of a merged tree; spares those of this layer.
     fn remove_lower(&mut self, at: At<'_>, key: &[u8]) -> Result<(), ImageError> {
         let has_made = self.made.contains(key)
             || self.made.range(child_prefix(key)..).next().is_some_and(|path| is_at_or_below(path, key));

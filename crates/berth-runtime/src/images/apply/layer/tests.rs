@@ -1,4 +1,4 @@
-//! Layers whose authors mean harm, or are careless. Owners and devices need root.
+//! Tests of malicious and malformed layers. Owners and devices need root.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 use super::*;
 use crate::images::apply::Bounds;
 
-/// What goes into a layer.
+/// An entry of a test layer.
 enum Item<'a> {
     File(&'a str, &'a str),
     Folder(&'a str),
@@ -22,7 +22,7 @@ use Item::{Device, Fifo, File as Regular, Folder, Hard, Link};
 
 fn header(name: &str, kind: tar::EntryType, size: u64) -> tar::Header {
     let mut header = tar::Header::new_ustar();
-    // The crate refuses names that are not honest.
+    // The crate rejects malicious names.
     header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
     header.set_entry_type(kind);
     header.set_size(size);
@@ -83,7 +83,7 @@ fn policy(form: Form) -> Policy {
 
 const OVERLAY: Form = Form::Overlay { userxattr: false };
 
-/// A directory to unpack into, beside files that must not change; `None` where we are not root.
+/// A target directory next to files that must not change; `None` if not root.
 fn place() -> Option<(tempfile::TempDir, std::path::PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root");
@@ -181,7 +181,7 @@ fn deletions_mean_lower_layers_in_any_order() {
         assert_eq!(fs::read_to_string(root.join("f")).expect(what), "new", "{what}");
         assert_eq!(fs::read_to_string(root.join("d/x")).expect(what), "new", "{what}");
         assert!(opaque(&root.join("d")), "{what}");
-        // A whole tree, where the lower layers' files lie about.
+        // A merged tree with files of lower layers.
         let Some((_dir, root)) = place() else { return };
         fs::create_dir(root.join("d")).expect("makeable");
         fs::write(root.join("d/old"), "").expect("writable");

@@ -1,4 +1,4 @@
-//! Pulls that are asked for another machine's image, keep packed layers, or download only so much at a time.
+//! Tests of pulls for other platforms, with compressed layers kept, and with limited concurrency.
 
 use std::{fs, sync::atomic::Ordering, time::Duration};
 
@@ -16,7 +16,7 @@ async fn opened(settings: Settings) -> ImageStore {
     ImageStore::open(settings).await.expect("opens")
 }
 
-/// Something that packs badly.
+/// Incompressible content.
 fn noise(seed: u32) -> String {
     (0..2000).map(|i: u32| Digest::of(&(i ^ seed << 16).to_le_bytes()).hex()).collect()
 }
@@ -56,7 +56,7 @@ async fn another_machines_image_is_pulled_where_it_is_asked_for() {
     let missing = pulled(&store, &name, Some("s390x")).await.expect_err("there is none");
     assert_eq!(missing.kind, Kind::NotFound);
     assert!(missing.text.ends_with("no match for platform in manifest: not found"), "{missing}");
-    // One image without an index: only who asks for a machine minds.
+    // A single image without an index: rejected only if a platform is requested.
     let name = format!("{host}/b:1");
     let refused = pulled(&store, &name, Some(&own)).await.expect_err("for another machine");
     assert!(refused.text.ends_with("no match for platform in manifest: not found"), "{refused}");
@@ -81,7 +81,7 @@ async fn packed_layers_are_kept_where_that_is_wished() {
     let blobs = dir.path().join("root/content/blobs/sha256");
     let count = || fs::read_dir(&blobs).expect("listable").count();
     assert_eq!(count(), 4, "configuration, manifest, index and layer");
-    // A broken layer is unpacked again, not downloaded.
+    // A broken layer is unpacked again from the kept blob, without a download.
     let sent = registry.sent.load(Ordering::Relaxed);
     fs::write(dir.path().join("root/layers/1/d/f"), "wrong").expect("writable");
     let verified = store.verify(Mending::Yes, Arc::default()).await.expect("verified");
@@ -89,7 +89,7 @@ async fn packed_layers_are_kept_where_that_is_wished() {
     let config = fs::metadata(blobs.join(image.id.hex())).expect("there").len();
     assert_eq!(registry.sent.load(Ordering::Relaxed), sent + config);
     assert_eq!(fs::read_to_string(dir.path().join("root/layers/2/d/f")).expect("there"), "right");
-    // One that is broken itself is only let go of.
+    // A broken compressed layer is only deleted.
     let packed = store.inner.packed(&image).remove(0).digest;
     fs::write(blobs.join(packed.hex()), "wrong").expect("writable");
     let verified = store.verify(Mending::Yes, Arc::default()).await.expect("verified");
@@ -116,13 +116,13 @@ async fn only_so_many_layers_are_downloaded_at_a_time() {
         registry.index(repository, "1", &[entry]);
     }
     let (host, registry) = registry.start();
-    // Nothing comes after the beginning of each, and then they are given up.
+    // Every layer stalls after its beginning, until the timeout.
     let hasty = Settings { downloads: 2, patience: Duration::from_secs(2), ..settings(dir.path()) };
     let store = opened(hasty).await;
     let asked = |repository: &str| {
         let seen = registry.seen.lock().expect("not poisoned");
         let begin = format!("/v2/{repository}/blobs/");
-        // The first one is the configuration.
+        // The first request is for the configuration.
         seen.iter().filter(|path| path.starts_with(&begin)).count().saturating_sub(1)
     };
     let (name, nobody) = (|repository: &str| format!("{host}/{repository}:1"), nobody());

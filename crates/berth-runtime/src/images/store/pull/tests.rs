@@ -1,4 +1,4 @@
-//! Pulls from a registry in this process, which behaves as badly as it is told.
+//! Tests of pulls from an in-process registry with configurable faults.
 
 use std::{
     collections::BTreeMap,
@@ -16,23 +16,23 @@ use super::super::{
 };
 use super::*;
 
-/// What it serves, by path without `/v2/`: type and bytes.
+/// Content by path without `/v2/`: media type and bytes.
 #[derive(Default)]
 pub(super) struct Registry {
     pub(super) content: BTreeMap<String, (String, Vec<u8>)>,
-    /// `Authorization` it wants, where it wants one.
+    /// Required `Authorization` header; none: no authentication.
     pub(super) wants: Option<String>,
-    /// Answer to everything, where it is out of order.
+    /// Status of every response, if set.
     pub(super) status: Option<u16>,
-    /// The first answers of blobs break off after so many bytes.
+    /// The first responses for blobs break off after this many bytes.
     pub(super) breaks_at: Option<usize>,
-    /// All of them do.
+    /// All responses for blobs break off.
     pub(super) always_breaks: bool,
-    /// So much of a blob comes, and then nothing any more.
+    /// Responses for blobs stall after this many bytes.
     pub(super) hangs_at: Option<usize>,
-    /// Where blobs are instead.
+    /// Redirect target for blobs.
     pub(super) redirect: Option<String>,
-    /// So many requests are too many, and when to ask again.
+    /// Number of requests to reject with 429, and the value of `Retry-After`.
     pub(super) throttles: (AtomicUsize, String),
     pub(super) broken: AtomicBool,
     pub(super) sent: AtomicU64,
@@ -133,7 +133,7 @@ impl Registry {
         }
         if let Some(at) = self.hangs_at.filter(|at| path.contains("/blobs/") && rest.len() > *at) {
             stream.write_all(&rest[..at]).ok()?;
-            // Until the other side has had enough.
+            // Blocks until the client closes the connection.
             let mut end = [0];
             return std::io::Read::read(&mut stream, &mut end).ok().map(drop);
         }
@@ -144,7 +144,7 @@ impl Registry {
         self.content.insert(path, (kind.to_owned(), bytes.to_vec()));
     }
 
-    /// Adds an image; the digest of what its tag leads to: an index with an attestation first.
+    /// Adds an image; returns the digest its tag points to: an index whose first entry is an attestation.
     pub(super) fn image(&mut self, repository: &str, tag: &str, files: &[(&str, &str)]) -> Digest {
         let mut other = serde_json::json!(Descriptor::of(model::OCI_MANIFEST, b"attestation"));
         other["platform"] = serde_json::json!({"os": "unknown", "architecture": "unknown"});
@@ -152,7 +152,7 @@ impl Registry {
         self.index(repository, tag, &[other, own])
     }
 
-    /// Adds an image for a machine; its entry of an index.
+    /// Adds an image for an architecture; returns its index entry.
     pub(super) fn variant(&mut self, repository: &str, architecture: &str, layers: &[Vec<u8>]) -> serde_json::Value {
         let packed: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
         let diff_ids: Vec<Digest> = layers.iter().map(|layer| Digest::of(layer)).collect();
@@ -177,7 +177,7 @@ impl Registry {
         entry
     }
 
-    /// Adds an index of these entries; its digest.
+    /// Adds an index of these entries; returns its digest.
     pub(super) fn index(&mut self, repository: &str, tag: &str, entries: &[serde_json::Value]) -> Digest {
         let index = serde_json::json!({"schemaVersion": 2, "mediaType": model::OCI_INDEX, "manifests": entries});
         let index = index.to_string().into_bytes();

@@ -1,4 +1,4 @@
-//! Registries that hang, lie, turn in circles, or never let anybody in; and a disk that fills up.
+//! Tests of pulls from faulty registries (stalls, loops, denials, wrong content), and of a full disk.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use super::{
     *,
 };
 
-/// Long content that does not pack.
+/// Long incompressible content.
 fn noise() -> String {
     (0..10_000).map(|_| format!("{:x}", rand::random::<u64>())).collect()
 }
@@ -81,7 +81,7 @@ async fn what_registries_lead_to_is_not_followed_everywhere() {
     for to in ["file:///etc/passwd", "ftp://127.0.0.1/x", "x"] {
         cases.push((Registry { redirect: Some(to.to_owned()), ..Registry::default() }, "is refused"));
     }
-    // A token that does not help, asked for again and again.
+    // Every token is rejected.
     let never = Some("Bearer another".to_owned());
     cases.push((Registry { wants: never, ..Registry::default() }, "pull access denied"));
     cases.push((Registry { breaks_at: Some(20_000), always_breaks: true, ..Registry::default() }, "broke off"));
@@ -111,7 +111,7 @@ async fn indexes_of_indexes_end() {
         registry.put(format!("deep/manifests/{}", inner.digest), model::OCI_INDEX, &bytes);
         registry.put(format!("deep/manifests/{depth}"), model::OCI_INDEX, &bytes);
     }
-    // One that is served under its own name: by digest it cannot be what it says.
+    // An index that contains itself: by digest it cannot match.
     let circle = Descriptor::new(model::OCI_INDEX, inner.digest, inner.size);
     let circle = serde_json::json!({"schemaVersion": 2, "mediaType": model::OCI_INDEX, "manifests": [circle]});
     registry.put("deep/manifests/circle".into(), model::OCI_INDEX, circle.to_string().as_bytes());
@@ -123,7 +123,7 @@ async fn indexes_of_indexes_end() {
     }
 }
 
-/// Unmounts when dropped.
+/// A mount that is unmounted on drop.
 struct Mounted(std::path::PathBuf);
 
 impl Drop for Mounted {
@@ -134,7 +134,7 @@ impl Drop for Mounted {
 
 #[tokio::test]
 async fn a_disk_that_fills_up_in_the_middle_leaves_nothing_half() {
-    // AC-09-E10's part of images
+    // AC-09-E10, for images
     if !is_root() {
         return;
     }
@@ -152,7 +152,7 @@ async fn a_disk_that_fills_up_in_the_middle_leaves_nothing_half() {
     let files: Vec<(&str, &str)> = files.iter().map(|name| (name.as_str(), content.as_str())).collect();
     let archive = dir.path().join("archive.tar");
     fs::write(&archive, gzip(&oci("x.tld/a:1", &[layer(&[("small", "s")]), layer(&files)], ""))).expect("writable");
-    // A packed archive is unpacked beside first, an unpacked one where it lies.
+    // A compressed archive is first unpacked into a scratch file, an uncompressed one read in place.
     let error = store.import(&archive, None).await.expect_err("no room");
     assert_eq!(error.kind, Kind::ResourceExhausted, "{error}");
     fs::write(&archive, oci("x.tld/a:1", &[layer(&[("small", "s")]), layer(&files)], "")).expect("writable");
