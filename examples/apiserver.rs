@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use berth::wiring::certificates::Issued;
+use berth::certificates::Issued;
 use clap::Parser;
 
 use berth_testkit::api_server::{ApiServer, Options, sim};

@@ -22,7 +22,12 @@
 //! | [`resources`] | pod cgroups and their values |
 //! | [`eviction`] | eviction manager: thresholds, ranking, reclaim |
 //! | [`shutdown`] | graceful node shutdown |
-//! | [`node`] | node object: registration, status, lease |
+//! | [`node`] | node object: registration, status, lease; OOM watcher |
+//! | [`serving`] | the server's ports, answered from snapshots of engine, status manager, PLEG, and statistics |
+//! | [`diagnostics`] | what a pod is waiting for: `/debug/why`, `berth why` |
+//! | [`certificates`] | certificates of a node without a cluster: authority, administrator, serving pair |
+//! | [`standalone`] | ConfigMaps and Secrets of a directory; roles without an API server |
+//! | [`logging`] | the agent's own log |
 //!
 //! Everything that stands alone is a crate under `crates/`; `docs/architecture.md` lists them, and says which module may
 //! import which crate (checked by `tests/it/tidy.rs`).
@@ -30,10 +35,13 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
+pub mod certificates;
 pub mod cli;
+pub mod diagnostics;
 pub mod engine;
 pub mod eviction;
 pub mod images;
+pub mod logging;
 pub mod logs;
 pub mod node;
 pub mod pleg;
@@ -41,6 +49,8 @@ pub mod plugins;
 pub mod probes;
 pub mod resources;
 pub mod runtime;
+pub mod serving;
 pub mod shutdown;
 pub mod sources;
+pub mod standalone;
 pub mod wiring;

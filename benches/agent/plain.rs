@@ -7,7 +7,7 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 use anyhow::Result;
 use async_trait::async_trait;
 use axum::body::Body;
-use berth::wiring::runtime_tls;
+use berth::serving::runtime_tls;
 use berth_metrics::{Registry, StreamingMetrics};
 use berth_server::{
     port_forward,

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Result, ensure};
-use berth::wiring::certificates::{Authority, PairFiles, Validity};
+use berth::certificates::{Authority, PairFiles, Validity};
 use jiff::Timestamp;
 use rustls::{
     CipherSuite, ClientConfig, RootCertStore,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
-use crate::wiring::certificates::{Authority, PairFiles, Validity};
+use crate::certificates::{Authority, PairFiles, Validity};
 
 /// Days an authority holds by default; what it signs holds a year.
 const CA_DAYS: i64 = 3650;

@@ -4,7 +4,7 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 
 use tracing::error;
 
-use crate::wiring::{self, logging};
+use crate::{logging, wiring};
 use berth_config::{HostFacts, Notice, Personality, Request, StartupError, fields::LoggingConfiguration};
 
 /// Runs the agent with kubelet's flags.

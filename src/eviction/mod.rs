@@ -12,11 +12,16 @@
 //! it frees what nobody needs, looks again, and lets one pod go; not before that one is gone does it think of another.
 //! Everything that decides is pure; everything it needs of others is a role in [`ports`]. Behaviour: spec 05 §3.
 
+pub mod actions;
 mod evictor;
+pub mod kernel_notifier;
 pub mod limits;
 pub mod message;
+pub mod node_reader;
+pub mod page_cache;
 pub mod ports;
 pub mod pressure;
+pub mod pressure_state;
 pub mod rank;
 pub mod signals;
 #[cfg(test)]

@@ -10,8 +10,8 @@
 //!
 //! Implements spec 03b §9-11, 01 §17.4, 03a §7 step 8 and §11.
 //!
-//! [`ContainerLogs`]: berth_ports::ContainerLogs [`TerminationMessages`]:
-//! berth_ports::TerminationMessages
+//! [`ContainerLogs`]: berth_ports::ContainerLogs
+//! [`TerminationMessages`]: berth_ports::TerminationMessages
 
 mod busy;
 mod dirs;

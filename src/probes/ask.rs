@@ -7,7 +7,6 @@ use std::{
 };
 
 use super::{
-    http::Get,
     kind::{Kind, Pace},
     outcome::Outcome,
     target::{self, HttpAsk},
@@ -42,7 +41,7 @@ pub enum What {
     /// The container: a command.
     Command(Vec<String>),
     /// A server: an answer.
-    Answer(Box<Get>),
+    Answer(Box<HttpAsk>),
     /// A port: whether anybody is there.
     Port {
         /// Its host.
@@ -98,7 +97,7 @@ fn what(container: &api::Container, probe: &api::Probe, ip: Option<&str>) -> Res
         return Ok(What::Command(command));
     }
     if let Some(action) = &probe.http_get {
-        return Ok(What::Answer(Box::new(Get::new(HttpAsk::new(action, container, ip)?))));
+        return Ok(What::Answer(Box::new(HttpAsk::new(action, container, ip)?)));
     }
     if let Some(action) = &probe.tcp_socket {
         let port = target::port(&action.port, container).map_err(Outcome::unknown)?;

@@ -74,8 +74,8 @@ impl Asker for Handlers {
         match what {
             What::Command(command) => exec::probe(&*self.runtime, &ask.id, command, *timeout).await,
             // What is large is not carried about by those who do not need it.
-            What::Answer(get) => Box::pin(http::probe(dialler, get, *timeout)).await,
-            What::Port { host, port } => match dialler.knock(host, *port, Instant::now() + *timeout).await {
+            What::Answer(ask) => Box::pin(http::probe(dialler, ask, *timeout)).await,
+            What::Port { host, port } => match dialler.connect(host, *port, Instant::now() + *timeout).await {
                 Ok(_) => Outcome::Success,
                 Err(error) => error.outcome(),
             },

@@ -9,10 +9,6 @@ use std::{
     sync::Arc,
 };
 
-use rustix::{
-    io::Errno,
-    net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt::set_tcp_quickack},
-};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
@@ -100,8 +96,7 @@ impl PodDialler<'_> {
     /// # Errors
     /// None does in time.
     pub async fn tcp(&self, host: &str, port: u16, deadline: Instant) -> Result<Limited, DialError> {
-        let connected = self.knock(host, port, deadline).await?.followed();
-        connected.map(Limited::new).map_err(|error| DialError { text: words(&error), why: Why::Refused })
+        self.connect(host, port, deadline).await.map(Limited::new)
     }
 
     /// As [`Self::tcp`], for those who write more than once: nothing they write is held back.
@@ -115,17 +110,17 @@ impl PodDialler<'_> {
         Ok(stream)
     }
 
-    /// As [`Self::tcp`], for those who only want to know whether they could.
+    /// As [`Self::tcp`], for callers that read nothing.
     ///
     /// # Errors
     /// None does in time.
-    pub async fn knock(&self, host: &str, port: u16, deadline: Instant) -> Result<Connected, DialError> {
+    pub async fn connect(&self, host: &str, port: u16, deadline: Instant) -> Result<TcpStream, DialError> {
         let addresses = self.addresses(host, port, deadline).await?;
         let mut failed = None;
         for (left, address) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
             // One that does not answer leaves the others their share.
             let share = deadline.saturating_duration_since(Instant::now()) / left;
-            let error = match timeout_at(Instant::now() + share, connect(address)).await {
+            let error = match timeout_at(Instant::now() + share, TcpStream::connect(address)).await {
                 Ok(Ok(connected)) => return Ok(connected),
                 Ok(Err(error)) => {
                     let text = format!("dial tcp {address}: connect: {}", words(&error));
@@ -172,56 +167,6 @@ impl PodDialler<'_> {
             address
         };
         Ok(found.iter().copied().map(at_port).collect())
-    }
-}
-
-/// A connection, with which the runtime may not have been bothered yet.
-pub enum Connected {
-    /// It was there at once.
-    AtOnce(std::net::TcpStream),
-    /// It was waited for.
-    Later(TcpStream),
-}
-
-impl Connected {
-    /// To be read and written.
-    fn followed(self) -> io::Result<TcpStream> {
-        match self {
-            Self::AtOnce(stream) => TcpStream::from_std(stream),
-            Self::Later(stream) => Ok(stream),
-        }
-    }
-}
-
-/// Connects. A pod of this node has answered before the kernel returns: then there is nothing to wait for, and most
-/// probes are of such.
-async fn connect(address: SocketAddr) -> io::Result<Connected> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    // We have something to say at once, be it good-bye: what ends the handshake goes along with it, which spares a segment
-    // in each connection, and the peer a wake-up. Without it the probe only costs more.
-    let _ = set_tcp_quickack(&socket, false);
-    let mut is_decided = begun(rustix::net::connect(&socket, &address))?;
-    if !is_decided {
-        // Whoever connects again is told how it went.
-        is_decided = begun(rustix::net::connect(&socket, &address))?;
-    }
-    let stream = std::net::TcpStream::from(socket);
-    if is_decided {
-        return Ok(Connected::AtOnce(stream));
-    }
-    let stream = TcpStream::from_std(stream)?;
-    stream.writable().await?;
-    stream.take_error()?.map_or(Ok(Connected::Later(stream)), Err)
-}
-
-/// Whether a connection that is being made is there already.
-fn begun(told: rustix::io::Result<()>) -> io::Result<bool> {
-    match told {
-        Ok(()) | Err(Errno::ISCONN) => Ok(true),
-        Err(Errno::INPROGRESS | Errno::ALREADY | Errno::INTR) => Ok(false),
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -280,35 +225,9 @@ mod tests {
         time::Duration,
     };
 
-    use tokio::{
-        io::AsyncReadExt,
-        net::{TcpListener, TcpSocket},
-    };
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
-
-    #[tokio::test]
-    async fn a_peer_hears_of_us_when_we_say_something_be_it_good_bye() {
-        for any in ["127.0.0.1:0", "[::1]:0"] {
-            let listener = std::net::TcpListener::bind(any).expect("a port");
-            listener.set_nonblocking(true).expect("a socket");
-            let address = listener.local_addr().expect("bound");
-            // Where this thread is held up, it hears of us anyway.
-            let mut silent = false;
-            for _ in 0..20 {
-                let _open = connect(address).await.expect("connected");
-                silent = listener.accept().is_err();
-                if silent {
-                    break;
-                }
-            }
-            assert!(silent, "{any}: the end of each handshake was sent alone");
-        }
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        drop(connect(listener.local_addr().expect("bound")).await.expect("connected"));
-        let (mut peer, _) = listener.accept().await.expect("accepted");
-        assert_eq!(peer.read(&mut [0]).await.expect("no reset"), 0);
-    }
 
     /// Takes no connection any more, and refuses none.
     async fn deaf(address: SocketAddr) -> (TcpListener, Vec<TcpStream>) {
@@ -336,10 +255,10 @@ mod tests {
         let begun = Instant::now();
         let soon = || Instant::now() + Duration::from_secs(4);
         let both = dialler(&[[127, 0, 0, 2], [127, 0, 0, 3]]);
-        assert!(both.of(&"u".into()).knock("host", port, soon()).await.is_ok());
+        assert!(both.of(&"u".into()).connect("host", port, soon()).await.is_ok());
         assert!(begun.elapsed() < Duration::from_millis(3500), "half of it each: {:?}", begun.elapsed());
         let one = dialler(&[[127, 0, 0, 2]]);
-        let Err(error) = one.of(&"u".into()).knock("host", port, soon()).await else { panic!("it is deaf") };
+        let Err(error) = one.of(&"u".into()).connect("host", port, soon()).await else { panic!("it is deaf") };
         let expected = DialError { text: format!("dial tcp 127.0.0.2:{port}: i/o timeout"), why: Why::Late };
         assert_eq!(error, expected);
     }

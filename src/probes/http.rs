@@ -1,8 +1,7 @@
 //! An HTTP probe. Behaviour: spec 05 §1.8.
 //!
 //! One deadline covers dialling, redirects and body. Each request has a connection of its own, which ends with it. What
-//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body, the stream's for all of it. The
-//! plainest answers do not come to hyper (`plain`).
+//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body, the stream's for all of it.
 
 use std::{
     error::Error,
@@ -11,7 +10,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::FutureExt;
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Empty};
 use hyper::{
@@ -20,14 +18,13 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout_at},
 };
 
 use super::{
     dial::{DialError, PodDialler, Spawner, Why, words},
     outcome::{ErrorState, MOST_OUTPUT, Outcome, text_of},
-    plain,
     target::{HttpAsk, MOST_REDIRECTS},
 };
 
@@ -48,7 +45,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// What one request came to.
 enum Answered {
     /// It leads elsewhere.
-    Elsewhere(Box<Get>),
+    Elsewhere(Box<HttpAsk>),
     /// It is the last word.
     Final(u16, Vec<u8>),
 }
@@ -65,45 +62,30 @@ enum Failed {
     Ours(String),
 }
 
-/// A request that can be sent as often as it is wanted.
-pub struct Get {
-    ask: HttpAsk,
-    /// As it is sent over HTTP/1, where a new connection takes all of it at once.
-    said: Result<Option<Box<[u8]>>, String>,
-}
-
-impl Get {
-    /// For what is asked.
-    pub fn new(ask: HttpAsk) -> Self {
-        let said = over_one(&ask).and_then(|request| plain::said(&client(false), request));
-        Self { ask, said: said.map(|said| Some(said).filter(|said| said.len() <= plain::MOST_SAID)) }
-    }
-}
-
 /// Asks, follows redirects to the same host, judges.
-pub async fn probe(dialler: PodDialler<'_>, first: &Get, timeout: Duration) -> Outcome {
+pub async fn probe(dialler: PodDialler<'_>, first: &HttpAsk, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
-    let host = first.ask.url.host.as_str();
-    let (mut moved, mut redirects, mut is_long) = (None::<Box<Get>>, 0, false);
+    let host = first.url.host.as_str();
+    let (mut moved, mut redirects, mut is_long) = (None::<Box<HttpAsk>>, 0, false);
     loop {
-        let get = moved.as_deref().unwrap_or(first);
-        match exchange(dialler, get, host, is_long, deadline).await {
+        let ask = moved.as_deref().unwrap_or(first);
+        match exchange(dialler, ask, host, is_long, deadline).await {
             Ok(Answered::Final(status, body)) => return verdict(status, &body),
             Ok(Answered::Elsewhere(next)) if redirects < MOST_REDIRECTS => {
                 moved = Some(next);
                 redirects += 1;
             }
             Ok(Answered::Elsewhere(next)) => {
-                let url = next.ask.url.to_string();
+                let url = next.url.to_string();
                 return Outcome::Failure(format!("Get {url:?}: stopped after {MOST_REDIRECTS} redirects"));
             }
             // Few heads are that long, and room for them costs every probe more than asking these servers again.
             Err(Failed::LongHead(_)) if !is_long => is_long = true,
             Err(Failed::Transport(text) | Failed::LongHead(text)) => {
-                return Outcome::Failure(format!("Get {:?}: {text}", get.ask.url.to_string()));
+                return Outcome::Failure(format!("Get {:?}: {text}", ask.url.to_string()));
             }
             Err(Failed::Body(text)) => return Outcome::Error { state: ErrorState::Failure, text },
-            Err(Failed::Ours(text)) => return Outcome::unknown(format!("Get {:?}: {text}", get.ask.url.to_string())),
+            Err(Failed::Ours(text)) => return Outcome::unknown(format!("Get {:?}: {text}", ask.url.to_string())),
         }
     }
 }
@@ -121,7 +103,7 @@ const READING_BODY: &str = "(Client.Timeout or context cancellation while readin
 
 async fn exchange(
     dialler: PodDialler<'_>,
-    get: &Get,
+    ask: &HttpAsk,
     host: &str,
     is_long: bool,
     deadline: Instant,
@@ -131,7 +113,6 @@ async fn exchange(
         Why::Late => Failed::Transport(format!("{} {AWAITING_HEADERS}", error.text)),
         Why::Ours => Failed::Ours(error.text),
     };
-    let ask = &get.ask;
     let port = ask.url.dialled_port();
     if ask.url.scheme == "https" {
         // What is large is not carried about by all who do not need it.
@@ -140,42 +121,15 @@ async fn exchange(
             if stream.is_http2() {
                 return over_http2(stream, ask, host, deadline).await;
             }
-            over_http1(stream, get, host, is_long, deadline).await
+            over_http1(Box::new(stream), ask, host, is_long, deadline).await
         };
         return Box::pin(secure).await;
     }
     let stream = dialler.tcp(&ask.url.host, port, deadline).await.map_err(dialled)?;
-    over_http1(stream, get, host, is_long, deadline).await
+    over_http1(Box::new(stream), ask, host, is_long, deadline).await
 }
 
-async fn over_http1<S>(
-    mut stream: S,
-    get: &Get,
-    host: &str,
-    is_long: bool,
-    deadline: Instant,
-) -> Result<Answered, Failed>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let said = get.said.as_ref().map_err(|text| Failed::Transport(text.clone()))?;
-    let Some(said) = said else {
-        return Box::pin(with_client(Box::new(stream), &get.ask, host, is_long, deadline)).await;
-    };
-    let heard = match timeout_at(deadline, pin!(plain::exchange(&mut stream, said))).await {
-        Ok(heard) => heard.map_err(|error| Failed::Transport(format!("connection error: {}", words(&error))))?,
-        Err(_) => return Err(Failed::Transport(format!("context deadline exceeded {AWAITING_HEADERS}"))),
-    };
-    if let Some(status) = plain::status(&heard) {
-        // Some servers complain of TLS that just ends.
-        let _ = stream.shutdown().now_or_never();
-        return Ok(Answered::Final(status, Vec::new())); // whose body tells nobody anything
-    }
-    let retold = Box::new(plain::Retold::new(heard, stream));
-    Box::pin(with_client(retold, &get.ask, host, is_long, deadline)).await
-}
-
-async fn with_client(
+async fn over_http1(
     stream: Box<dyn Stream>,
     ask: &HttpAsk,
     host: &str,
@@ -254,7 +208,7 @@ async fn read(
     let status = answer.status().as_u16();
     let location = answer.headers().get(header::LOCATION).map(|l| String::from_utf8_lossy(l.as_bytes()).into_owned());
     if let Some(next) = ask.redirected(host, status, location.as_deref()).map_err(Failed::Transport)? {
-        return Ok(Answered::Elsewhere(Box::new(Get::new(next))));
+        return Ok(Answered::Elsewhere(Box::new(next)));
     }
     match timeout_at(deadline, read_body(answer.into_body())).await {
         Ok(body) => Ok(Answered::Final(status, body?)),

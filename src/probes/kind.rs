@@ -38,9 +38,8 @@ impl Kind {
     }
 }
 
-/// How a probe asks. Those that are due at once begin in this order: who has to wait for an answer first, so that the
-/// answers are there when the last has begun.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// The handler of a probe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handler {
     /// By a request.
     Http,

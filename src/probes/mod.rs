@@ -1,7 +1,7 @@
 //! Asks containers whether they have started, are ready, are alive.
 //!
 //! ```text
-//!  worker ── add, stop, remove ──► owner ◄── alarm: the next moment
+//!  worker ── add, stop, remove ──► owner ◄── timer: the next moment
 //!  worker ── trigger ───────────►   │
 //!                                    ├─► an attempt: exec (CRI), http, tcp, grpc
 //!  worker, runtime ◄── results ◄─────┴─► status at once, wake-up, events, metrics, file
@@ -10,13 +10,12 @@
 //! In: pods from their workers ([`ProbeManager`](berth_ports::ProbeManager)), how they stand
 //! ([`ProbedPods`](berth_ports::ProbedPods)). Out: results by container instance.
 //!
-//! One task ([`owner`]) owns every probe: one timer (`alarm`) is set for the next moment of any, what its results come to
-//! is decided by `turn` (pure). An attempt (`attempt`) has a deadline and is polled by that task; one that hangs costs nothing but
-//! itself, and ends with its probe. Results are read by anyone (`results`) and outlive the agent in a file.
+//! One task ([`owner`]) owns every probe: one timer is set for the next moment of any, what its results come to is decided
+//! by `turn` (pure). An attempt (`attempt`) is a task with a deadline, started through a semaphore; one that hangs costs
+//! nothing but itself, and ends with its probe. Results are read by anyone (`results`) and outlive the agent in a file.
 //!
 //! Behaviour: spec 05 §1.
 
-mod alarm;
 mod ask;
 pub mod attempt;
 mod dial;
@@ -27,13 +26,12 @@ mod http;
 pub mod kind;
 mod lookup;
 mod manager;
-mod marks;
 pub mod outcome;
 pub mod owner;
-pub mod plain;
 mod probe;
 mod results;
 mod saved;
+mod schedule;
 mod seen;
 mod stream;
 mod target;

@@ -1,52 +1,48 @@
-//! The one task of all probes: their next moments, and the attempts that are under way.
+//! The one task of all probes: their schedule, and the attempts in flight.
 //!
 //! ```text
 //!  orders ──────────┐                    ┌─► results, status, events, metrics
-//!  alarm: a moment ─┼─► Turn (pure) ─────┤
+//!  timer: a moment ─┼─► Turn (pure) ─────┤
 //!  an attempt ended ┘                    └─► an attempt, at most one per probe
 //! ```
 //!
 //! An attempt ends with its probe; while it is under way its probe has no next moment. Moments that have passed are
 //! dropped. Behaviour: spec 05 §1.2.
 //!
-//! What a probe costs a node at rest is above all waking up for it. So the moments of all probes lie on common marks
-//! (`marks`), one timer is set for the next of them (`alarm`), and attempts are polled by this task instead of being
-//! tasks of their own that other threads take; those that end together are taken in together. They
-//! come last, so that what floods one of them (`stream`) keeps nobody from beginning, and none lives on what the runtime
-//! lets a task do in a row: that one of them could use up for all.
+//! What a probe costs a node at rest is above all waking up for it, so the moments of all probes lie on a common grid
+//! (`schedule`). Attempts are tasks. A semaphore bounds how many begin at the same time, because the memory they need then
+//! stays with the agent; an attempt returns its permit after 20 ms, so probes that hang delay no other.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
-    future::poll_fn,
+    collections::{BTreeSet, HashMap, HashSet},
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
-use futures::{
-    FutureExt, StreamExt,
-    future::{AbortHandle, Abortable, BoxFuture},
-    stream::FuturesUnordered,
-};
+use futures::FutureExt;
 use rand::Rng;
-use tokio::{sync::mpsc, task::coop::unconstrained, time::Instant};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+    time::{Instant, sleep_until, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::{
-    alarm::Alarm,
     attempt::{self, Ask, Asker},
-    kind::{Handler, Kind, Pace, declared},
+    kind::{Kind, Pace, declared},
     manager::Known,
-    marks::{Marks, is_shared},
     outcome::Outcome,
     probe::{Look, Probe, address},
     results::Results,
+    schedule::Schedule,
     seen::{Seen, seen},
     turn::{Next, Now},
 };
-use berth_metrics::{ProbeMetrics, ProbePaces};
+use berth_metrics::{ProbeMetrics, ProbePace, ProbePaces};
 use berth_ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse};
 use berth_sys::panics::said;
 use berth_types::{ContainerId, Pod, PodUid};
@@ -54,11 +50,10 @@ use berth_types::{ContainerId, Pod, PodUid};
 /// What an earlier agent learnt of containers that are not probed by then is forgotten, and after that as often.
 const RESTORED_FOR: Duration = Duration::from_secs(600);
 
-/// So many attempts of one moment begin together, and as many more when these have ended: what they need at the same
-/// time is memory that stays with the agent, and answers that come together are read together…
-const TOGETHER: usize = 8;
-/// … or after that, for nobody waits for those that hang.
-const SOON: Duration = Duration::from_millis(2);
+/// Attempts that may hold a permit at the same time.
+const PERMITS: usize = 64;
+/// How long an attempt holds its permit at most.
+const PERMIT_TIME: Duration = Duration::from_millis(20);
 
 /// What the task is told.
 #[derive(Debug)]
@@ -92,8 +87,15 @@ pub struct Deps {
 }
 
 type ProbeId = u64;
-/// How an attempt ended: with an outcome, or with the text of its panic.
-type Ended = (ProbeId, Result<Outcome, String>);
+
+/// How an attempt ended.
+struct Ended {
+    id: ProbeId,
+    /// When it began.
+    begun: Instant,
+    /// Its outcome, or the text of its panic.
+    outcome: Result<Outcome, String>,
+}
 
 /// See the file's documentation.
 pub struct Owner {
@@ -101,18 +103,14 @@ pub struct Owner {
     results: Arc<Results>,
     known: Arc<Known>,
     begun: Instant,
-    marks: Marks,
+    schedule: Schedule,
     probes: HashMap<ProbeId, Probe>,
     by_pod: HashMap<PodUid, Vec<ProbeId>>,
     last_id: ProbeId,
     /// Their next moments.
     moments: BTreeSet<(Instant, ProbeId)>,
-    /// Those whose moment has come; when the next of them begin at the latest, and when no more attempts than that are
-    /// under way.
-    line: VecDeque<ProbeId>,
-    line_moves_at: Instant,
-    line_moves_from: usize,
-    attempts: FuturesUnordered<BoxFuture<'static, Option<Ended>>>,
+    permits: Arc<Semaphore>,
+    attempts: JoinSet<Ended>,
 }
 
 impl Owner {
@@ -123,15 +121,13 @@ impl Owner {
             results,
             known,
             begun: Instant::now(),
-            marks: Marks::from(Instant::now()),
+            schedule: Schedule::starting(Instant::now()),
             probes: HashMap::new(),
             by_pod: HashMap::new(),
             last_id: 0,
             moments: BTreeSet::new(),
-            line: VecDeque::new(),
-            line_moves_at: Instant::now(),
-            line_moves_from: 0,
-            attempts: FuturesUnordered::new(),
+            permits: Arc::new(Semaphore::new(PERMITS)),
+            attempts: JoinSet::new(),
         }
     }
 
@@ -144,26 +140,22 @@ impl Owner {
     ) {
         let (restored_until, stopped) = (tokio::time::sleep(RESTORED_FOR), stop.cancelled());
         tokio::pin!(restored_until, stopped);
-        let (mut holds_restored, mut alarm) = (true, Alarm::new());
+        let mut holds_restored = true;
         loop {
             self.deps.pulse.rests();
-            let next = self.next_moment();
+            let next = self.moments.first().map(|(at, _)| *at);
             tokio::select! {
                 biased;
                 () = &mut stopped => return,
                 Some(order) = orders.recv() => self.on_order(order),
                 Some((pod, container)) = asked.recv() => self.on_asked(&pod, &container),
-                () = poll_fn(|context| alarm.poll(next, context)) => self.on_alarm(),
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.on_due(),
                 () = &mut restored_until, if holds_restored => {
                     holds_restored = self.forget_restored();
                     restored_until.as_mut().reset(Instant::now() + RESTORED_FOR);
                 }
-                ended = poll_fn(|context| ended(&mut self.attempts, context)) => {
-                    ended.into_iter().flatten().for_each(|(id, outcome)| self.on_ended(id, outcome));
-                    if self.attempts.len() <= self.line_moves_from {
-                        self.move_line();
-                    }
-                }
+                // One that was aborted has no result.
+                Some(ended) = self.attempts.join_next() => ended.into_iter().for_each(|ended| self.on_ended(ended)),
             }
         }
     }
@@ -208,23 +200,15 @@ impl Owner {
             let pace = Pace::of(one.probe);
             let (now, delay) = (Instant::now(), self.first_delay(&pace));
             let base = match delay.is_zero() {
-                true => self.place(one.kind, now + pace.period, pace.period),
-                false => self.marks.anywhere(now + delay, pace.period),
+                true => self.schedule.at_or_after(now + pace.period, pace.period),
+                false => self.schedule.at_or_before(now + delay, pace.period),
             };
             self.probes.insert(id, Probe::new(pod, &one, base, &self.deps));
             match delay.is_zero() {
-                true => self.on_moment(id),
+                true => self.on_moment(id, now),
                 false => self.schedule(id),
             }
         }
-    }
-
-    /// Where the second moment of a probe that begins now lies.
-    fn place(&self, kind: Kind, at: Instant, period: Duration) -> Instant {
-        let alike = |probe: &&Probe| probe.turn.fixed().pace.period == period;
-        let bases: Vec<Instant> = self.probes.values().filter(alike).map(|probe| probe.base).collect();
-        let shared = |mark| bases.iter().filter(|base| is_shared(**base, mark, period)).count();
-        self.marks.place(kind, at, period, shared)
     }
 
     /// Soon after the agent's start all probes of the node begin: spread over their periods.
@@ -257,10 +241,10 @@ impl Owner {
         }
     }
 
-    /// Sets a probe's next moment; none while an attempt is under way or about to begin.
+    /// Sets a probe's next moment; none while an attempt is in flight.
     fn schedule(&mut self, id: ProbeId) {
         let Some(probe) = self.probes.get_mut(&id) else { return };
-        if probe.attempt.is_some() || probe.in_line.is_some() {
+        if probe.attempt.is_some() {
             return;
         }
         let at = probe.next_moment(Instant::now());
@@ -270,61 +254,23 @@ impl Owner {
         self.moments.insert((at, id));
     }
 
-    /// When there is something to do next, whatever happens: a probe's moment, or that of those in line.
-    fn next_moment(&self) -> Option<Instant> {
-        let line = (!self.line.is_empty()).then_some(self.line_moves_at);
-        let first = self.moments.first().map(|(at, _)| *at);
-        line.into_iter().chain(first).min()
-    }
-
-    fn on_alarm(&mut self) {
+    fn on_due(&mut self) {
         let now = Instant::now();
-        if !self.line.is_empty() && self.line_moves_at <= now {
-            self.move_line();
-        }
-        let mut due = Vec::with_capacity(TOGETHER);
-        while let Some(moment) = self.moments.first().copied().filter(|(at, _)| *at <= now) {
+        while let Some((due, id)) = self.moments.first().copied().filter(|(at, _)| *at <= now) {
             self.moments.pop_first();
-            due.push(moment);
-        }
-        if !due.is_empty() {
-            self.on_moments(due);
-        }
-    }
-
-    /// Puts them in line, those alike one after the other; each has the same place every time.
-    fn on_moments(&mut self, due: Vec<(Instant, ProbeId)>) {
-        let mut next: Vec<(Handler, ProbeId)> = Vec::with_capacity(due.len());
-        for (at, id) in due {
             if let Some(probe) = self.probes.get_mut(&id) {
-                (probe.moment, probe.in_line) = (None, Some(at));
-                next.push((probe.handler, id));
+                probe.moment = None;
+                self.on_moment(id, due);
             }
         }
-        next.sort_unstable();
-        let is_first = self.line.is_empty();
-        self.line.extend(next.into_iter().map(|(_, id)| id));
-        if is_first {
-            self.move_line();
-        }
     }
 
-    /// Begins the attempts of the next in line.
-    fn move_line(&mut self) {
-        self.line_moves_from = self.attempts.len();
-        while self.attempts.len() < self.line_moves_from + TOGETHER
-            && let Some(id) = self.line.pop_front()
-        {
-            self.on_moment(id);
-        }
-        self.line_moves_at = Instant::now() + SOON;
-    }
-
-    fn on_moment(&mut self, id: ProbeId) {
+    /// A probe's moment has come; `due` is when it was to.
+    fn on_moment(&mut self, id: ProbeId, due: Instant) {
         self.deps.pulse.works();
         let now = Instant::now();
         let asked = self.probes.get(&id).filter(|probe| probe.is_asked).map(|probe| *probe.turn.fixed());
-        let restarted = asked.map(|fixed| self.place(fixed.kind, now + fixed.pace.period, fixed.pace.period));
+        let restarted = asked.map(|fixed| self.schedule.at_or_after(now + fixed.pace.period, fixed.pace.period));
         let Some(probe) = self.probes.get_mut(&id) else { return };
         // Before the look: what changes meanwhile is looked at again.
         let changes = self.deps.pods.changes();
@@ -338,7 +284,6 @@ impl Owner {
             }
         };
         let look = probe.look.insert(look);
-        let due = probe.in_line.take().unwrap_or(now);
         probe.retry_at = None;
         if let Some(base) = restarted {
             (probe.base, probe.is_asked, probe.asked_at) = (base, false, Some(now));
@@ -366,33 +311,20 @@ impl Owner {
                     Arc::new(Ask::new(probe.pod.clone(), probe.container.clone(), kind, instance.clone(), ip))
                 };
                 let ask = look.ask.get_or_insert_with(make).clone();
-                let asker = self.deps.asker.clone();
-                let (handle, registration) = AbortHandle::new_pair();
-                let under_way = probe.pace.begun(now.saturating_duration_since(due));
-                let attempt = unconstrained(async move {
-                    let _under_way = under_way;
-                    attempt::result(&*asker, &ask).await
-                });
-                let attempt = AssertUnwindSafe(Abortable::new(attempt, registration)).catch_unwind();
-                self.attempts.push(Box::pin(attempt.map(move |ended| match ended {
-                    Ok(Ok(outcome)) => Some((id, Ok(outcome))),
-                    Ok(Err(_aborted)) => None,
-                    Err(panic) => Some((id, Err(said(&*panic)))),
-                })));
-                probe.attempt = Some((handle, now));
+                let attempt = attempt(id, due, self.deps.asker.clone(), ask, self.permits.clone(), probe.pace.clone());
+                probe.attempt = Some(self.attempts.spawn(attempt));
             }
             (Next::Probe | Next::Wait, _) => self.schedule(id),
         }
     }
 
-    fn on_ended(&mut self, id: ProbeId, ended: Result<Outcome, String>) {
+    fn on_ended(&mut self, Ended { id, begun, outcome }: Ended) {
         self.deps.pulse.works();
         let Some(probe) = self.probes.get_mut(&id) else { return };
-        let begun = probe.attempt.take().map(|(_, begun)| begun);
-        match (ended, begun) {
-            (Ok(outcome), Some(begun)) => self.take_in(id, &outcome, begun),
-            (Err(panic), _) => error!(err = panic, "A probe's attempt has crashed"),
-            (Ok(_), None) => {}
+        probe.attempt = None;
+        match outcome {
+            Ok(outcome) => self.take_in(id, &outcome, begun),
+            Err(panic) => error!(err = panic, "A probe's attempt has crashed"),
         }
         self.schedule(id);
     }
@@ -460,7 +392,7 @@ impl Owner {
         if let Some(at) = probe.moment {
             self.moments.remove(&(at, id));
         }
-        if let Some((attempt, _)) = &probe.attempt {
+        if let Some(attempt) = &probe.attempt {
             attempt.abort();
         }
         if let Some(instance) = probe.turn.instance() {
@@ -470,19 +402,27 @@ impl Owner {
     }
 }
 
-/// Some of the attempts that have ended, `None` for one that was broken off.
-fn ended(
-    attempts: &mut FuturesUnordered<BoxFuture<'static, Option<Ended>>>,
-    context: &mut Context<'_>,
-) -> Poll<Vec<Option<Ended>>> {
-    let mut ended = Vec::new();
-    while ended.len() < TOGETHER
-        && let Poll::Ready(Some(one)) = attempts.poll_next_unpin(context)
-    {
-        ended.reserve_exact(TOGETHER - ended.len());
-        ended.push(one);
-    }
-    if ended.is_empty() { Poll::Pending } else { Poll::Ready(ended) }
+/// One attempt, begun once there is a permit.
+async fn attempt(
+    id: ProbeId,
+    due: Instant,
+    asker: Arc<dyn Asker>,
+    ask: Arc<Ask>,
+    permits: Arc<Semaphore>,
+    pace: ProbePace,
+) -> Ended {
+    let permit = permits.acquire().await;
+    let begun = Instant::now();
+    let _in_flight = pace.begun(begun.saturating_duration_since(due));
+    let mut work = pin!(AssertUnwindSafe(attempt::result(&*asker, &ask)).catch_unwind());
+    let outcome = match timeout(PERMIT_TIME, &mut work).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            drop(permit);
+            work.await
+        }
+    };
+    Ended { id, begun, outcome: outcome.map_err(|panic| said(&*panic)) }
 }
 
 #[cfg(test)]

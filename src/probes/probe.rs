@@ -2,8 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::AbortHandle;
-use tokio::time::Instant;
+use tokio::{task::AbortHandle, time::Instant};
 use tracing::{debug, info};
 
 use super::{
@@ -34,24 +33,20 @@ pub struct Probe {
     pub container: Arc<str>,
     /// Where that stands.
     pub place: ContainerKind,
-    /// How it asks.
-    pub handler: Handler,
     /// What it does next.
     pub turn: Turn,
     /// Its moments are this one and whole periods after it.
     pub base: Instant,
     /// Its next moment.
     pub moment: Option<Instant>,
-    /// Its moment has come, then, and others of it come first.
-    pub in_line: Option<Instant>,
     /// How its container stood when that was looked at last.
     pub look: Option<Look>,
     /// What was told of its instance last.
     pub told: Option<ProbeResult>,
     /// What its attempts on that came to, once there were some.
     pub runs: Option<Runs>,
-    /// What is under way, and since when.
-    pub attempt: Option<(AbortHandle, Instant)>,
+    /// The attempt in flight.
+    pub attempt: Option<AbortHandle>,
     /// When it is tried again after a failure that did not count.
     pub retry_at: Option<Instant>,
     /// It is asked for out of turn.
@@ -88,11 +83,9 @@ impl Probe {
             pod: pod.clone(),
             container: container.into(),
             place: one.place,
-            handler: Handler::of(one.probe),
             turn,
             base,
             moment: None,
-            in_line: None,
             look: None,
             told: None,
             runs: None,

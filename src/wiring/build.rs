@@ -23,18 +23,11 @@ use super::{
     eviction, kernel,
     lasting::Lasting,
     life::Life,
-    logging::LogHandle,
-    node_addresses, oom,
+    node_addresses,
     open_images::open_images,
-    probes,
-    pulses::Pulses,
-    root_directory, server,
+    probes, root_directory, server,
     server_auth::{self, AuthDeps, ServerAuth},
-    server_stats::{self, StatsParts},
     settings, shutdown,
-    standalone::NoMirrors,
-    standalone_objects,
-    state_file::DiskStateFile,
     volumes::VolumeSeam,
 };
 use crate::{
@@ -43,24 +36,33 @@ use crate::{
         admission::{AdmissionRules, sysctls::Allowlist},
         allocation::{Allocator, AllocatorDeps, resize::ResizeRules},
     },
+    logging::LogHandle,
     logs::{self, LogsDeps},
-    node::{self, Machine},
+    node::{
+        self, Machine,
+        oom::{OomDeps, OomWatcher},
+    },
     pleg::{self, PlegConfig, PlegDeps},
     resources::{self, IdRanges, ManagerDeps, cpu_state, kernel_flags, userns},
     runtime::{
         ActuatedStore, RuntimeCheck, RuntimeDeps, RuntimeManager,
         preparer::{Preparer, PreparerDeps},
     },
+    serving::{
+        pulses::Pulses,
+        stats::{self, StatsParts},
+    },
     shutdown::Drain,
     sources::{self, SourcesDeps},
+    standalone::{self, NoMirrors},
 };
 use berth_config::Loaded;
 use berth_cri::{Connection, RuntimeCgroupDriver, RuntimeInfo};
 use berth_metrics::{
-    AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, PlegMetrics, Registry,
+    AdmissionMetrics, AllocationMetrics, BuildInfo, CgroupMetrics, EngineMetrics, OomMetrics, PlegMetrics, Registry,
     RuntimeMetrics, SourceMetrics, StatusMetrics,
 };
-use berth_ports::{Clock, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock};
+use berth_ports::{Clock, DiskStateFile, EventSink, MirrorPods, NodeFacts, PodObserver, ResourceManager, SystemClock};
 use berth_server::ports::{Health, targets::Targets};
 use berth_status::StatusManager;
 use berth_sys::cgroup::{
@@ -108,7 +110,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     registry.register_bookkeeping();
     let tasks = life.tasks.clone();
     register_identity(loaded, &registry, tasks.tracker());
-    let root = settings::root(loaded);
+    let root = loaded.root_directory();
     root_directory::make(&root)?;
     let machine = Machine::read(Path::new("/"), &root).map_err(wrong)?;
     let facts = node::facts(&settings::node(loaded), &machine).map_err(wrong)?;
@@ -148,8 +150,6 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         record_setup_failure(&*base.events, &error.0, has_cluster).await;
     }
     let health = assembled?;
-    let (memory, stop) = (life.memory.clone(), base.stop.child_token());
-    base.tasks.spawn(async move { memory.keep_small(stop).await });
     info!("Started kubelet");
     Ok(health)
 }
@@ -189,10 +189,13 @@ async fn assemble(
 ) -> Result<Arc<dyn Health>, BuildError> {
     let Known { machine, facts, auth, targets, mut cluster } = known;
     let machine = &machine;
-    let root = settings::root(loaded);
+    let root = loaded.root_directory();
     let node_name = facts.name.clone();
     let (node, facts) = watch::channel(Arc::new(facts));
-    let (objects, beside) = standalone_objects::open(cluster.as_ref())?;
+    let (objects, beside) = match &cluster {
+        Some(cluster) => (cluster.objects(), None),
+        None => standalone::open().map_err(BuildError)?,
+    };
     let status = Arc::new(StatusManager::new(base.statuses.clone()));
     let probes = probes::open(base, &root, connection, status.clone()).await?;
 
@@ -215,7 +218,7 @@ async fn assemble(
     base.tasks.spawn(follow_runtime_features(runtime_state.clone(), node.clone(), base.stop.child_token()));
 
     let images = open_images(loaded, base, connection, cluster.as_ref()).await?;
-    let groups = server_stats::groups(loaded, cgroup_driver(loaded, info));
+    let groups = stats::groups(loaded, cgroup_driver(loaded, info));
     let seen =
         eviction::WatchParts { machine, images: connection.images.clone(), groups: groups.clone(), node: node.clone() };
     let eviction = eviction::watch(loaded, base, seen).await?;
@@ -310,7 +313,17 @@ async fn assemble(
     let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
     probes.wake_through(base, engine.commands.clone());
     let (pods, changes) = (engine.pods.clone(), status.changes());
-    oom::watch(base, &root, oom::OomParts { pods, observer: observer.clone(), groups: groups.clone(), changes });
+    let oom = OomWatcher::new(OomDeps {
+        pods,
+        observer: observer.clone(),
+        groups: groups.clone(),
+        changes,
+        events: base.events.clone(),
+        metrics: OomMetrics::new(&base.registry),
+        clock: base.clock.clone(),
+        file: state_file(&root, "kernel_log_state"),
+    });
+    base.tasks.spawn(oom.run(base.stop.child_token()));
     let parts = shutdown::ShutdownParts { engine: &engine, status: status.clone(), node, is_told: cluster.is_some() };
     shutdown::open(loaded, base, parts).await?;
     base.tasks.spawn(runtime.clone().run_gc(Arc::new(engine.fates.clone()), base.stop.child_token()));
@@ -321,7 +334,7 @@ async fn assemble(
         cluster.write_statuses(base, status.clone());
         cluster.follow_changes(base, engine.commands.clone());
     }
-    let (statistics, surveyors) = server_stats::open(
+    let (statistics, surveyors) = stats::open(
         loaded,
         machine,
         StatsParts {
@@ -435,7 +448,7 @@ async fn open_resources(
     let per_pod = loaded.config.user_namespaces.as_ref().and_then(|u| u.ids_per_pod).unwrap_or(65536);
     let max_pods = u64::try_from(loaded.config.max_pods).unwrap_or_default();
     let space = userns::discover(u64::try_from(per_pod).unwrap_or(65536), max_pods).await.map_err(wrong)?;
-    let ids = Arc::new(IdRanges::open(&settings::root(loaded), space).await.map_err(wrong)?);
+    let ids = Arc::new(IdRanges::open(&loaded.root_directory(), space).await.map_err(wrong)?);
     let hierarchy = if loaded.config.cgroups_per_qos { Some(Hierarchy::detect().map_err(wrong)?) } else { None };
     let metrics = CgroupMetrics::new(&base.registry);
     if let Some(hierarchy) = &hierarchy {
@@ -449,7 +462,7 @@ async fn open_resources(
     .map_err(wrong)?;
     // Under another policy the file is not ours to judge: `berth_config::effective` tells that it has no effect yet.
     if loaded.config.cpu_manager_policy == cpu_state::POLICY_NONE {
-        let file = state_file(&settings::root(loaded), "cpu_manager_state");
+        let file = state_file(&loaded.root_directory(), "cpu_manager_state");
         cpu_state::take_over(&*file).await.map_err(wrong)?;
     }
     let on_difference = settings::kernel_flags(loaded, berth_sys::machine::in_user_namespace());

@@ -11,9 +11,9 @@ use tracing::{error, info, warn};
 
 use super::{
     build::{Base, BuildError, wrong},
-    embedded_streams::RuntimeTargets,
-    logging, settings,
+    settings,
 };
+use crate::{logging, serving::embedded_streams::RuntimeTargets};
 use berth_config::{EMBEDDED_RUNTIME, Loaded, fields::LoggingConfiguration};
 use berth_cri::Connection;
 use berth_runtime::{

@@ -13,7 +13,7 @@ use std::{
 use nix::fcntl::Flock;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    time::timeout,
+    time::{MissedTickBehavior, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -21,24 +21,29 @@ use tracing::{error, info, warn};
 use super::{
     build,
     lasting::Lasting,
-    logging::{self, LogHandle},
-    memory::Keeper,
     process,
     watchdog::{self, Checks, ServiceManager},
 };
-use crate::shutdown::{Cause, Drain};
+use crate::{
+    logging::{self, LogHandle},
+    probes::LOOKUPS,
+    shutdown::{Cause, Drain},
+};
 use berth_config::{Loaded, StartupError};
 use berth_server::ports::Health;
 use berth_sys::heap;
 
 /// How long tasks may take to end.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// How often free pages of the heap are returned to the kernel.
+const HEAP_PURGE_PERIOD: Duration = Duration::from_secs(5);
 /// Worker threads: everything that could block is elsewhere, so two are enough.
 const WORKERS: usize = 2;
 
-/// Threads for what blocks. Volumes take no more than their share of them (`berth_volumes::THREADS`), however many hang.
-const BLOCKING: usize = 48;
-const _: () = assert!(BLOCKING >= berth_volumes::THREADS + 16, "others have threads of their own");
+/// Threads of the blocking pool. Volumes and lookups of names take no more than their share of them
+/// (`berth_volumes::THREADS`, `probes::LOOKUPS`), however many hang.
+const BLOCKING: usize = 64;
+const _: () = assert!(BLOCKING >= berth_volumes::THREADS + LOOKUPS + 16, "others have threads of their own");
 
 /// Runs the agent until it is told to stop.
 pub fn run(loaded: Loaded) -> ExitCode {
@@ -51,10 +56,9 @@ pub fn run(loaded: Loaded) -> ExitCode {
         }
     };
     logging::open(&loaded);
-    let memory = Arc::new(Keeper::default());
-    let outcome = match runtime(memory.clone()) {
+    let outcome = match runtime() {
         Ok(runtime) => {
-            let outcome = runtime.block_on(live(&loaded, &log, memory));
+            let outcome = runtime.block_on(live(&loaded, &log));
             // What blocks in a file system that hangs is left behind, never waited for.
             runtime.shutdown_timeout(Duration::from_secs(1));
             outcome
@@ -75,13 +79,12 @@ pub fn run(loaded: Loaded) -> ExitCode {
     code
 }
 
-fn runtime(memory: Arc<Keeper>) -> std::io::Result<tokio::runtime::Runtime> {
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .max_blocking_threads(BLOCKING)
         .thread_keep_alive(Duration::from_secs(5))
         .thread_name("berth")
-        .on_thread_park(move || memory.before_waiting())
         .enable_all()
         .build()
 }
@@ -96,20 +99,19 @@ pub struct Life {
     pub log: LogHandle,
     /// Lets pods go where a signal shall, too; set once there are some.
     pub drain: Arc<OnceLock<Arc<Drain>>>,
-    /// Is told before workers wait.
-    pub memory: Arc<Keeper>,
 }
 
-async fn live(loaded: &Loaded, log: &LogHandle, memory: Arc<Keeper>) -> Result<(), String> {
+async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
     let (stop, tasks) = (CancellationToken::new(), Lasting::default());
-    let life = Life { stop, tasks, log: log.clone(), drain: Arc::default(), memory };
+    let life = Life { stop, tasks, log: log.clone(), drain: Arc::default() };
     let (manager, checks) = (service_manager(loaded), Checks::default());
     if let (Some(manager), Some(timeout)) = (&manager, loaded.watchdog) {
         life.tasks.spawn(watchdog::beat(manager.clone(), timeout, checks.clone(), life.stop.child_token()));
     }
     let period = loaded.config.logging.flush_frequency.duration.std();
     life.tasks.spawn(log.clone().keep_flushing(period, life.stop.child_token()));
+    life.tasks.spawn(purge_heap(life.stop.child_token()));
     process::tune(loaded);
     let (health, _lock) = tokio::select! {
         started = start(loaded, &life) => started?,
@@ -138,6 +140,15 @@ async fn live(loaded: &Loaded, log: &LogHandle, memory: Arc<Keeper>) -> Result<(
         warn!(tasks = tasks.len(), "Some tasks did not end in time");
     }
     lost.map_or(Ok(()), Err)
+}
+
+/// Returns free memory to the kernel, also of an agent that allocates nothing for hours.
+async fn purge_heap(stop: CancellationToken) {
+    let mut tick = tokio::time::interval(HEAP_PURGE_PERIOD);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while stop.run_until_cancelled(tick.tick()).await.is_some() {
+        heap::purge();
+    }
 }
 
 /// Where that is asked for pods end with us; another signal ends us without them.

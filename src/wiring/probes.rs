@@ -9,20 +9,15 @@ use std::{
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    build::{Base, BuildError, wrong},
-    own_thread::OwnThread,
-    state_file::DiskStateFile,
-};
+use super::build::{Base, BuildError, wrong};
 use crate::{
     engine::Command,
     probes::{self, Handlers},
 };
 use berth_cri::Connection;
 use berth_metrics::{ProbeMetrics, ProbePaces, Registry};
-use berth_ports::{Clock, ProbedPods, ProbedStatus};
+use berth_ports::{Clock, DiskStateFile, ProbedPods, ProbedStatus};
 use berth_status::{StatusManager, restart_all_in_progress};
-use berth_sys::heap;
 use berth_types::{ContainerId, Pod, PodUid};
 
 /// What probes are to the rest of the agent.
@@ -37,7 +32,7 @@ pub(super) struct Probes {
 /// Starts the tasks of probes; nothing is probed before a pod's worker says so.
 ///
 /// # Errors
-/// TLS cannot be set up, or there is no thread for them.
+/// TLS cannot be set up.
 pub(super) async fn open(
     base: &Base,
     root: &Path,
@@ -46,9 +41,8 @@ pub(super) async fn open(
 ) -> Result<Probes, BuildError> {
     let registry = Registry::new();
     let woken = Arc::<Woken>::default();
-    let own = OwnThread::new(probes::LOOKUPS).map_err(wrong)?;
     let deps = probes::Deps {
-        asker: Arc::new(own.make(|| Handlers::new(connection.another_runtime())).map_err(wrong)?),
+        asker: Arc::new(Handlers::new(connection.runtime.clone()).map_err(wrong)?),
         pods: Arc::new(Board { statuses, clock: base.clock.clone(), woken: woken.clone() }),
         events: base.events.clone(),
         clock: base.clock.clone(),
@@ -59,11 +53,7 @@ pub(super) async fn open(
     };
     let file = Arc::new(DiskStateFile::new(root.join("probe_results_state")));
     let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;
-    let probing = async {
-        heap::keep_some_here();
-        probing.await;
-    };
-    base.tasks.spawn(own.run("berth-probes", probing).map_err(wrong)?);
+    base.tasks.spawn(probing);
     base.tasks.spawn(saving);
     Ok(Probes { manager, registry, woken })
 }

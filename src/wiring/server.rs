@@ -12,17 +12,24 @@ use tracing::{info, warn};
 
 use super::{
     build::{Base, BuildError, SETTLE, wrong},
-    pages::{AgentHealth, AgentPages, HealthDeps},
     server_auth::ServerAuth,
-    server_checkpoint::{CheckpointDeps, RuntimeCheckpoints},
-    server_grpc::{self, EnginePods},
-    server_logs::{PodLogs, RuntimePodList},
-    server_streams::{RuntimeStreams, runtime_tls},
-    server_tools::{self, ToolParts},
-    settings,
-    why::{self, PodStories},
+    server_grpc,
 };
-use crate::{engine::EngineHandle, logs::LogReader, probes};
+use crate::{
+    diagnostics::{self, PodStories},
+    engine::EngineHandle,
+    logs::LogReader,
+    probes,
+    serving::{
+        RuntimeStreams,
+        checkpoint::{CheckpointDeps, RuntimeCheckpoints},
+        logs::{PodLogs, RuntimePodList},
+        pages::{AgentHealth, AgentPages, HealthDeps},
+        pods::EnginePods,
+        runtime_tls,
+        tools::{self, ToolParts},
+    },
+};
 use berth_config::{Loaded, configz, fields::KubeletConfiguration};
 use berth_cri::RuntimeService;
 use berth_metrics::{ServerMetrics, SliMetrics, StreamingMetrics};
@@ -194,7 +201,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
     let (pods, status) = (parts.engine.pods.clone(), parts.status.clone());
     let pages = Arc::new(AgentPages::new(pods.clone(), status.clone(), base.registry.clone(), started));
     base.tasks.spawn(pages.clone().forget_gone(base.stop.child_token()));
-    why::count_waits(&base.registry, &parts.engine, status.clone(), base.clock.clone());
+    diagnostics::count_waits(&base.registry, &parts.engine, status.clone(), base.clock.clone());
     let slis = SliMetrics::new(berth_metrics::start_time_seconds().unwrap_or_default());
     let health = Arc::new(AgentHealth::new(HealthDeps {
         heartbeat: parts.engine.heartbeat.clone(),
@@ -220,7 +227,7 @@ fn endpoints(loaded: &Loaded, base: &Base, parts: &Parts, configz: String) -> En
         statistics: parts.statistics.clone(),
         split_streams: loaded.gates.enabled("PodLogsQuerySplitStreams"),
         configz: Bytes::from(configz),
-        tools: server_tools::tools(
+        tools: tools::tools(
             loaded,
             ToolParts {
                 log: base.log.clone(),
@@ -240,7 +247,7 @@ fn checkpoints(loaded: &Loaded, base: &Base, parts: &Parts) -> RuntimeCheckpoint
         cri: parts.cri.clone(),
         observer: parts.observer.clone(),
         clock: base.clock.clone(),
-        root: settings::root(loaded),
+        root: loaded.root_directory(),
         request_timeout: loaded.config.runtime_request_timeout.std(),
         tasks: base.tasks.tracker().clone(),
         stop: base.stop.child_token(),

@@ -16,9 +16,9 @@ use tracing::info;
 
 use super::{
     build::BuildError,
-    certificates::{Admin, PairFiles, Serving, keep_admin},
     try_this::{Call, try_this},
 };
+use crate::certificates::{Admin, PairFiles, Serving, keep_admin};
 use berth_api::{Reviews, api::ApiClient, certificates::ServingCertificates};
 use berth_config::Loaded;
 use berth_metrics::{AuthMetrics, Registry, ReviewMetrics, WorkQueueMetrics};

@@ -1,25 +1,16 @@
-//! What the server asks about pods, answered from what the engine and the status manager publish.
+//! Opens the sockets of the gRPC services.
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use tokio::sync::watch;
-
-use super::{build::Base, settings};
-use crate::engine::FatesView;
+use super::build::Base;
+use crate::serving::pods::{EnginePods, NothingExclusive};
 use berth_config::Loaded;
 use berth_metrics::{PodResourcesMetrics, PodWatchMetrics};
-use berth_ports::PodFates;
-use berth_server::{
-    grpc::{self, PodResourcesDeps, PodsApi, Socket},
-    ports::{Allocatable, Claim, ExclusiveResources, Held, PodDirectory, PodFeed},
-};
-use berth_status::StatusManager;
-use berth_types::{Pod, PodUid, api};
+use berth_server::grpc::{self, PodResourcesDeps, PodsApi, Socket};
 
 /// Opens the sockets; they end with the agent.
 pub(super) fn open(loaded: &Loaded, base: &Base, pods: EnginePods) {
-    let (root, pods) = (settings::root(loaded), Arc::new(pods));
+    let (root, pods) = (loaded.root_directory(), Arc::new(pods));
     let routes = grpc::pod_resources(PodResourcesDeps {
         pods: pods.clone(),
         exclusive: Arc::new(NothingExclusive),
@@ -33,62 +24,5 @@ pub(super) fn open(loaded: &Loaded, base: &Base, pods: EnginePods) {
         let (socket, _) = Socket::new(root.join("pods-api/pods-api.sock"), api.routes());
         base.tasks.spawn(socket.run(base.stop.child_token()));
         base.tasks.spawn(api.run(base.stop.child_token()));
-    }
-}
-
-/// The pods of the engine.
-pub struct EnginePods {
-    /// All desired pods.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    /// Where each is in its life.
-    pub fates: FatesView,
-    /// Their statuses.
-    pub status: Arc<StatusManager>,
-}
-
-impl PodDirectory for EnginePods {
-    fn pods(&self) -> Arc<Vec<Arc<Pod>>> {
-        self.pods.borrow().clone()
-    }
-
-    fn is_active(&self, pod: &Pod) -> bool {
-        if self.fates.is_terminated(pod.uid()) {
-            return false;
-        }
-        let own = self.status.status(pod.uid());
-        let phase = own.as_deref().map_or(pod.api_phase(), |status| status.phase.as_deref().unwrap_or_default());
-        let is_terminal = pod.is_api_terminal() || matches!(phase, "Succeeded" | "Failed");
-        !is_terminal || self.fates.is_stopping(pod.uid())
-    }
-
-    fn status(&self, uid: &PodUid) -> Option<Arc<api::PodStatus>> {
-        self.status.status(uid)
-    }
-}
-
-impl PodFeed for EnginePods {
-    fn changes(&self) -> (watch::Receiver<Arc<Vec<Arc<Pod>>>>, watch::Receiver<u64>) {
-        (self.pods.clone(), self.status.changes())
-    }
-}
-
-/// Nobody hands out exclusive CPUs, memory or devices yet: no container has any, and there is
-/// nothing to give.
-pub struct NothingExclusive;
-
-#[async_trait]
-impl ExclusiveResources for NothingExclusive {
-    async fn reconcile(&self) {}
-
-    fn held(&self, _pod: &Pod, _container: &str) -> Held {
-        Held::default()
-    }
-
-    fn claims(&self, _pod: &Pod, _container: &str) -> Result<Vec<Claim>, String> {
-        Ok(Vec::new())
-    }
-
-    fn allocatable(&self) -> Allocatable {
-        Allocatable::default()
     }
 }

@@ -26,11 +26,6 @@ use berth_config::{KubeletConfiguration, Loaded};
 use berth_cri::CriConfig;
 use berth_types::{api, quantity::Amount};
 
-/// Where the agent keeps its files.
-pub fn root(loaded: &Loaded) -> PathBuf {
-    PathBuf::from(&loaded.flags.root_dir)
-}
-
 /// The CRI client.
 pub fn cri(loaded: &Loaded) -> CriConfig {
     let config = &loaded.config;
@@ -108,7 +103,7 @@ pub fn images(loaded: &Loaded) -> ImagesConfig {
     let config = &loaded.config;
     let whole = |number: i32| u32::try_from(number).unwrap_or(0);
     ImagesConfig {
-        root: root(loaded),
+        root: loaded.root_directory(),
         max_pods: whole(config.max_pods),
         registry_qps: whole(config.registry_pull_qps),
         registry_burst: whole(config.registry_burst),
@@ -116,7 +111,7 @@ pub fn images(loaded: &Loaded) -> ImagesConfig {
         verification: verification(loaded),
         handler_in_calls: loaded.gates.enabled("RuntimeClassInImageCriApi"),
         docker: DockerFolders {
-            root: root(loaded),
+            root: loaded.root_directory(),
             working: std::env::current_dir().ok(),
             home: std::env::var_os("HOME").map(PathBuf::from),
         },
@@ -211,7 +206,7 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
     let config = &loaded.config;
     let resolv_conf = (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf));
     PreparerConfig {
-        root_dir: root(loaded),
+        root_dir: loaded.root_directory(),
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
         resolv_conf,
         node_hosts_file: "/etc/hosts".into(),

@@ -9,11 +9,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{
-    build::{Base, BuildError},
-    settings,
-    state_file::DiskStateFile,
-};
+use super::build::{Base, BuildError};
 use crate::{
     engine::{
         Command, EngineHandle, FatesView, kill_and_wait,
@@ -23,7 +19,7 @@ use crate::{
 };
 use berth_config::Loaded;
 use berth_metrics::ShutdownMetrics;
-use berth_ports::{Event, EventSink, NodeFacts};
+use berth_ports::{DiskStateFile, Event, EventSink, NodeFacts};
 use berth_status::StatusManager;
 use berth_sys::logind::Logind;
 use berth_types::{Pod, PodUid};
@@ -86,13 +82,13 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
         pods: Arc::new(pods),
         events: base.events.clone(),
         clock: base.clock.clone(),
-        file: Arc::new(DiskStateFile::shown(settings::root(loaded).join("graceful_node_shutdown_state"))),
+        file: Arc::new(DiskStateFile::shown(loaded.root_directory().join("graceful_node_shutdown_state"))),
         metrics,
     };
     let drain = Arc::new(Drain::open(plan, deps).await);
     let keeper = Keeper::new(Box::new(Logind::of_this_machine()), drain.clone(), Override::default());
     base.tasks.spawn(keeper.run(base.stop.child_token()));
-    let door = Door::new(settings::root(loaded).join(Door::NAME), drain.clone());
+    let door = Door::new(loaded.root_directory().join(Door::NAME), drain.clone());
     base.tasks.spawn(door.run(base.stop.child_token()));
     if own.on_termination {
         let _ = base.drain.set(drain); // set nowhere else

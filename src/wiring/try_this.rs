@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::Path};
 
 use jiff::Timestamp;
 
-use super::certificates::{Admin, PairFiles, Seen};
+use crate::certificates::{Admin, PairFiles, Seen};
 use berth_config::sloppy_ip;
 
 /// Where the main port is called, and when.
@@ -51,7 +51,7 @@ fn quoted(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wiring::certificates::{Authority, Validity, keep_admin};
+    use crate::certificates::{Authority, Validity, keep_admin};
 
     fn at(days: i64) -> Timestamp {
         Timestamp::from_second(1_767_225_600 + days * 86_400).expect("a time")

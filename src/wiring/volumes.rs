@@ -8,9 +8,8 @@ use tracing::warn;
 use super::{
     build::Base,
     cluster::{Cluster, VolumesTold},
-    settings,
-    standalone::NoStorage,
 };
+use crate::standalone::NoStorage;
 use berth_config::Loaded;
 use berth_metrics::{SelinuxMetrics, VolumeMetrics};
 use berth_ports::{Event, EventSink, NodeFacts, ObjectSource, StorageObjects};
@@ -59,7 +58,7 @@ impl VolumeSeam {
         (facts, objects): (watch::Receiver<Arc<NodeFacts>>, Arc<dyn ObjectSource>),
         cluster: Option<&Cluster>,
     ) -> Arc<Manager> {
-        let root = &*settings::root(loaded);
+        let root = &*loaded.root_directory();
         let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
         let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
         let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![

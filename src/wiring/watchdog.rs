@@ -119,8 +119,8 @@ mod tests {
     use super::*;
     use crate::{
         engine::Heartbeat,
-        wiring::{
-            logging::{self, Streams},
+        logging::{self, Streams},
+        serving::{
             pages::{AgentHealth, HealthDeps},
             pulses::Pulses,
         },

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use berth::wiring::certificates::PairFiles;
+use berth::certificates::PairFiles;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},

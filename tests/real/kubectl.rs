@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use berth::wiring::certificates::{Authority, PairFiles, Validity};
+use berth::certificates::{Authority, PairFiles, Validity};
 use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use berth::wiring::certificates::{Authority, PairFiles, Validity};
+use berth::certificates::{Authority, PairFiles, Validity};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 

@@ -3,7 +3,13 @@
 //! The only file that reads configuration files, besides `dropins`. Notices are returned as values, because logging is
 //! not set up before the configuration is known.
 
-use std::{env, ffi::OsString, fs, path::Path, time::Duration};
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use super::{
     configz, decode, defaults, dropins,
@@ -54,6 +60,11 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// The agent's root directory: `--root-dir`.
+    pub fn root_directory(&self) -> PathBuf {
+        PathBuf::from(&self.flags.root_dir)
+    }
+
     /// Whether the node runs without an API server.
     pub fn is_standalone(&self) -> bool {
         self.flags.is_standalone()

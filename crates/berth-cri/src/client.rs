@@ -16,7 +16,6 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 use super::{
     CriError, CriResult, ExecOutput, RuntimeService,
     deadlines::{Caller, Limit},
-    direct::Direct,
     gate::{Gate, Rank},
     validate,
 };
@@ -28,22 +27,18 @@ use berth_proto::{
 
 /// Maximum size of a received message, in bytes.
 pub(super) const MAX_MESSAGE: usize = 16 << 20;
-/// URI of the `ExecSync` method. HTTP/2 requires a host, and a Unix socket has none.
-const EXEC_SYNC: &str = "http://localhost/runtime.v1.RuntimeService/ExecSync";
 
 /// Client of `runtime.v1.RuntimeService`. Cheap to share; calls run concurrently.
 pub struct RuntimeClient {
     channel: Channel,
-    /// Connection for `ExecSync`, which exec probes call frequently.
-    direct: Direct,
     caller: Caller,
     gate: Gate,
     streaming: Streamed,
 }
 
 impl RuntimeClient {
-    pub(super) fn new(channel: Channel, direct: Direct, caller: Caller, list_streaming: bool) -> Self {
-        Self { channel, direct, caller, gate: Gate::of_machine(), streaming: Streamed::new(list_streaming) }
+    pub(super) fn new(channel: Channel, caller: Caller, list_streaming: bool) -> Self {
+        Self { channel, caller, gate: Gate::of_machine(), streaming: Streamed::new(list_streaming) }
     }
 
     fn rpc(&self) -> RuntimeServiceClient<Channel> {
@@ -259,9 +254,10 @@ impl RuntimeService for RuntimeClient {
             cmd: command.to_vec(),
             timeout: whole_seconds(timeout),
         };
+        let mut rpc = self.rpc();
         let send = |mut request: tonic::Request<cri::ExecSyncRequest>| {
             request.metadata_mut().insert(OUTPUT_LIMIT, most.into());
-            self.direct.unary::<_, cri::ExecSyncResponse>(EXEC_SYNC, request)
+            async move { rpc.exec_sync(request).await }
         };
         let answer = self.caller.call(Op::ExecSync, limit, request, send).await.map(|mut reply| {
             // Runtimes without support for the limit return everything.

@@ -13,9 +13,8 @@ use tonic::transport::Channel;
 
 use super::{
     client::RuntimeClient,
-    connector::{memory_channel, memory_pipe, socket_channel, socket_pipe},
+    connector::{memory_channel, socket_channel},
     deadlines::Caller,
-    direct::Direct,
     endpoint::EndpointError,
     endpoint::socket_path,
     image_client::ImageClient,
@@ -68,19 +67,12 @@ impl Place {
         }
     }
 
-    fn direct(&self) -> Direct {
-        Direct::new(match &self.way {
-            Way::Socket(path) => socket_pipe(path.clone()),
-            Way::Memory(dial) => memory_pipe(dial.clone()),
-        })
-    }
-
     fn runtime(&self, caller: Caller, list_streaming: bool) -> Arc<RuntimeClient> {
-        Arc::new(RuntimeClient::new(self.channel(), self.direct(), caller, list_streaming))
+        Arc::new(RuntimeClient::new(self.channel(), caller, list_streaming))
     }
 }
 
-/// The two CRI clients, each with its own channel; `ExecSync` uses a separate connection.
+/// The two CRI clients, each with its own channel.
 #[derive(Clone)]
 pub struct Connection {
     /// Client for sandboxes and containers.
@@ -89,8 +81,6 @@ pub struct Connection {
     pub images: Arc<ImageClient>,
     pub(super) runtime_place: Place,
     pub(super) image_place: Place,
-    caller: Caller,
-    list_streaming: bool,
 }
 
 /// Creates the clients, and registers the metrics of runtime operations.
@@ -116,21 +106,13 @@ fn between(runtime_place: Place, image_place: Place, config: &CriConfig, registr
     let caller = Caller { timeout: config.request_timeout, metrics: Arc::new(RuntimeOperations::new(registry)) };
     Connection {
         runtime: runtime_place.runtime(caller.clone(), config.list_streaming),
-        images: Arc::new(ImageClient::new(image_place.channel(), caller.clone(), config.list_streaming)),
+        images: Arc::new(ImageClient::new(image_place.channel(), caller, config.list_streaming)),
         runtime_place,
         image_place,
-        caller,
-        list_streaming: config.list_streaming,
     }
 }
 
 impl Connection {
-    /// Creates another client with its own connections, whose tasks run on the current runtime. Its calls share the
-    /// metrics, but have a concurrency limit of their own.
-    pub fn another_runtime(&self) -> Arc<RuntimeClient> {
-        self.runtime_place.runtime(self.caller.clone(), self.list_streaming)
-    }
-
     /// Another channel to the runtime's socket, for services besides the CRI (containerd's events). Connects on first
     /// use, and reconnects when needed.
     pub fn runtime_channel(&self) -> Channel {

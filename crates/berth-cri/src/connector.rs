@@ -17,10 +17,7 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-use super::{
-    connect::Dial,
-    direct::{MakePipe, Pipe},
-};
+use super::connect::Dial;
 
 const BASE: Duration = Duration::from_millis(100);
 const FACTOR: f64 = 1.6;
@@ -59,29 +56,6 @@ pub(super) fn memory_channel(dial: Dial) -> Channel {
         async move { connecting.await.map(TokioIo::new) }
     });
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
-}
-
-/// Transport factory with the back-off of [`socket_channel`], for the `direct` client.
-pub(super) fn socket_pipe(socket: PathBuf) -> MakePipe {
-    let (socket, pause): (Arc<Path>, Arc<Mutex<Option<Pause>>>) = (socket.into(), Arc::default());
-    Arc::new(move || {
-        let (socket, pause) = (socket.clone(), pause.clone());
-        Box::pin(async move {
-            let stream = connect(&socket, &pause).await.map_err(|error| error.to_string())?;
-            Ok(Box::new(stream) as Box<dyn Pipe>)
-        })
-    })
-}
-
-/// Transport factory for services in this process, for the `direct` client.
-pub(super) fn memory_pipe(dial: Dial) -> MakePipe {
-    Arc::new(move || {
-        let connecting = dial();
-        Box::pin(async move {
-            let stream = connecting.await.map_err(|error| error.to_string())?;
-            Ok(Box::new(stream) as Box<dyn Pipe>)
-        })
-    })
 }
 
 async fn connect(socket: &Path, pause: &Mutex<Option<Pause>>) -> Result<UnixStream, DialError> {

@@ -11,7 +11,6 @@ mod client;
 mod connect;
 mod connector;
 mod deadlines;
-mod direct;
 mod endpoint;
 mod errors;
 mod gate;

@@ -86,6 +86,7 @@ pub struct ProbePaces {
 }
 
 /// Timeliness handle of one probe.
+#[derive(Clone)]
 pub struct ProbePace {
     lag: prometheus::Histogram,
     inflight: IntGauge,

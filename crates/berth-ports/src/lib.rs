@@ -7,6 +7,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 mod clock;
+mod disk_state_file;
 mod events;
 mod images;
 mod logs;
@@ -26,6 +27,7 @@ mod user_namespaces;
 mod volumes;
 
 pub use clock::{Clock, SystemClock};
+pub use disk_state_file::{DiskStateFile, OneWrite};
 pub use events::{Event, EventKind, EventSink, EventTarget};
 pub use images::{EnsureImage, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret, ResolvedImage};
 pub use logs::{ContainerExit, ContainerLogFile, ContainerLogs, LogPolicy, MayGo, TerminationMessages};

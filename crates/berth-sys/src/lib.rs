@@ -38,7 +38,6 @@ pub mod open_files;
 pub mod panics;
 pub mod privileges;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
-pub mod program;
 pub mod remove_tree;
 #[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
 pub mod sampler;

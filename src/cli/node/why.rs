@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     cli::table::{Cell, Colour, age, line, paint, painted, seconds, tame},
-    wiring::why::{Container, Probe, Waits, Why},
+    diagnostics::{Container, Probe, Waits, Why},
 };
 
 /// Characters of a text that somebody wrote at length; `-o json` has all of it.
@@ -164,7 +164,7 @@ fn unmet(why: &Why) -> String {
         return String::new();
     }
     let mut rows = vec![heads(&["NOT TRUE", "REASON", "MESSAGE"])];
-    let of = |condition: &crate::wiring::why::Condition| {
+    let of = |condition: &crate::diagnostics::Condition| {
         [&condition.kind, &condition.reason, &condition.message].map(|text| Cell::from(line(text, LINE))).to_vec()
     };
     rows.extend(why.unmet.iter().map(of));
@@ -204,7 +204,7 @@ fn stages(why: &Why) -> String {
         return String::new();
     }
     let mut rows = vec![heads(&["STAGE", "FIRST TOOK", "LAST", "LONGEST", "TIMES"])];
-    let of = |stage: &crate::wiring::why::Passed| -> Vec<Cell> {
+    let of = |stage: &crate::diagnostics::Passed| -> Vec<Cell> {
         vec![
             stage.stage.clone().into(),
             seconds(stage.first_seconds).into(),

@@ -85,3 +85,24 @@ impl Checkpoint {
 async fn bounded<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use berth_ports::DiskStateFile;
+
+    #[tokio::test]
+    async fn a_checkpoint_lives_on_disk_and_names_itself_when_damaged() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("allocated_pods_state");
+        let file = || Arc::new(DiskStateFile::new(&path));
+        let (mut checkpoint, entries) = Checkpoint::load(file()).await.expect("missing means empty");
+        let entries = entries.into_iter().chain([("u".into(), Default::default())]).collect();
+        checkpoint.store(&entries).await.expect("writable");
+        assert_eq!(Checkpoint::load(file()).await.expect("sound").1, entries);
+        // AC-02a-21
+        std::fs::write(&path, "{").expect("writable");
+        let error = Checkpoint::load(file()).await.map(|_| ()).expect_err("damaged").to_string();
+        assert!(error.contains(&format!("{path:?}")) && error.contains("please drain this node"), "{error}");
+    }
+}

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::probes::{Manager, marks::OFF_THE_SECOND, open, testing::status};
+use crate::probes::{Manager, open, schedule::OFFSET, testing::status};
 use berth_cri::CriConfig;
 use berth_metrics::{Registry, exposition::Format};
 use berth_ports::{ProbeManager, ProbeResults, ProbedStatus, StateFile, SystemClock};
@@ -31,7 +31,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone)]
 enum Act {
     Says(Outcome),
-    Takes(Duration),
     Hangs,
     Crashes,
 }
@@ -121,10 +120,6 @@ impl Asker for Fake {
         }
         match self.0.next_act() {
             Act::Says(outcome) => outcome,
-            Act::Takes(long) => {
-                tokio::time::sleep(long).await;
-                Outcome::Success
-            }
             Act::Hangs => {
                 let _hanging = Hanging(self.0.clone());
                 std::future::pending().await
@@ -204,7 +199,7 @@ impl Life {
     /// Long after the agent's start, so that nothing is spread, and on a mark of all periods.
     async fn settled(world: &Arc<World>) -> Self {
         let life = Self::begin(world).await;
-        tokio::time::sleep_until(world.begun + Duration::from_secs(3600) + OFF_THE_SECOND).await;
+        tokio::time::sleep_until(world.begun + Duration::from_secs(3600) + OFFSET).await;
         life
     }
 
@@ -337,11 +332,9 @@ async fn soon_after_the_agents_start_there_are_few_moments_to_wake_up_for() {
         life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
     }
     pass(10).await;
-    let mut seconds: Vec<_> =
-        lock(&world.exact).iter().map(|at| (*at - world.begun - OFF_THE_SECOND).as_secs()).collect();
-    assert_eq!(seconds.len(), 50, "none begins later than by a period: {seconds:?}");
-    seconds.dedup();
-    assert!(seconds.iter().all(|second| second.is_multiple_of(2)), "{seconds:?}");
+    let after: Vec<_> = lock(&world.exact).iter().map(|at| *at - world.begun - OFFSET).collect();
+    assert_eq!(after.len(), 50, "none begins later than by a period: {after:?}");
+    assert!(after.iter().all(|at| at.subsec_millis() <= 1), "whole seconds, by a timer of milliseconds: {after:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -368,76 +361,22 @@ async fn probes_that_begin_at_different_times_are_asked_together_from_their_seco
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_that_begin_together_are_not_asked_together_for_ever() {
-    let world = World::new([success()]);
-    let life = Life::settled(&world).await;
-    for number in 0..50 {
-        let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
-        object.metadata.uid = Some(format!("u{number}"));
-        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
-    }
-    pass(21).await;
-    let at = lock(&world.exact).clone();
-    assert_eq!(at[..50], [at[0]; 50], "at once");
-    let together = |turn: &[Instant]| turn.chunk_by(|a, b| a == b).map(<[_]>::len).collect::<Vec<_>>();
-    assert_eq!((together(&at[50..100]), at.len()), (vec![16, 17, 17], 150));
-    let later: Vec<_> = at[50..100].iter().map(|at| *at + Duration::from_secs(10)).collect();
-    assert_eq!(at[100..], later, "and then every period");
-}
-
-#[tokio::test(start_paused = true)]
 async fn few_begin_together_and_nobody_waits_for_those_that_hang() {
-    let world = World::new((0..16).map(|_| success()).chain([Act::Hangs]));
+    let world = World::new([Act::Hangs]);
     let life = Life::settled(&world).await;
-    for number in 0..16 {
+    let count = 2 * PERMITS + 1;
+    for number in 0..count {
         let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
         object.metadata.uid = Some(format!("u{number}"));
         life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
     }
-    pass(11).await;
-    let at = lock(&world.exact)[16..].to_vec();
-    let first = *at.first().expect("the second turn");
-    assert_eq!(at.len(), 16);
-    assert_eq!(at[..TOGETHER], [first; TOGETHER]);
-    assert!(at[TOGETHER..].iter().all(|at| (SOON..=2 * SOON).contains(&(*at - first))), "{at:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_next_begin_together_when_all_before_them_have_ended() {
-    let long = SOON / 4;
-    let world = World::new((0..12).map(|_| success()).chain([Act::Takes(long), success()]));
-    let life = Life::settled(&world).await;
-    for number in 0..12 {
-        let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
-        object.metadata.uid = Some(format!("u{number}"));
-        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
-    }
-    pass(11).await;
-    let at = lock(&world.exact)[12..].to_vec();
-    let first = *at.first().expect("the second turn");
-    assert_eq!((at.len(), &at[..TOGETHER]), (12, &[first; TOGETHER][..]));
-    let next = at[TOGETHER];
-    assert!((long..SOON).contains(&(next - first)), "{:?}", next - first);
-    assert_eq!(at[TOGETHER..], [next; 4]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_has_to_wait_for_an_answer_begins_first() {
-    let world = World::new([success()]);
-    let life = Life::settled(&world).await;
-    let exec = json!({"exec": {"command": ["x"]}, "periodSeconds": 10});
-    let http = json!({"httpGet": {"port": 1}, "periodSeconds": 10});
-    let mut object = pod_with(json!({"readinessProbe": http, "livenessProbe": tcp(10)})).to_object();
-    let mut other = pod_with(json!({"livenessProbe": exec})).to_object();
-    other.metadata.uid = Some("other".to_owned());
-    object.metadata.uid = Some("u".to_owned());
-    for object in [other, object] {
-        life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
-    }
-    pass(11).await;
-    let kinds: Vec<_> = lock(&world.asked).iter().map(|(_, kind)| *kind).collect();
-    assert_eq!(kinds[..3], ["Liveness", "Readiness", "Liveness"], "as they come");
-    assert_eq!(kinds[3..], ["Readiness", "Liveness", "Liveness"]);
+    pass(1).await;
+    let at = lock(&world.exact).clone();
+    let first = *at.first().expect("one");
+    assert_eq!((at.len(), &at[..PERMITS]), (count, &[first; PERMITS][..]));
+    let of_round = |round: u32| PERMIT_TIME * round..PERMIT_TIME * (round + 1);
+    assert!(at[PERMITS..2 * PERMITS].iter().all(|at| of_round(1).contains(&(*at - first))), "{at:?}");
+    assert!(of_round(2).contains(&(at[2 * PERMITS] - first)), "{at:?}");
 }
 
 /// AC-08-9, AC-08-10
@@ -487,7 +426,7 @@ async fn ac_05_5_a_warning_makes_ready_and_is_told() {
 async fn what_is_under_way_and_how_late_it_began_is_shown() {
     let world = World::new([Act::Hangs]);
     let life = Life::settled(&world).await;
-    for number in 0..=TOGETHER {
+    for number in 0..=8 {
         let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
         object.metadata.uid = Some(format!("u{number}"));
         life.manager.add(&Arc::new(Pod::new(object).expect("complete")));
@@ -496,7 +435,7 @@ async fn what_is_under_way_and_how_late_it_began_is_shown() {
     let shown = |life: &Life, line: &str| life.page().lines().any(|shown| shown == line);
     assert!(shown(&life, r#"berth_probe_inflight{handler="tcp"} 9"#), "{}", life.page());
     assert!(shown(&life, r#"berth_probe_schedule_lag_seconds_count{probe_type="Readiness"} 9"#));
-    for number in 0..=TOGETHER {
+    for number in 0..=8 {
         life.manager.remove(&format!("u{number}").as_str().into());
     }
     pass(0).await;

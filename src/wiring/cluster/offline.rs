@@ -7,10 +7,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep_until};
 
-use super::super::{
-    build::{Base, BuildError, wrong},
-    settings,
-};
+use super::super::build::{Base, BuildError, wrong};
 use crate::sources::ports::PodSourceFeed;
 use berth_api::{Offline, OfflineConfig};
 use berth_config::Loaded;
@@ -35,7 +32,7 @@ impl Recall {
         };
         let settings = OfflineSettings::read(section).map_err(BuildError)?;
         let config = OfflineConfig {
-            file: settings::root(loaded).join("offline_pods"),
+            file: loaded.root_directory().join("offline_pods"),
             key_file: settings.key_file.clone(),
             node: node.to_owned(),
         };

@@ -2,7 +2,7 @@
 
 use berth::node::{
     CpuSet,
-    oom_kills::{Hearing, Record},
+    oom::kills::{Hearing, Record},
 };
 use berth_stats::{cgroup_files as control, filesystems, host, network};
 use berth_sys::mount_table;

@@ -11,7 +11,6 @@ mod images;
 mod kernel;
 mod logs;
 mod pods;
-mod probes;
 mod runtimes;
 mod server;
 mod sources;
@@ -26,7 +25,6 @@ pub use images::{docker_config, image_pattern, image_reference, plugin_response,
 pub use kernel::{cgroup_files, cpu_set, kernel_log, mounts};
 pub use logs::{log_cri, log_docker, log_filter};
 pub use pods::{env_file, expansion, field_path, host_names, quantity, resources_on_disk};
-pub use probes::probe_answer;
 pub use runtimes::{containerd_event, cri_endpoint, cri_status, resolv_conf};
 pub use server::{log_query, spdy_frames, websocket_tunnel};
 pub use sources::{manifest_file, manifest_http};
@@ -65,7 +63,6 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("mount_table", mounts),
     ("plugin_config", plugins),
     ("plugin_response", plugin_response),
-    ("probe_answer", probe_answer),
     ("pull_record", pull_record),
     ("quantity", quantity),
     ("resolv_conf", resolv_conf),

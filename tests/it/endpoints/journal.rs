@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use berth::wiring::server_node_logs::MachineLogs;
+use berth::serving::node_logs::MachineLogs;
 use berth_server::{ports::NodeLogs, routes::node_logs};
 
 use crate::endpoints::{get, told};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::response::Response;
-use berth::wiring::server_profiles::ProcessProfiles;
+use berth::serving::profiles::ProcessProfiles;
 use berth_proto::profile::Profile;
 use berth_server::routes::pprof;
 use berth_sys::allocations::Sampled;

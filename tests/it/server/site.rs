@@ -14,9 +14,9 @@ use axum::{
     http::{StatusCode, header::AUTHORIZATION, request},
     response::{IntoResponse, Response},
 };
-use berth::wiring::{
+use berth::{
     certificates::{Authority, PairFiles, Validity},
-    runtime_tls,
+    serving::runtime_tls,
 };
 use berth_metrics::{Registry, ServerMetrics, SliMetrics, StreamingMetrics, exposition::Format};
 use berth_server::{

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
-use berth::wiring::certificates::{Authority, Issued, PairFiles, Validity};
+use berth::certificates::{Authority, Issued, PairFiles, Validity};
 use berth_server::tls::{Tls, TlsSettings};
 use jiff::Timestamp;
 use rustls::{

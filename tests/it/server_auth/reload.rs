@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth::wiring::certificates::{Authority, PairFiles};
+use berth::certificates::{Authority, PairFiles};
 use berth_server::auth::ClientRoots;
 
 use crate::server_auth::client::{Client, Server, authority, replace, serving};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use berth::wiring::embedded_streams::RuntimeTargets;
+use berth::serving::embedded_streams::RuntimeTargets;
 use berth_cri::RuntimeService;
 use berth_metrics::{Registry, exposition::Format};
 use berth_ports::SystemClock;

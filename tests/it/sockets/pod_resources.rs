@@ -11,7 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth::wiring::server_grpc::{EnginePods, NothingExclusive};
+use berth::serving::pods::{EnginePods, NothingExclusive};
 use berth_metrics::{PodResourcesMetrics, Registry};
 use berth_proto::{
     health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient},

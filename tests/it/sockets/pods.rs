@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use berth::wiring::server_grpc::EnginePods;
+use berth::serving::pods::EnginePods;
 use berth_metrics::{PodWatchMetrics, Registry};
 use berth_proto::v1alpha1::{
     EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest, pods_client::PodsClient,

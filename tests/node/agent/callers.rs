@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use berth::wiring::certificates::{Authority, PairFiles};
+use berth::certificates::{Authority, PairFiles};
 use serde_json::json;
 
 use crate::agent::Ground;
@@ -255,7 +255,7 @@ async fn certificates_that_prove_nothing() {
         params.not_after = rcgen::date_time_ymd(years.1, 1, 1);
         let certificate = params.signed_by(&key, &issuer).expect("issued").pem();
         let files = PairFiles::of(&port.path(""), name);
-        files.write(&berth::wiring::certificates::Issued { certificate, key: key.serialize_pem() }).expect("written");
+        files.write(&berth::certificates::Issued { certificate, key: key.serialize_pem() }).expect("written");
         files
     };
     let client = || ExtendedKeyUsagePurpose::ClientAuth;

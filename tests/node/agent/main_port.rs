@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth::wiring::certificates::{Authority, PairFiles};
+use berth::certificates::{Authority, PairFiles};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use berth::wiring::certificates::PairFiles;
+use berth::certificates::PairFiles;
 use serde_json::{Value, json};
 
 use crate::agent::Ground;

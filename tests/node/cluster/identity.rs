@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use berth::wiring::certificates::Validity;
+use berth::certificates::Validity;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 

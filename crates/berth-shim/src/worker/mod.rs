@@ -66,8 +66,6 @@ use berth_sys::step;
 
 /// Name of the PID file in the shim's directory.
 pub const PID_FILE: &str = "shim.pid";
-/// Idle time without requests before code pages are released.
-const REST: Duration = Duration::from_secs(2);
 /// Maximum age of published log statistics.
 const TELLS_AFTER: Duration = Duration::from_secs(1);
 /// Bytes per read of a stream.
@@ -117,8 +115,6 @@ struct Worker<'a> {
     alone_since: Option<Instant>,
     leaving: Option<Instant>,
     tally: Tally,
-    /// When code pages needed for past requests are released.
-    trims_at: Option<Instant>,
 }
 
 /// Runs the shim of a directory until it is shut down. Its standard input is the control socket.
@@ -162,7 +158,6 @@ pub fn run(folder: &Path, listener: OwnedFd, launcher: &dyn Launcher) -> io::Res
         alone_since: Some(now),
         leaving: None,
         tally: Tally::default(),
-        trims_at: Some(now + REST),
     };
     while !worker.is_done() {
         worker.turn()?;

@@ -13,7 +13,7 @@ use super::{
         socket::Received,
         wire::{Datagram, Kind},
     },
-    Origin, REST, Worker,
+    Origin, Worker,
     client::Client,
     container::Container,
     groups, journal, kin,
@@ -35,7 +35,6 @@ impl Worker<'_> {
     /// Receives and handles one datagram from the agent.
     pub(super) fn hear(&mut self, now: Instant) {
         let Some(connection) = &self.connection else { return };
-        self.trims_at = Some(now + REST);
         let origin = |sequence| Origin { connection: connection.number, sequence };
         match connection.receive() {
             Ok(Received::Nothing) => {}

@@ -22,7 +22,6 @@ use super::{
     starts::kill,
     verdict,
 };
-use berth_sys::program;
 
 /// Maximum time for sending the last replies before exit.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -102,7 +101,7 @@ impl Worker<'_> {
         let containers = self.containers.values().filter_map(Container::deadline);
         let leaves = self.leaving.map(|at| at + FAREWELL);
         let goes = verdict::goes_at(self.idle_since, self.alone_since);
-        let own = [leaves, goes, self.trims_at, self.deaf_until, self.tally.tells_at];
+        let own = [leaves, goes, self.deaf_until, self.tally.tells_at];
         starts.chain(containers).chain(own.into_iter().flatten()).min()
     }
 
@@ -203,11 +202,6 @@ impl Worker<'_> {
             self.hang_up(now);
         }
         self.deaf_until = self.deaf_until.filter(|until| *until > now);
-        if self.trims_at.is_some_and(|at| at <= now) {
-            // Hours of idle time may follow, which do not need most of the code used by a start.
-            self.trims_at = None;
-            program::unmap_code();
-        }
         self.idle_since = if self.is_empty() { self.idle_since.or(Some(now)) } else { None };
     }
 

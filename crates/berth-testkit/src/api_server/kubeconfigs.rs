@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use berth::wiring::certificates::{Issued, Validity};
+use berth::certificates::{Issued, Validity};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 

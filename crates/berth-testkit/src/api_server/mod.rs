@@ -44,7 +44,7 @@ use std::{
     time::Duration,
 };
 
-use berth::wiring::certificates::{Authority, Issued, Validity};
+use berth::certificates::{Authority, Issued, Validity};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use tokio::{net::TcpListener, runtime::Handle, sync::watch::Sender};

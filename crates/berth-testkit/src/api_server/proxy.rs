@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use berth::wiring::certificates::{Authority, Validity};
+use berth::certificates::{Authority, Validity};
 use berth_sys::any_certificate::AnyCertificate;
 use http::{Request as HttpRequest, Response};
 use http_body_util::{BodyExt, Limited};
@@ -101,7 +101,7 @@ fn address(node: &Value) -> Option<std::net::SocketAddr> {
 }
 
 /// TLS client identity towards kubelets; their certificates are not verified, as by default.
-fn tls(authority: &berth::wiring::certificates::Issued) -> Arc<ClientConfig> {
+fn tls(authority: &berth::certificates::Issued) -> Arc<ClientConfig> {
     let signer = Authority::load(authority.clone()).expect("the authority");
     let own = signer
         .client("kube-apiserver-kubelet-client", &["system:masters"], Validity::days(Timestamp::now(), 365))

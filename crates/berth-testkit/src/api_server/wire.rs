@@ -31,7 +31,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::{Shared, serve};
-use berth::wiring::certificates::Issued;
+use berth::certificates::Issued;
 
 /// Connection of a client, with its fault controls.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::body::Body;
-use berth::wiring::{RuntimeStreams, runtime_tls};
+use berth::serving::{RuntimeStreams, runtime_tls};
 use berth_cri::RuntimeService;
 use berth_metrics::{Registry, StreamingMetrics, exposition::Format};
 use berth_ports::{PodObserver, PodView, RuntimePods};

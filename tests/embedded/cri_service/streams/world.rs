@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use berth::wiring::embedded_streams::RuntimeTargets;
+use berth::serving::embedded_streams::RuntimeTargets;
 use berth_proto::cri;
 use berth_runtime::{runtime::Runtime, streams::IN_PROCESS};
 use berth_server::streaming::serve::listener::Listening;

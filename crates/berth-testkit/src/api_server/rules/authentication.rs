@@ -167,7 +167,7 @@ pub fn is_over(view: &dyn View, object: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use berth::wiring::certificates::{Authority, Validity};
+    use berth::certificates::{Authority, Validity};
     use jiff::SignedDuration;
     use serde_json::json;
 

@@ -196,7 +196,7 @@ pub mod tests {
 
     use std::{cell::Cell, sync::Arc};
 
-    use berth::wiring::certificates::Issued;
+    use berth::certificates::Issued;
     use jiff::Timestamp;
 
     use super::{super::view::Caller, *};
@@ -255,7 +255,7 @@ pub mod tests {
 
     /// Certificate authority, valid from 2026-01-01.
     pub fn authority() -> Issued {
-        use berth::wiring::certificates::{Authority, Validity};
+        use berth::certificates::{Authority, Validity};
         let now = "2026-01-01T00:00:00Z".parse().expect("a time");
         Authority::create("test", Validity::days(now, 3650)).expect("an authority").own().clone()
     }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use berth::wiring::certificates::Issued;
+use berth::certificates::Issued;
 use jiff::SignedDuration;
 
 use super::{

@@ -12,11 +12,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::{
-    eviction::{Picture, signals::Condition},
-    wiring::state_file::OneWrite,
-};
-use berth_ports::{Clock, StateFile};
+use super::{Picture, signals::Condition};
+use berth_ports::{Clock, OneWrite, StateFile};
 
 /// How long the file may take.
 const FILE: Duration = Duration::from_secs(10);
@@ -34,7 +31,7 @@ struct Written {
 }
 
 /// What an earlier agent reported, and for how long it still would have; nothing where that is not known.
-pub(super) async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
+pub async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
     let content = match timeout(FILE, file.read()).await {
         Ok(Ok(content)) => content.unwrap_or_default(),
         Ok(Err(_)) | Err(_) => Vec::new(),
@@ -56,20 +53,20 @@ fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Durati
 }
 
 /// Who keeps it.
-pub(super) struct Keeper {
+pub struct Keeper {
     /// Where.
-    pub(super) file: Arc<dyn StateFile>,
+    pub file: Arc<dyn StateFile>,
     /// This life of the machine.
-    pub(super) boot_id: String,
+    pub boot_id: String,
     /// Wall time.
-    pub(super) clock: Arc<dyn Clock>,
+    pub clock: Arc<dyn Clock>,
     /// When moments of pictures begin.
-    pub(super) began: Instant,
+    pub began: Instant,
 }
 
 impl Keeper {
     /// Keeps it from now on, until stopped.
-    pub(super) async fn run(self, mut pictures: watch::Receiver<Option<Arc<Picture>>>, stop: CancellationToken) {
+    pub async fn run(self, mut pictures: watch::Receiver<Option<Arc<Picture>>>, stop: CancellationToken) {
         let mut writes = OneWrite::new(self.file.clone(), FILE);
         let (mut kept, mut at): (Option<Vec<Condition>>, _) = (None, Instant::now());
         let mut is_written = true;
@@ -113,8 +110,7 @@ impl Keeper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wiring::state_file::DiskStateFile;
-    use berth_ports::SystemClock;
+    use berth_ports::{DiskStateFile, SystemClock};
 
     #[test]
     fn what_is_left_of_a_pressure() {

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use crate::node::oom_counts::Counts;
+use super::counts::Counts;
 use berth_ports::PodObserver;
 use berth_stats::{
     PodGroups,
@@ -254,11 +254,11 @@ fn find(mounts: &Mounts, names: &dyn PodGroups, containers: Vec<Running>) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wiring::oom::tests::Nobody;
+    use crate::node::oom::tests::Nobody;
 
     impl Groups {
         /// Listens to the containers `a`, `b` and `c`, which nobody was killed in.
-        pub(in crate::wiring::oom) fn listening(root: &Path) -> Self {
+        pub(in crate::node::oom) fn listening(root: &Path) -> Self {
             let (places, tried, counts) = (HashMap::new(), HashMap::new(), Counts::default());
             let events = Events::Heard(OomEvents::new(true).expect("watched"));
             let mounts = Arc::new(Mounts::Unified(root.to_owned()));

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::eviction::ports::Missing;
+use super::ports::Missing;
 use berth_stats::{
     PodGroups,
     cgroup_files::{MemoryStat, memory_stat},
@@ -35,7 +35,7 @@ const MARGIN: u64 = 64 << 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// The page cache of pods, on the unified hierarchy; the old ones cannot be asked for some of it.
-pub(super) struct PageCache {
+pub struct PageCache {
     machine: PathBuf,
     unified: PathBuf,
     groups: Arc<dyn PodGroups>,
@@ -48,13 +48,13 @@ pub(super) struct PageCache {
 
 impl PageCache {
     /// `machine` is `/`, `unified` is where the unified hierarchy is mounted.
-    pub(super) fn new(machine: PathBuf, unified: PathBuf, groups: Arc<dyn PodGroups>) -> Self {
+    pub fn new(machine: PathBuf, unified: PathBuf, groups: Arc<dyn PodGroups>) -> Self {
         let (is_busy, is_given_up) = (watch::Sender::default(), AtomicBool::default());
         Self { machine, unified, groups, is_busy, is_given_up, budget: Arc::default() }
     }
 
-    /// See [`crate::eviction::ports::Reclaim::page_cache`].
-    pub(super) async fn take_back(&self, worst: &PodUid, missing: Missing) -> bool {
+    /// See [`super::ports::Reclaim::page_cache`].
+    pub async fn take_back(&self, worst: &PodUid, missing: Missing) -> bool {
         let (machine, own) = (self.machine.clone(), self.groups.of_pod(worst));
         let directory = |group: String| self.unified.join(group.trim_start_matches('/'));
         let own = own.into_iter().map(directory).collect::<Vec<_>>();

@@ -120,7 +120,7 @@ const OWN: usize = 16;
 
 /// How functions on the way from a request for memory to its noting begin, for readers that name places themselves.
 /// They drop what such a function calls, too: nothing that stands below a thread (`__rust_try`) may match.
-const ALLOCATOR: &str = "(backtrace::|crate::sys::allocations::|<crate::sys::allocations::|__rust_alloc|__rust_realloc|__rust_dealloc|__rustc::|alloc::alloc::|<alloc::alloc::|alloc::raw_vec::|<alloc::raw_vec::).*";
+const ALLOCATOR: &str = "(backtrace::|berth_sys::allocations::|<berth_sys::allocations::|__rust_alloc|__rust_realloc|__rust_dealloc|__rustc::|alloc::alloc::|<alloc::alloc::|alloc::raw_vec::|<alloc::raw_vec::).*";
 
 fn is_allocator(function: &str) -> bool {
     let roots = ALLOCATOR.trim_start_matches('(').trim_end_matches(").*").split('|');
@@ -291,7 +291,7 @@ mod tests {
         let names = |address: u64| {
             let function = match address {
                 0x10 => "backtrace::backtrace::trace_unsynchronized",
-                0x1f => "<crate::sys::allocations::Sampled as core::alloc::global::GlobalAlloc>::alloc",
+                0x1f => "<berth_sys::allocations::Sampled as core::alloc::global::GlobalAlloc>::alloc",
                 0x2f => "__rustc::__rust_alloc",
                 0x3f => "alloc::alloc::alloc",
                 _ => "reader",

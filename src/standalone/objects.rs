@@ -22,7 +22,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{build::BuildError, cluster::Cluster, standalone::NoObjects};
+use super::NoObjects;
 use crate::{engine::Command, sources::decode};
 use berth_ports::{ObjectError, ObjectSource, PullSecret};
 use berth_types::{Pod, PodUid, api};
@@ -44,17 +44,14 @@ struct Settings {
     directory: PathBuf,
 }
 
-/// Whom pods' references are asked of, and what of it is followed for changes.
-type Opened = (Arc<dyn ObjectSource>, Option<Arc<ManifestObjects>>);
+/// The source of the objects that pods refer to, and what of it is followed for changes.
+pub type Opened = (Arc<dyn ObjectSource>, Option<Arc<ManifestObjects>>);
 
-/// The objects that pods refer to: the API server's, those of a directory, or none.
+/// The objects that pods of a node without API server refer to: those of a directory, or none.
 ///
 /// # Errors
 /// Names the field of the settings.
-pub(super) fn open(cluster: Option<&Cluster>) -> Result<Opened, BuildError> {
-    if let Some(cluster) = cluster {
-        return Ok((cluster.objects(), None));
-    }
+pub fn open() -> Result<Opened, String> {
     Ok(match directory()?.map(ManifestObjects::new) {
         Some(beside) => (Arc::new(ManifestSource(beside.clone())), Some(beside)),
         None => (Arc::new(NoObjects), None),
@@ -62,12 +59,12 @@ pub(super) fn open(cluster: Option<&Cluster>) -> Result<Opened, BuildError> {
 }
 
 /// Whether and where there are manifests of objects.
-fn directory() -> Result<Option<PathBuf>, BuildError> {
-    let Some(section) = berth_runtime::settings::section("standaloneObjects").map_err(BuildError)? else {
+fn directory() -> Result<Option<PathBuf>, String> {
+    let Some(section) = berth_runtime::settings::section("standaloneObjects")? else {
         return Ok(None);
     };
     let read: Result<Settings, _> = serde_json::from_value(section);
-    read.map(|settings| Some(settings.directory)).map_err(|error| BuildError(format!("standaloneObjects: {error}")))
+    read.map(|settings| Some(settings.directory)).map_err(|error| format!("standaloneObjects: {error}"))
 }
 
 /// What the directory holds, by namespace and name.
@@ -81,7 +78,7 @@ struct Objects {
 type Mark = Vec<(PathBuf, u64, Option<SystemTime>)>;
 
 /// The objects of a directory.
-pub(super) struct ManifestObjects {
+pub struct ManifestObjects {
     directory: PathBuf,
     known: Mutex<(Mark, Arc<Objects>)>,
     pods: Mutex<BTreeMap<PodUid, ()>>,
@@ -95,7 +92,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl ManifestObjects {
     /// Nothing is read yet.
-    pub(super) fn new(directory: PathBuf) -> Arc<Self> {
+    pub fn new(directory: PathBuf) -> Arc<Self> {
         let looking = Arc::new(Semaphore::new(1));
         Arc::new(Self { directory, known: Mutex::default(), pods: Mutex::default(), looking })
     }
@@ -130,7 +127,7 @@ impl ManifestObjects {
     }
 
     /// Pods look again when the directory changes, until stopped.
-    pub(super) async fn follow(self: Arc<Self>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
+    pub async fn follow(self: Arc<Self>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
         // The end of the agent does not wait for a directory that hangs.
         let _stopped = stop.run_until_cancelled(self.poke(commands)).await;
     }
@@ -237,7 +234,7 @@ fn data_of(secret: &api::Secret) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// The role needs `Arc` for its blocking work.
-pub(super) struct ManifestSource(pub(super) Arc<ManifestObjects>);
+pub struct ManifestSource(pub Arc<ManifestObjects>);
 
 #[async_trait]
 impl ObjectSource for ManifestSource {

@@ -15,13 +15,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::eviction::ports::Alarm;
+use super::ports::Alarm;
 use berth_sys::memory_events::{GroupEvents, Stalls, UsageLine};
 
 /// Where the kernel tells of the whole machine, whatever its control groups.
 const STALLS: &str = "/proc/pressure/memory";
 /// Where the unified hierarchy is.
-pub(super) const UNIFIED: &str = "/sys/fs/cgroup";
+pub const UNIFIED: &str = "/sys/fs/cgroup";
 /// The group of all, of the old hierarchy.
 const ROOT_GROUP: &str = "/sys/fs/cgroup/memory";
 /// Least time between two lines: what is crossed is looked at anyway.
@@ -31,11 +31,11 @@ const SLACK: u64 = 16 << 20;
 
 /// Rings when there may be something else to see.
 #[derive(Default)]
-pub(super) struct Bell(Notify);
+pub struct Bell(Notify);
 
 impl Bell {
     /// There may be.
-    pub(super) fn ring(&self) {
+    pub fn ring(&self) {
         self.0.notify_one();
     }
 }
@@ -48,7 +48,7 @@ impl Alarm for Bell {
 }
 
 /// Rings when tasks wait for memory, where the kernel tells.
-pub(super) async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
+pub async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
     let stalls = match Stalls::of(Path::new(STALLS)) {
         Ok(stalls) => stalls,
         Err(err) => return debug!(file = STALLS, %err, "The kernel does not tell when tasks wait for memory"),
@@ -67,7 +67,7 @@ pub(super) async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
 }
 
 /// Rings when the group of all pods meets its limit, where it is of the unified hierarchy.
-pub(super) async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken) {
+pub async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken) {
     let directory: PathBuf = Path::new(UNIFIED).join(group.trim_start_matches('/'));
     let mut events = match GroupEvents::of(&directory) {
         Ok(events) => events,
@@ -87,7 +87,7 @@ pub(super) async fn hear_group(group: String, bell: Arc<Bell>, stop: Cancellatio
 }
 
 /// Rings when the use of memory crosses the latest line, where the kernel has the old hierarchy.
-pub(super) async fn hear_usage(mut lines: watch::Receiver<Option<u64>>, bell: Arc<Bell>, stop: CancellationToken) {
+pub async fn hear_usage(mut lines: watch::Receiver<Option<u64>>, bell: Arc<Bell>, stop: CancellationToken) {
     let mut drawn: Option<(u64, UsageLine)> = None;
     loop {
         let wanted = *lines.borrow_and_update();

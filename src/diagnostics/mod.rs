@@ -24,12 +24,17 @@ use berth_status::{StatusManager, lookup::last_exit};
 use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
 
 /// The snapshots that are read.
-pub(super) struct PodStories {
-    pub(super) pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    pub(super) standings: Standings,
-    pub(super) status: Arc<StatusManager>,
-    pub(super) probes: Arc<probes::Manager>,
-    pub(super) clock: Arc<dyn Clock>,
+pub struct PodStories {
+    /// Desired pods.
+    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// How far each pod's worker is.
+    pub standings: Standings,
+    /// Statuses.
+    pub status: Arc<StatusManager>,
+    /// Outcomes of probes.
+    pub probes: Arc<probes::Manager>,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Explains for PodStories {
@@ -80,12 +85,7 @@ impl PodStories {
 }
 
 /// Scrapes tell for how long some pod has been waiting for what: of each what its document says.
-pub(super) fn count_waits(
-    registry: &Registry,
-    engine: &EngineHandle,
-    status: Arc<StatusManager>,
-    clock: Arc<dyn Clock>,
-) {
+pub fn count_waits(registry: &Registry, engine: &EngineHandle, status: Arc<StatusManager>, clock: Arc<dyn Clock>) {
     let (pods, standings) = (engine.pods.clone(), engine.standings.clone());
     PodWaits::register(registry, move || {
         let (pods, standings) = (pods.borrow().clone(), standings.borrow().clone());

@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{task::JoinHandle, time::timeout};
 
-use berth_ports::StateFile;
+use super::StateFile;
 use berth_sys::atomic_file;
 
 /// State files hold nothing that others need to read.
@@ -104,22 +104,6 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::engine::allocation::Checkpoint;
-
-    #[tokio::test]
-    async fn a_checkpoint_lives_on_disk_and_names_itself_when_damaged() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("allocated_pods_state");
-        let file = || Arc::new(DiskStateFile::new(&path));
-        let (mut checkpoint, entries) = Checkpoint::load(file()).await.expect("missing means empty");
-        let entries = entries.into_iter().chain([("u".into(), Default::default())]).collect();
-        checkpoint.store(&entries).await.expect("writable");
-        assert_eq!(Checkpoint::load(file()).await.expect("sound").1, entries);
-        // AC-02a-21
-        std::fs::write(&path, "{").expect("writable");
-        let error = Checkpoint::load(file()).await.map(|_| ()).expect_err("damaged").to_string();
-        assert!(error.contains(&format!("{path:?}")) && error.contains("please drain this node"), "{error}");
-    }
 
     /// Ends a write for each permit.
     struct Slow(AtomicUsize, Semaphore);

@@ -1,9 +1,13 @@
 //! Players for roles that have nothing to play without an API server.
 
+mod objects;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
+
+pub use objects::{ManifestObjects, open};
 
 use async_trait::async_trait;
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};

@@ -13,7 +13,7 @@ use flate2::{Compression, write::GzEncoder};
 use prost::Message;
 use tracing::info;
 
-use super::profile::{self, Memory, Named, Shown, Taken, scaled};
+use super::profiler::{self, Memory, Named, Shown, Taken, scaled};
 use berth_proto::profile::Profile;
 use berth_server::ports::{MemoryView, ProfileError, Profiles};
 use berth_sys::{
@@ -38,7 +38,7 @@ impl Profiles for ProcessProfiles {
             let stacks = sampling.stacks();
             drop(sampling);
             info!(samples = stacks.len(), "Took a profile");
-            zipped(&profile::processor(&stacks, &mappings()?, taken, names))
+            zipped(&profiler::processor(&stacks, &mappings()?, taken, names))
         })
         .await
     }
@@ -61,7 +61,7 @@ impl Profiles for ProcessProfiles {
             let taken = Taken { at, duration, period: i64::try_from(INTERVAL).unwrap_or(i64::MAX) };
             let shown = if view == MemoryView::Held { Shown::Held } else { Shown::Asked };
             let comment = comment(is_new && time.is_none(), after.missed);
-            zipped(&profile::memory(&since(&before, &after), (&mappings()?, taken), (shown, &comment), names))
+            zipped(&profiler::memory(&since(&before, &after), (&mappings()?, taken), (shown, &comment), names))
         })
         .await
     }
@@ -158,8 +158,8 @@ async fn written(write: impl FnOnce() -> io::Result<Bytes> + Send + 'static) -> 
     tokio::task::spawn_blocking(write).await.map_err(failed)?.map_err(failed)
 }
 
-fn mappings() -> io::Result<Vec<profile::Mapped>> {
-    Ok(profile::mappings(&std::fs::read_to_string("/proc/self/maps")?))
+fn mappings() -> io::Result<Vec<profiler::Mapped>> {
+    Ok(profiler::mappings(&std::fs::read_to_string("/proc/self/maps")?))
 }
 
 fn zipped(profile: &Profile) -> io::Result<Bytes> {

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::settings;
 use crate::{
     node::Machine,
     resources::{
@@ -59,7 +58,7 @@ pub struct StatsParts {
 /// kernel only.
 pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<StatsPages>, Surveyors) {
     let directories = Directories {
-        root: settings::root(loaded),
+        root: loaded.root_directory(),
         logs: PathBuf::from(&loaded.config.pod_logs_dir),
         pods: parts.pods,
         claimed: Some(parts.claimed.clone()),
@@ -101,7 +100,7 @@ fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) 
     StatsConfig {
         node_name,
         root,
-        root_directory: settings::root(loaded),
+        root_directory: loaded.root_directory(),
         volume_period: (!period.is_negative()).then(|| period.std()),
         kubelet_group: loaded.config.kubelet_cgroups.clone(),
         runtime_group: loaded.flags.runtime_cgroups.clone(),

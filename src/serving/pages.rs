@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::{logging::LogHandle, pulses::Pulses};
-use crate::engine::Heartbeat;
+use super::pulses::Pulses;
+use crate::{engine::Heartbeat, logging::LogHandle};
 use berth_metrics::{Registry, SliMetrics, exposition::Format};
 use berth_server::ports::{Health, Pages};
 use berth_status::StatusManager;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::{logging::LogHandle, server_node_logs::MachineLogs, server_profiles::ProcessProfiles};
+use super::{node_logs::MachineLogs, profiles::ProcessProfiles};
+use crate::logging::LogHandle;
 use berth_config::{Loaded, configz};
 use berth_metrics::SliMetrics;
 use berth_server::{
@@ -14,23 +15,23 @@ use berth_server::{
 };
 
 /// What the endpoints for people with a problem are made of.
-pub(super) struct ToolParts {
+pub struct ToolParts {
     /// The log.
-    pub(super) log: LogHandle,
+    pub log: LogHandle,
     /// Where health checks are counted.
-    pub(super) slis: SliMetrics,
+    pub slis: SliMetrics,
     /// The process start in seconds since the epoch.
-    pub(super) started: i64,
+    pub started: i64,
     /// Which pods there are.
-    pub(super) pods: Arc<dyn PodDirectory>,
+    pub pods: Arc<dyn PodDirectory>,
     /// The runtime's.
-    pub(super) checkpoints: Arc<dyn Checkpoints>,
+    pub checkpoints: Arc<dyn Checkpoints>,
     /// Why pods are as they are.
-    pub(super) why: Arc<dyn Explains>,
+    pub why: Arc<dyn Explains>,
 }
 
 /// What stands behind the endpoints for people with a problem.
-pub(super) fn tools(loaded: &Loaded, parts: ToolParts) -> Tools {
+pub fn tools(loaded: &Loaded, parts: ToolParts) -> Tools {
     let ToolParts { log, slis, started, pods, checkpoints, why } = parts;
     let flags = loaded.flag_values.iter();
     Tools {

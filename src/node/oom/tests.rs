@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    path::Path,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},

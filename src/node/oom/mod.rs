@@ -1,11 +1,13 @@
 //! Tells of processes that the kernel killed for want of memory. One task reads the kernel's log and listens to the groups
 //! of containers: what the log does not tell (nobody may read it, or it was overrun) their counters do.
 
+pub mod counts;
 mod groups;
+pub mod kills;
 #[cfg(test)]
 mod tests;
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -16,14 +18,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::groups::Groups;
-use super::{
-    build::Base,
-    state_file::{DiskStateFile, OneWrite},
+use self::{
+    groups::Groups,
+    kills::{Hearing, Kill, Record},
 };
-use crate::node::oom_kills::{Hearing, Kill, Record};
 use berth_metrics::OomMetrics;
-use berth_ports::{Event, EventSink, PodObserver, StateFile};
+use berth_ports::{Clock, Event, EventSink, OneWrite, PodObserver, StateFile};
 use berth_stats::PodGroups;
 use berth_sys::kernel_log::KernelLog;
 use berth_types::Pod;
@@ -187,37 +187,50 @@ impl Teller {
     }
 }
 
-/// What is listened to.
-pub(super) struct OomParts {
-    /// Pods that are to run.
-    pub(super) pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    /// What runs.
-    pub(super) observer: Arc<dyn PodObserver>,
-    /// Names of control groups.
-    pub(super) groups: Arc<dyn PodGroups>,
-    /// Moves whenever another container runs.
-    pub(super) changes: watch::Receiver<u64>,
+/// What the OOM watcher needs.
+pub struct OomDeps {
+    /// The desired pods.
+    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// Observed pods.
+    pub observer: Arc<dyn PodObserver>,
+    /// Paths of the pods' cgroups.
+    pub groups: Arc<dyn PodGroups>,
+    /// Changes whenever a container has started or ended.
+    pub changes: watch::Receiver<u64>,
+    /// Receives the events.
+    pub events: Arc<dyn EventSink>,
+    /// Counts kills.
+    pub metrics: OomMetrics,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// How far the kernel's log was read.
+    pub file: Arc<dyn StateFile>,
 }
 
-/// Tells from now on. A machine that shows nobody its log runs pods all the same.
-pub(super) fn watch(base: &Base, root: &Path, parts: OomParts) {
-    let teller = Teller {
-        pods: parts.pods,
-        observer: parts.observer.clone(),
-        events: base.events.clone(),
-        metrics: OomMetrics::new(&base.registry),
-        flow: Flow::new(Instant::now()),
-    };
-    let groups = Groups::open(parts.groups, parts.observer, base.clock.now());
-    let file = Arc::new(DiskStateFile::new(root.join("kernel_log_state")));
-    let file = OneWrite::new(file, WRITE);
-    let listener = Listener { teller, groups, changes: parts.changes, file };
-    let stop = base.stop.child_token();
-    base.tasks.spawn(async move {
-        let opened = stop.run_until_cancelled(Journal::open(listener.file.file())).await;
-        let Some(journal) = opened else { return };
-        listener.run(journal, stop).await;
-    });
+/// Reports processes that the kernel's OOM killer has killed.
+pub struct OomWatcher(Listener);
+
+impl OomWatcher {
+    /// A watcher; nothing is read before it runs.
+    pub fn new(deps: OomDeps) -> Self {
+        let teller = Teller {
+            pods: deps.pods,
+            observer: deps.observer.clone(),
+            events: deps.events,
+            metrics: deps.metrics,
+            flow: Flow::new(Instant::now()),
+        };
+        let groups = Groups::open(deps.groups, deps.observer, deps.clock.now());
+        Self(Listener { teller, groups, changes: deps.changes, file: OneWrite::new(deps.file, WRITE) })
+    }
+
+    /// Runs until stopped. Where the kernel's log cannot be read, the cgroups' counters are used alone.
+    pub async fn run(self, stop: CancellationToken) {
+        let opened = stop.run_until_cancelled(Journal::open(self.0.file.file())).await;
+        if let Some(journal) = opened {
+            self.0.run(journal, stop).await;
+        }
+    }
 }
 
 /// Who listens.

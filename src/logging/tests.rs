@@ -114,7 +114,7 @@ fn json_lines_are_objects() {
 #[test]
 fn records_of_all_crates_of_the_workspace_are_written() {
     let text = written(&config(|_| {}), |_| {
-        info!(target: "berth_volumes::csi::drivers", "of a crate");
+        info!(target: "berth_sys::netlink::links", "of a crate");
         info!(target: "h2::codec", "foreign");
     });
     assert_eq!(bodies(&text), ["\"of a crate\""]);

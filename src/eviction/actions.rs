@@ -1,0 +1,145 @@
+//! What the evictor acts through: pods are killed by the engine, resources are freed by runtime and image manager.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
+
+use super::{
+    message::Verdict,
+    page_cache::PageCache,
+    ports::{Missing, Needs, Pods, Reclaim},
+    usage::{ContainerUse, DiskUse, PodUse},
+};
+use crate::{
+    engine::{
+        Command, FatesView,
+        allocation::Allocations,
+        kill_and_wait,
+        lifecycle::{StatusOverride, StopCause},
+    },
+    images,
+    runtime::{GcMode, RuntimeManager},
+};
+use berth_ports::PodFates;
+use berth_stats::{
+    Form, StatsProvider,
+    summary::{ContainerStats, FsStats, PodStats},
+};
+use berth_types::{Pod, PodUid};
+
+/// What was measured of a disk longer ago does not say who filled it.
+const MEASURED: Duration = Duration::from_secs(5);
+/// How long the removal of what nobody needs may take.
+const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
+
+/// The pods as the engine drives them.
+pub struct EnginePods {
+    /// Desired pods.
+    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// Where each is in its life.
+    pub fates: FatesView,
+    /// Takes kills.
+    pub commands: mpsc::Sender<Command>,
+    /// Allocated resources.
+    pub allocations: Allocations,
+    /// What pods use.
+    pub statistics: StatsProvider,
+}
+
+#[async_trait]
+impl Pods for EnginePods {
+    fn active(&self) -> Vec<Arc<Pod>> {
+        let pods = self.pods.borrow().clone();
+        let active = pods.iter().filter(|pod| self.fates.is_active(pod.uid()));
+        active.map(|pod| self.allocations.allocated(pod)).collect()
+    }
+
+    async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String> {
+        let summary = match needs {
+            Needs::Memory => self.statistics.values(Form::Short).await,
+            Needs::Processes => {
+                let counts = self.statistics.processes().await?;
+                let only = |(pod, processes)| (pod, PodUse { processes, ..PodUse::default() });
+                return Ok(counts.into_iter().map(only).collect());
+            }
+            Needs::Disks => self.statistics.values(Form::Full).await,
+            Needs::DisksNow => self.statistics.values_now(MEASURED).await,
+        }?;
+        Ok(summary.pods.iter().map(|pod| (pod.id.uid.clone(), usage(pod))).collect())
+    }
+
+    async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
+        let message = verdict.message.clone();
+        let disruption = verdict.is_disruption.then(|| ("TerminationByKubelet".to_owned(), message.clone()));
+        let reason = "Evicted".to_owned();
+        let status = StatusOverride {
+            reason,
+            message,
+            disruption,
+            keeps_success: false,
+            is_unready: false,
+            words: Duration::ZERO,
+        };
+        kill_and_wait(&self.commands, pod, StopCause::Evicted, Some(verdict.grace), Some(status)).await
+    }
+
+    async fn gone(&self, pod: &PodUid) {
+        self.fates.finished(pod).await;
+    }
+}
+
+fn usage(pod: &PodStats) -> PodUse {
+    let disk = |fs: &FsStats| Some(DiskUse { bytes: fs.used?, inodes: fs.inodes_used.unwrap_or_default() });
+    let container = |container: &ContainerStats| ContainerUse {
+        name: container.name.clone(),
+        memory: container.usage.memory.and_then(|memory| memory.working_set),
+        rootfs: container.rootfs.as_ref().and_then(disk),
+        logs: container.logs.as_ref().and_then(disk),
+    };
+    PodUse {
+        memory: pod.usage.memory.and_then(|memory| memory.working_set),
+        processes: pod.processes,
+        storage: pod.ephemeral_storage.and_then(|storage| storage.used),
+        volumes: pod.volumes.iter().filter_map(|volume| Some((volume.name.clone(), disk(&volume.fs)?))).collect(),
+        containers: pod.containers.iter().map(container).collect(),
+    }
+}
+
+/// Removes dead containers, unused images, and page cache.
+pub struct Removal {
+    /// Removes dead containers.
+    pub runtime: Arc<RuntimeManager>,
+    /// Removes images.
+    pub images: Arc<images::Manager>,
+    /// Which pods' content may go.
+    pub fates: Arc<dyn PodFates>,
+    /// Takes back page cache.
+    pub page_cache: PageCache,
+}
+
+#[async_trait]
+impl Reclaim for Removal {
+    async fn containers(&self) -> Result<(), String> {
+        let collected = self.runtime.collect_garbage(&self.fates, GcMode::EvictTerminated);
+        timeout(RECLAIM_LIMIT, collected).await.unwrap_or_else(|_| Err(late("dead containers")))
+    }
+
+    async fn images(&self) -> Result<(), String> {
+        match timeout(RECLAIM_LIMIT, self.images.delete_unused()).await {
+            Ok(deleted) => deleted.map(drop).map_err(|error| error.to_string()),
+            Err(_) => Err(late("unused images")),
+        }
+    }
+
+    async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool {
+        self.page_cache.take_back(worst, missing).await
+    }
+}
+
+fn late(what: &str) -> String {
+    format!("{what} were not removed within {RECLAIM_LIMIT:?}")
+}

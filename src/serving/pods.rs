@@ -1,0 +1,69 @@
+//! The pods for the gRPC services and the tools, from what the engine and the status manager publish.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use crate::engine::FatesView;
+use berth_ports::PodFates;
+use berth_server::ports::{Allocatable, Claim, ExclusiveResources, Held, PodDirectory, PodFeed};
+use berth_status::StatusManager;
+use berth_types::{Pod, PodUid, api};
+
+/// The pods of the engine.
+pub struct EnginePods {
+    /// All desired pods.
+    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    /// Where each is in its life.
+    pub fates: FatesView,
+    /// Their statuses.
+    pub status: Arc<StatusManager>,
+}
+
+impl PodDirectory for EnginePods {
+    fn pods(&self) -> Arc<Vec<Arc<Pod>>> {
+        self.pods.borrow().clone()
+    }
+
+    fn is_active(&self, pod: &Pod) -> bool {
+        if self.fates.is_terminated(pod.uid()) {
+            return false;
+        }
+        let own = self.status.status(pod.uid());
+        let phase = own.as_deref().map_or(pod.api_phase(), |status| status.phase.as_deref().unwrap_or_default());
+        let is_terminal = pod.is_api_terminal() || matches!(phase, "Succeeded" | "Failed");
+        !is_terminal || self.fates.is_stopping(pod.uid())
+    }
+
+    fn status(&self, uid: &PodUid) -> Option<Arc<api::PodStatus>> {
+        self.status.status(uid)
+    }
+}
+
+impl PodFeed for EnginePods {
+    fn changes(&self) -> (watch::Receiver<Arc<Vec<Arc<Pod>>>>, watch::Receiver<u64>) {
+        (self.pods.clone(), self.status.changes())
+    }
+}
+
+/// Nobody hands out exclusive CPUs, memory or devices yet: no container has any, and there is
+/// nothing to give.
+pub struct NothingExclusive;
+
+#[async_trait]
+impl ExclusiveResources for NothingExclusive {
+    async fn reconcile(&self) {}
+
+    fn held(&self, _pod: &Pod, _container: &str) -> Held {
+        Held::default()
+    }
+
+    fn claims(&self, _pod: &Pod, _container: &str) -> Result<Vec<Claim>, String> {
+        Ok(Vec::new())
+    }
+
+    fn allocatable(&self) -> Allocatable {
+        Allocatable::default()
+    }
+}
