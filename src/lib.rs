@@ -28,6 +28,7 @@
 //! | [`certificates`] | certificates of a node without a cluster: authority, administrator, serving pair |
 //! | [`standalone`] | ConfigMaps and Secrets of a directory; roles without an API server |
 //! | [`logging`] | the agent's own log |
+//! | `watchdog`, `task_supervisor` | notifications of systemd; tasks whose panic stops the agent |
 //!
 //! Everything that stands alone is a crate under `crates/`; `docs/architecture.md` lists them, and says which module may
 //! import which crate (checked by `tests/it/tidy.rs`).
@@ -53,4 +54,6 @@ pub mod serving;
 pub mod shutdown;
 pub mod sources;
 pub mod standalone;
+mod task_supervisor;
+mod watchdog;
 pub mod wiring;

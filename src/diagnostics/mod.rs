@@ -7,14 +7,14 @@ mod waiting;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 
 pub use document::{Condition, Container, Exit, Failed, Passed, Probe, ProbeRun, Waits, Why};
 use document::{Instance, Known, Now, Probed, document};
 use waiting::waits;
 
 use crate::{
-    engine::{EngineHandle, Standing, Standings, waits::Wait},
+    engine::{EngineHandle, PodReader, Standing, waits::Wait},
     probes,
 };
 use berth_metrics::{PodWaits, Registry};
@@ -25,10 +25,8 @@ use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
 
 /// The snapshots that are read.
 pub struct PodStories {
-    /// Desired pods.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    /// How far each pod's worker is.
-    pub standings: Standings,
+    /// The pods.
+    pub pods: PodReader,
     /// Statuses.
     pub status: Arc<StatusManager>,
     /// Outcomes of probes.
@@ -40,8 +38,9 @@ pub struct PodStories {
 impl Explains for PodStories {
     fn why(&self, namespace: &str, name: &str) -> Option<Bytes> {
         let is_it = |id: &PodRef| &*id.namespace == namespace && &*id.name == name;
-        let pod = self.pods.borrow().iter().find(|pod| is_it(pod.id())).cloned();
-        let standings = self.standings.borrow().clone();
+        let snapshot = self.pods.latest();
+        let pod = snapshot.desired.iter().find(|pod| is_it(pod.id())).cloned();
+        let standings = &snapshot.workers;
         // Whom somebody wants comes first, then whoever is still on its way out.
         let wanted = |standing: &&Standing| pod.as_ref().is_some_and(|pod| *pod.uid() == standing.id.uid);
         let leaving = || standings.iter().filter(|standing| is_it(&standing.id)).min_by_key(|s| s.life.is_finished());
@@ -86,16 +85,16 @@ impl PodStories {
 
 /// Scrapes tell for how long some pod has been waiting for what: of each what its document says.
 pub fn count_waits(registry: &Registry, engine: &EngineHandle, status: Arc<StatusManager>, clock: Arc<dyn Clock>) {
-    let (pods, standings) = (engine.pods.clone(), engine.standings.clone());
+    let reader = engine.pods.clone();
     PodWaits::register(registry, move || {
-        let (pods, standings) = (pods.borrow().clone(), standings.borrow().clone());
+        let snapshot = reader.latest();
         let now = Now { wall: clock.now(), steady: Instant::now() };
-        let pods: HashMap<&PodUid, &Arc<Pod>> = pods.iter().map(|pod| (pod.uid(), pod)).collect();
+        let pods: HashMap<&PodUid, &Arc<Pod>> = snapshot.desired.iter().map(|pod| (pod.uid(), pod)).collect();
         let of = |standing: &Standing| {
             let pod = pods.get(&standing.id.uid).map(|pod| &***pod);
             let waits = waits(standing.view().as_ref(), pod, status.status(&standing.id.uid).as_deref(), now)?;
             Some((Wait::of(&waits.stage)?.label(), Duration::try_from_secs_f64(waits.seconds).unwrap_or_default()))
         };
-        standings.iter().filter_map(of).collect()
+        snapshot.workers.iter().filter_map(of).collect()
     });
 }

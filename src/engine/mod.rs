@@ -6,11 +6,11 @@
 pub mod admission;
 pub mod allocation;
 pub mod deadline;
-mod fates;
 pub mod grace;
 mod heartbeat;
 pub mod lifecycle;
 mod pod_manager;
+mod pod_snapshot;
 mod ready;
 mod standings;
 mod static_order;
@@ -20,9 +20,9 @@ mod wall_clock;
 mod work_queue;
 mod worker;
 
-pub use fates::FatesView;
 pub use heartbeat::Heartbeat;
+pub use pod_snapshot::{PodReader, PodSnapshot};
 pub use ready::SourcesReady;
-pub use standings::{Line, Standing, Standings};
+pub use standings::{Line, Standing};
 pub use sync_loop::{Command, EngineHandle, Found, Inputs, WorkerView, kill_and_wait, start};
 pub use worker::{EngineConfig, Report, WorkerContext, reports};

@@ -2,9 +2,7 @@
 //!
 //! Workers keep the stages in it up to date; readers never block.
 
-use std::sync::Arc;
-
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 
 use super::lifecycle::Lifecycle;
 use berth_ports::{Stage, StageView};
@@ -58,6 +56,3 @@ impl Standing {
         self.stage.as_ref().map(Stage::view).or_else(in_line)
     }
 }
-
-/// Receiver of the latest statuses, unordered.
-pub type Standings = watch::Receiver<Arc<Vec<Standing>>>;

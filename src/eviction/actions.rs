@@ -3,10 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use tokio::{
-    sync::{mpsc, watch},
-    time::timeout,
-};
+use tokio::{sync::mpsc, time::timeout};
 
 use super::{
     message::Verdict,
@@ -16,7 +13,7 @@ use super::{
 };
 use crate::{
     engine::{
-        Command, FatesView,
+        Command, PodReader,
         allocation::Allocations,
         kill_and_wait,
         lifecycle::{StatusOverride, StopCause},
@@ -24,7 +21,7 @@ use crate::{
     images,
     runtime::{GcMode, RuntimeManager},
 };
-use berth_ports::PodFates;
+use berth_ports::PodStateProvider;
 use berth_stats::{
     Form, StatsProvider,
     summary::{ContainerStats, FsStats, PodStats},
@@ -38,10 +35,8 @@ const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
 
 /// The pods as the engine drives them.
 pub struct EnginePods {
-    /// Desired pods.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    /// Where each is in its life.
-    pub fates: FatesView,
+    /// The pods.
+    pub pods: PodReader,
     /// Takes kills.
     pub commands: mpsc::Sender<Command>,
     /// Allocated resources.
@@ -53,8 +48,8 @@ pub struct EnginePods {
 #[async_trait]
 impl Pods for EnginePods {
     fn active(&self) -> Vec<Arc<Pod>> {
-        let pods = self.pods.borrow().clone();
-        let active = pods.iter().filter(|pod| self.fates.is_active(pod.uid()));
+        let pods = self.pods.desired();
+        let active = pods.iter().filter(|pod| self.pods.is_active(pod.uid()));
         active.map(|pod| self.allocations.allocated(pod)).collect()
     }
 
@@ -88,7 +83,7 @@ impl Pods for EnginePods {
     }
 
     async fn gone(&self, pod: &PodUid) {
-        self.fates.finished(pod).await;
+        self.pods.finished(pod).await;
     }
 }
 
@@ -116,7 +111,7 @@ pub struct Removal {
     /// Removes images.
     pub images: Arc<images::Manager>,
     /// Which pods' content may go.
-    pub fates: Arc<dyn PodFates>,
+    pub fates: Arc<dyn PodStateProvider>,
     /// Takes back page cache.
     pub page_cache: PageCache,
 }

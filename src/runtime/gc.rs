@@ -18,7 +18,7 @@ use super::{
     gc_rank::{self, ListedContainer, ListedSandbox},
     manager::RuntimeManager,
 };
-use berth_ports::{ContainerLogFile, Event, MayGo, PodFates};
+use berth_ports::{ContainerLogFile, Event, MayGo, PodStateProvider};
 use berth_proto::cri;
 use berth_types::{
     ContainerId, PodRef, PodUid, SandboxId,
@@ -97,7 +97,7 @@ impl RuntimeManager {
 
     /// Runs garbage collection once the pod sources are ready, or after one period, and then every
     /// minute until stopped. The first round removes what a killed agent left behind.
-    pub async fn run_gc(self: Arc<Self>, fates: Arc<dyn PodFates>, stop: CancellationToken) {
+    pub async fn run_gc(self: Arc<Self>, fates: Arc<dyn PodStateProvider>, stop: CancellationToken) {
         let mut failing = false;
         let mut first = Some(Instant::now() + PERIOD);
         loop {
@@ -132,12 +132,14 @@ impl RuntimeManager {
     ///
     /// # Errors
     /// The joined texts of failed lists and removals.
-    pub async fn collect_garbage(&self, fates: &Arc<dyn PodFates>, mode: GcMode) -> Result<(), String> {
+    pub async fn collect_garbage(&self, fates: &Arc<dyn PodStateProvider>, mode: GcMode) -> Result<(), String> {
         let mut failures = Vec::new();
         self.backoff().purge(self.deps.clock.now());
         let ready = fates.sources_ready();
         let may_go = |pod: &PodUid| {
-            ready && (fates.content_may_go(pod) || (mode == GcMode::EvictTerminated && fates.is_terminated(pod)))
+            ready
+                && (fates.should_pod_content_be_removed(pod)
+                    || (mode == GcMode::EvictTerminated && fates.is_terminated(pod)))
         };
         let raw = self.deps.cri.list_containers(None).await.map_err(|e| e.to_string())?;
         let owners: HashMap<ContainerId, PodRef> =
@@ -204,10 +206,10 @@ impl RuntimeManager {
         if failures.is_empty() { Ok(()) } else { Err(failures.join(", ")) }
     }
 
-    async fn collect_logs(&self, fates: &Arc<dyn PodFates>, ready: bool, containers: Vec<ListedContainer>) {
+    async fn collect_logs(&self, fates: &Arc<dyn PodStateProvider>, ready: bool, containers: Vec<ListedContainer>) {
         if ready {
             let fates = fates.clone();
-            let may_go: MayGo = Arc::new(move |pod| fates.content_may_go(pod));
+            let may_go: MayGo = Arc::new(move |pod| fates.should_pod_content_be_removed(pod));
             self.deps.logs.remove_directories(may_go).await;
         }
         let alive = containers.into_iter().filter(|c| c.state != ContainerState::Exited).map(|c| c.id).collect();

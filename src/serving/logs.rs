@@ -6,22 +6,24 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::{Value, json};
-use tokio::sync::watch;
 use tracing::debug;
 
-use crate::logs::{self, LogOptions, LogReader, LogStreams};
+use crate::{
+    engine::PodReader,
+    logs::{self, LogOptions, LogReader, LogStreams},
+};
 use berth_ports::{Clock, PodObserver};
 use berth_server::ports::{ContainerLogs, LogPieces, LogQuery, LogRefusal, LogSource, LogStream, RunningPods};
 use berth_status::StatusManager;
 use berth_types::{
-    ContainerId, Pod,
+    ContainerId,
     observed::{ContainerState, ObservedPod},
 };
 
 /// Logs of the pods the engine knows.
 pub struct PodLogs {
     /// The pods we were told to run.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pub pods: PodReader,
     /// Their statuses.
     pub status: Arc<StatusManager>,
     /// Reads.
@@ -37,7 +39,7 @@ pub struct PodLogs {
 #[async_trait]
 impl ContainerLogs for PodLogs {
     async fn find(&self, namespace: &str, pod: &str, container: &str) -> Result<LogSource, LogRefusal> {
-        let pods = self.pods.borrow().clone();
+        let pods = self.pods.desired();
         let Some(found) = pods.iter().find(|p| p.name() == pod && p.namespace() == namespace) else {
             return Err(LogRefusal::NotFound(format!("pod {pod:?} does not exist")));
         };

@@ -12,6 +12,7 @@ pub mod pods;
 mod profiler;
 pub mod profiles;
 pub mod pulses;
+pub mod startup_hint;
 pub mod stats;
 mod streams;
 pub mod tools;

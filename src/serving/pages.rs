@@ -7,19 +7,24 @@
 use std::{
     collections::{HashMap, HashSet},
     io::Write,
+    pin::pin,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
 use flate2::{Compression, write::GzEncoder};
+use futures::StreamExt;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use super::pulses::Pulses;
-use crate::{engine::Heartbeat, logging::LogHandle};
+use crate::{
+    engine::{Heartbeat, PodReader},
+    logging::LogHandle,
+};
 use berth_metrics::{Registry, SliMetrics, exposition::Format};
 use berth_server::ports::{Health, Pages};
 use berth_status::StatusManager;
@@ -32,7 +37,7 @@ const SETTLING: Duration = Duration::from_secs(1);
 
 /// Serves `/pods` and `/metrics`.
 pub struct AgentPages {
-    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pods: PodReader,
     status: Arc<StatusManager>,
     changes: watch::Receiver<u64>,
     registry: Registry,
@@ -79,24 +84,19 @@ struct Item<'a> {
 
 impl AgentPages {
     /// `started` is the process start in Unix seconds.
-    pub fn new(
-        pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-        status: Arc<StatusManager>,
-        registry: Registry,
-        started: u64,
-    ) -> Self {
+    pub fn new(pods: PodReader, status: Arc<StatusManager>, registry: Registry, started: u64) -> Self {
         let changes = status.changes();
         Self { pods, status, changes, registry, started, written: Mutex::default(), kept: Mutex::default() }
     }
 
     /// Forgets pods that are gone, a moment after they went, until stopped.
     pub async fn forget_gone(self: Arc<Self>, stop: CancellationToken) {
-        let mut pods = self.pods.clone();
+        let mut changes = pin!(self.pods.changes());
         let forget = async {
-            while pods.changed().await.is_ok() {
+            while changes.next().await.is_some() {
                 // Pods come and go in bursts.
                 tokio::time::sleep(SETTLING).await;
-                let left: HashSet<PodUid> = pods.borrow_and_update().iter().map(|pod| pod.uid().clone()).collect();
+                let left: HashSet<PodUid> = self.pods.desired().iter().map(|pod| pod.uid().clone()).collect();
                 let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
                 written.page = None;
                 written.each.retain(|uid, _| left.contains(uid));
@@ -141,7 +141,7 @@ impl Pages for AgentPages {
     fn pods(&self) -> Bytes {
         // Counted before it is read: a status that changes meanwhile makes another page.
         let changes = *self.changes.borrow();
-        let pods = self.pods.borrow().clone();
+        let pods = self.pods.desired();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = |page: &&Page| page.changes == changes && std::ptr::eq(page.pods.as_ptr(), &*pods);
         if let Some(page) = written.page.as_ref().filter(is_same) {
@@ -283,6 +283,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::engine::PodSnapshot;
     use berth_metrics::StatusMetrics;
 
     fn pod(uid: &str) -> Arc<Pod> {
@@ -300,7 +301,7 @@ mod tests {
                 {"kubernetes.io/config.source": "file"}}, "spec": {"containers": []}});
             Arc::new(Pod::new(serde_json::from_value(object).expect("a pod")).expect("complete"))
         };
-        let (_published, pods) = watch::channel(Arc::new(vec![own.clone()]));
+        let pods = PodReader::fixed(vec![own.clone()]);
         let pages = AgentPages::new(pods, status.clone(), registry, 0);
         let before = pages.pods();
         assert_eq!(pages.pods().as_ptr(), before.as_ptr(), "the same page");
@@ -315,16 +316,18 @@ mod tests {
     async fn the_page_keeps_nothing_of_pods_that_are_gone() {
         let registry = Registry::default();
         let status = Arc::new(StatusManager::new(StatusMetrics::new(&registry)));
-        let (published, pods) = watch::channel(Arc::new(vec![pod("a"), pod("b")]));
-        let pages = Arc::new(AgentPages::new(pods, status, registry, 0));
+        let of = |desired| Arc::new(PodSnapshot { desired: Arc::new(desired), ..PodSnapshot::default() });
+        let (published, snapshots) = watch::channel(of(vec![pod("a"), pod("b")]));
+        let pages = Arc::new(AgentPages::new(PodReader::new(snapshots), status, registry, 0));
         let stop = CancellationToken::new();
         let task = tokio::spawn(pages.clone().forget_gone(stop.clone()));
         let page = pages.pods();
         let again = pages.pods();
         assert_eq!((again.as_ptr(), pages.written.lock().expect("whole").each.len()), (page.as_ptr(), 2));
         drop((again, page));
-        let gone = Arc::downgrade(&published.borrow()[0]);
-        published.send_modify(|pods| *pods = Arc::new(vec![pods[1].clone()]));
+        let gone = Arc::downgrade(&published.borrow().desired[0]);
+        let left = published.borrow().desired[1].clone();
+        published.send_replace(of(vec![left]));
         tokio::time::sleep(SETTLING * 2).await;
         assert_eq!((gone.upgrade().is_none(), pages.written.lock().expect("whole").each.len()), (true, 1));
         assert!(pages.written.lock().expect("whole").page.is_none());

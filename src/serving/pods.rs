@@ -3,37 +3,38 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
 
-use crate::engine::FatesView;
-use berth_ports::PodFates;
+use crate::engine::PodReader;
+use berth_ports::PodStateProvider;
 use berth_server::ports::{Allocatable, Claim, ExclusiveResources, Held, PodDirectory, PodFeed};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodUid, api};
 
 /// The pods of the engine.
 pub struct EnginePods {
-    /// All desired pods.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    /// Where each is in its life.
-    pub fates: FatesView,
+    /// The pods.
+    pub pods: PodReader,
     /// Their statuses.
     pub status: Arc<StatusManager>,
 }
 
 impl PodDirectory for EnginePods {
     fn pods(&self) -> Arc<Vec<Arc<Pod>>> {
-        self.pods.borrow().clone()
+        self.pods.desired()
     }
 
     fn is_active(&self, pod: &Pod) -> bool {
-        if self.fates.is_terminated(pod.uid()) {
+        if self.pods.is_terminated(pod.uid()) {
             return false;
         }
         let own = self.status.status(pod.uid());
         let phase = own.as_deref().map_or(pod.api_phase(), |status| status.phase.as_deref().unwrap_or_default());
         let is_terminal = pod.is_api_terminal() || matches!(phase, "Succeeded" | "Failed");
-        !is_terminal || self.fates.is_stopping(pod.uid())
+        !is_terminal || self.pods.is_stopping(pod.uid())
     }
 
     fn status(&self, uid: &PodUid) -> Option<Arc<api::PodStatus>> {
@@ -42,8 +43,11 @@ impl PodDirectory for EnginePods {
 }
 
 impl PodFeed for EnginePods {
-    fn changes(&self) -> (watch::Receiver<Arc<Vec<Arc<Pod>>>>, watch::Receiver<u64>) {
-        (self.pods.clone(), self.status.changes())
+    fn changes(&self) -> BoxStream<'static, ()> {
+        let statuses = stream::unfold(self.status.changes(), async |mut changes| {
+            changes.changed().await.ok().map(|()| ((), changes))
+        });
+        stream::select(self.pods.changes(), statuses).boxed()
     }
 }
 

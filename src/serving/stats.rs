@@ -4,9 +4,9 @@ use std::{path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::watch;
 
 use crate::{
+    engine::PodReader,
     node::Machine,
     resources::{
         Driver,
@@ -22,7 +22,7 @@ use berth_stats::{
     Compressed, Form, Host, PodDirectories, PodGroups, PodPlaces, StatsConfig, StatsDeps, StatsProvider, Storage,
     Surveyors, VolumePlace, host,
 };
-use berth_types::{Pod, PodRef, PodSpec, PodUid, api};
+use berth_types::{PodRef, PodSpec, PodUid, api};
 use berth_volumes::PodLayout;
 
 /// Control files that may stay open, of all there may be of a process: some twenty of each of 800 groups.
@@ -43,7 +43,7 @@ pub struct StatsParts {
     /// The node's name.
     pub node_name: String,
     /// The pods there shall be.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pub pods: PodReader,
     /// Their volumes behind claims.
     pub claimed: Arc<dyn ClaimedVolumes>,
     /// Wall time.
@@ -148,7 +148,7 @@ impl PodGroups for Groups {
 struct Directories {
     root: PathBuf,
     logs: PathBuf,
-    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pods: PodReader,
     claimed: Option<Arc<dyn ClaimedVolumes>>,
 }
 
@@ -158,7 +158,7 @@ impl PodDirectories for Directories {
         // Names come from the runtime's labels too: none may lead out of the directory.
         let layout = PodLayout::new(&self.root, &pod.uid).ok().filter(|_| !logs.contains('/'));
         let Some(layout) = layout else { return PodPlaces::default() };
-        let known = self.pods.borrow().iter().find(|known| *known.uid() == pod.uid).cloned();
+        let known = self.pods.desired().iter().find(|known| *known.uid() == pod.uid).cloned();
         let spec = known.as_ref().map(|pod| pod.spec());
         let own = spec.into_iter().flat_map(PodSpec::volumes).filter_map(|volume| place(&layout, &volume));
         let claimed = self.claimed.iter().flat_map(|volumes| volumes.of(&pod.uid));
@@ -249,14 +249,10 @@ impl Statistics for StatsPages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use berth_types::Pod;
 
     fn directories(pods: Vec<Arc<Pod>>) -> Directories {
-        Directories {
-            root: "/root".into(),
-            logs: "/logs".into(),
-            pods: watch::channel(Arc::new(pods)).1,
-            claimed: None,
-        }
+        Directories { root: "/root".into(), logs: "/logs".into(), pods: PodReader::fixed(pods), claimed: None }
     }
 
     fn id(uid: &str) -> PodRef {

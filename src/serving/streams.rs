@@ -8,9 +8,9 @@ use std::{
 use async_trait::async_trait;
 use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
-use tokio::sync::watch;
 use tonic::Code;
 
+use crate::engine::PodReader;
 use berth_cri::{CriError, RuntimeService};
 use berth_ports::PodObserver;
 use berth_proto::cri;
@@ -31,18 +31,14 @@ const AUTHORITIES: &[&str] = &[
 
 /// Streams of the runtime behind the CRI.
 pub struct RuntimeStreams {
-    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pods: PodReader,
     observer: Arc<dyn PodObserver>,
     runtime: Arc<dyn RuntimeService>,
 }
 
 impl RuntimeStreams {
     /// Reads pods and what runs of them from the snapshots the engine and PLEG publish.
-    pub fn new(
-        pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-        observer: Arc<dyn PodObserver>,
-        runtime: Arc<dyn RuntimeService>,
-    ) -> Self {
+    pub fn new(pods: PodReader, observer: Arc<dyn PodObserver>, runtime: Arc<dyn RuntimeService>) -> Self {
         Self { pods, observer, runtime }
     }
 
@@ -59,7 +55,7 @@ impl RuntimeStreams {
 #[async_trait]
 impl Streams for RuntimeStreams {
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
-        self.pods.borrow().iter().find(|pod| pod.name() == name && pod.namespace() == namespace).cloned()
+        self.pods.desired().iter().find(|pod| pod.name() == name && pod.namespace() == namespace).cloned()
     }
 
     async fn running(&self, pod: &Pod, container: &str) -> Option<ContainerId> {

@@ -1,5 +1,6 @@
 //! Players for roles that have nothing to play without an API server.
 
+mod event_log;
 mod objects;
 
 use std::{
@@ -7,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+pub use event_log::EventLog;
 pub use objects::{ManifestObjects, open};
 
 use async_trait::async_trait;

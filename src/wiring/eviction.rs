@@ -113,7 +113,6 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
     let engine = parts.engine;
     let pods = EnginePods {
         pods: engine.pods.clone(),
-        fates: engine.fates.clone(),
         commands: engine.commands.clone(),
         allocations: parts.allocations,
         statistics: parts.statistics.provider(),
@@ -121,7 +120,7 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
     let reclaim = Removal {
         runtime: parts.runtime,
         images: parts.images,
-        fates: Arc::new(engine.fates.clone()),
+        fates: Arc::new(engine.pods.clone()),
         page_cache: PageCache::new("/".into(), UNIFIED.into(), groups),
     };
     let deps = EvictorDeps {

@@ -18,16 +18,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::{
-    build,
-    lasting::Lasting,
-    process,
-    watchdog::{self, Checks, ServiceManager},
-};
+use super::{build, process};
 use crate::{
     logging::{self, LogHandle},
     probes::LOOKUPS,
     shutdown::{Cause, Drain},
+    task_supervisor::TaskSupervisor,
+    watchdog::{self, Checks, ServiceManager},
 };
 use berth_config::{Loaded, StartupError};
 use berth_server::ports::Health;
@@ -94,7 +91,7 @@ pub struct Life {
     /// Cancelled when everything is to end.
     pub stop: CancellationToken,
     /// Every task there is.
-    pub tasks: Lasting,
+    pub tasks: TaskSupervisor,
     /// The log.
     pub log: LogHandle,
     /// Lets pods go where a signal shall, too; set once there are some.
@@ -103,7 +100,7 @@ pub struct Life {
 
 async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     let mut signals = Signals::new().map_err(|error| format!("cannot listen for signals: {error}"))?;
-    let (stop, tasks) = (CancellationToken::new(), Lasting::default());
+    let (stop, tasks) = (CancellationToken::new(), TaskSupervisor::default());
     let life = Life { stop, tasks, log: log.clone(), drain: Arc::default() };
     let (manager, checks) = (service_manager(loaded), Checks::default());
     if let (Some(manager), Some(timeout)) = (&manager, loaded.watchdog) {

@@ -5,24 +5,25 @@ mod adapters;
 mod build;
 mod cluster;
 pub mod embedded;
+mod engine;
 mod events;
 mod eviction;
 mod kernel;
-mod lasting;
 mod life;
 mod node_addresses;
+mod observation;
 mod open_images;
 mod probes;
 mod process;
+mod resources;
 mod root_directory;
+mod runtime;
 mod server;
 mod server_auth;
 pub mod server_grpc;
 mod settings;
 mod shutdown;
-mod try_this;
 mod volumes;
-mod watchdog;
 
 /// How pods of this node are let go by who asks for it.
 pub mod drain {

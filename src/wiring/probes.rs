@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -35,9 +34,9 @@ pub(super) struct Probes {
 /// TLS cannot be set up.
 pub(super) async fn open(
     base: &Base,
-    root: &Path,
     connection: &Connection,
     statuses: Arc<StatusManager>,
+    file: Arc<DiskStateFile>,
 ) -> Result<Probes, BuildError> {
     let registry = Registry::new();
     let woken = Arc::<Woken>::default();
@@ -51,7 +50,6 @@ pub(super) async fn open(
         started_at: base.clock.now(),
         pulse: base.pulses.of("probes"),
     };
-    let file = Arc::new(DiskStateFile::new(root.join("probe_results_state")));
     let (manager, probing, saving) = probes::open(deps, file, base.stop.child_token()).await;
     base.tasks.spawn(probing);
     base.tasks.spawn(saving);

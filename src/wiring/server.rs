@@ -61,12 +61,11 @@ pub(super) struct Parts {
 impl Parts {
     fn pods(&self) -> EnginePods {
         let (engine, status) = (&self.engine, self.status.clone());
-        EnginePods { pods: engine.pods.clone(), fates: engine.fates.clone(), status }
+        EnginePods { pods: engine.pods.clone(), status }
     }
 
     fn stories(&self, clock: Arc<dyn Clock>) -> PodStories {
-        let (pods, standings) = (self.engine.pods.clone(), self.engine.standings.clone());
-        PodStories { pods, standings, status: self.status.clone(), probes: self.probes.clone(), clock }
+        PodStories { pods: self.engine.pods.clone(), status: self.status.clone(), probes: self.probes.clone(), clock }
     }
 }
 
@@ -280,8 +279,8 @@ fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
 /// only because the agent has just started.
 async fn first_statuses(engine: &EngineHandle, status: &StatusManager) {
     let all = async {
-        engine.fates.sources_told().await;
-        let (pods, mut changes) = (engine.pods.borrow().clone(), status.changes());
+        engine.pods.sources_ready().await;
+        let (pods, mut changes) = (engine.pods.desired(), status.changes());
         while pods.iter().any(|pod| status.status(pod.uid()).is_none()) && changes.changed().await.is_ok() {}
     };
     let _ = timeout(SETTLE, all).await; // what is slower than that is shown as it is

@@ -14,11 +14,11 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::info;
 
-use super::{
-    build::BuildError,
-    try_this::{Call, try_this},
+use super::build::BuildError;
+use crate::{
+    certificates::{Admin, PairFiles, Serving, keep_admin},
+    serving::startup_hint::{Call, try_this},
 };
-use crate::certificates::{Admin, PairFiles, Serving, keep_admin};
 use berth_api::{Reviews, api::ApiClient, certificates::ServingCertificates};
 use berth_config::Loaded;
 use berth_metrics::{AuthMetrics, Registry, ReviewMetrics, WorkQueueMetrics};

@@ -12,7 +12,7 @@ use tokio::{
 use super::build::{Base, BuildError};
 use crate::{
     engine::{
-        Command, EngineHandle, FatesView, kill_and_wait,
+        Command, EngineHandle, PodReader, kill_and_wait,
         lifecycle::{StatusOverride, StopCause},
     },
     shutdown::{Door, Drain, DrainDeps, Given, Keeper, Override, Plan, Pods},
@@ -71,7 +71,6 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
     };
     let pods = EnginePods {
         pods: parts.engine.pods.clone(),
-        fates: parts.engine.fates.clone(),
         commands: parts.engine.commands.clone(),
         status: parts.status,
         events: base.events.clone(),
@@ -97,8 +96,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
 }
 
 struct EnginePods {
-    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    fates: FatesView,
+    pods: PodReader,
     commands: mpsc::Sender<Command>,
     status: Arc<StatusManager>,
     events: Arc<dyn EventSink>,
@@ -110,11 +108,11 @@ struct EnginePods {
 impl Pods for EnginePods {
     async fn known(&self) {
         // The sync loop takes nothing in before it has looked at the runtime.
-        self.fates.sources_told().await;
+        self.pods.sources_ready().await;
     }
 
     fn active(&self) -> Vec<Arc<Pod>> {
-        self.pods.borrow().iter().filter(|pod| self.fates.is_active(pod.uid())).cloned().collect()
+        self.pods.desired().iter().filter(|pod| self.pods.is_active(pod.uid())).cloned().collect()
     }
 
     async fn end(&self, pod: &Arc<Pod>, given: Given) -> Result<(), String> {
@@ -133,13 +131,13 @@ impl Pods for EnginePods {
             self.late(pod);
         }
         killed?;
-        self.fates.finished(pod.uid()).await;
+        self.pods.finished(pod.uid()).await;
         Ok(())
     }
 
     fn late(&self, pod: &Pod) {
         // One whose containers have gone waits for its volumes.
-        if self.fates.is_active(pod.uid()) {
+        if self.pods.is_active(pod.uid()) {
             let text = "Container runtime did not kill the pod within specified grace period.";
             self.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));
         }

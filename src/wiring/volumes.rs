@@ -6,13 +6,16 @@ use tokio::{sync::watch, time::timeout};
 use tracing::warn;
 
 use super::{
-    build::Base,
-    cluster::{Cluster, VolumesTold},
+    build::{Base, BuildError},
+    cluster::{Cluster, NodeParts, VolumesTold},
+    node_addresses,
 };
 use crate::standalone::NoStorage;
+use crate::{images, node as host};
 use berth_config::Loaded;
+use berth_cri::{RuntimeInfo, RuntimeService};
 use berth_metrics::{SelinuxMetrics, VolumeMetrics};
-use berth_ports::{Event, EventSink, NodeFacts, ObjectSource, StorageObjects};
+use berth_ports::{Event, EventSink, NodeFacts, ObjectSource, RuntimeState, StorageObjects};
 use berth_sys::{machine, selinux};
 use berth_volumes::{
     Credentials, DevicePlugin, FcPlugin, IscsiPlugin, Labels, LocalPlugin, Machine, Manager, NfsPlugin, Policy,
@@ -30,14 +33,14 @@ const LABELLED: Duration = Duration::from_secs(10);
 
 /// Which volumes are in use, and which of them the API server knows of (spec 07 §5.3).
 #[derive(Default)]
-pub(super) struct VolumeSeam {
+struct VolumeSeam {
     in_use: watch::Sender<Option<Vec<String>>>,
     reported: watch::Sender<Arc<BTreeSet<String>>>,
 }
 
 impl VolumeSeam {
     /// For who tells the API server.
-    pub(super) fn told(&self) -> VolumesTold {
+    fn told(&self) -> VolumesTold {
         let reported = self.reported.clone();
         let tell = move |volumes: &[String]| {
             let known: BTreeSet<String> = volumes.iter().cloned().collect();
@@ -49,52 +52,80 @@ impl VolumeSeam {
         };
         VolumesTold { in_use: self.in_use.subscribe(), reported: Arc::new(tell) }
     }
+}
 
-    /// The volumes; what an earlier agent left of them is known from then on.
-    pub(super) async fn open(
-        self,
-        loaded: &Loaded,
-        base: &Base,
-        (facts, objects): (watch::Receiver<Arc<NodeFacts>>, Arc<dyn ObjectSource>),
-        cluster: Option<&Cluster>,
-    ) -> Arc<Manager> {
-        let root = &*loaded.root_directory();
-        let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
-        let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
-        let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![
-            Arc::new(LocalPlugin::new(root, base.events.clone())),
-            Arc::new(NfsPlugin::new(machine.clone())),
-            Arc::new(IscsiPlugin::new(root, machine.clone(), storage.clone())),
-            Arc::new(FcPlugin::new(root, machine)),
-        ];
-        if let Some(cluster) = cluster {
-            plugins.push(cluster.open_csi(loaded, base, root));
-        }
-        let labels = labels(loaded, base, root).await;
-        let deps = VolumesDeps {
-            facts,
-            objects,
-            events: base.events.clone(),
-            clock: base.clock.clone(),
-            metrics: VolumeMetrics::new(&base.registry),
-            storage,
-            plugins,
-            labels,
-            reported: self.reported.subscribe(),
-            in_use: self.in_use.clone(),
-            tasks: base.tasks.tracker().clone(),
-            stop: base.stop.child_token(),
-        };
-        // What cannot be found out is not told.
-        if tokio::task::spawn_blocking(berth_volumes::may_reach_disk).await.unwrap_or_default() {
-            base.events.record(Event::node_warning("PossibleMemoryBackedVolumesOnDisk", ON_DISK));
-        }
-        let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };
-        let manager = Arc::new(Manager::new(config, deps));
-        // Told where it failed, and tried again by whoever needs it.
-        let _known = manager.rebuild().await;
-        manager
+/// What volumes and the node object are opened with.
+pub(super) struct VolumeParts<'a> {
+    pub(super) machine: &'a host::Machine,
+    pub(super) info: &'a RuntimeInfo,
+    pub(super) cri: Arc<dyn RuntimeService>,
+    pub(super) node: watch::Sender<Arc<NodeFacts>>,
+    pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
+    pub(super) images: Arc<images::Manager>,
+    pub(super) objects: Arc<dyn ObjectSource>,
+}
+
+/// Opens the node object, which reports volumes in use, and the volume manager. Volumes that an earlier agent mounted are
+/// known from then on.
+///
+/// # Errors
+/// If the node object's settings are invalid.
+pub(super) async fn open(
+    loaded: &Loaded,
+    base: &Base,
+    parts: VolumeParts<'_>,
+    cluster: Option<&Cluster>,
+) -> Result<Arc<Manager>, BuildError> {
+    let seam = VolumeSeam::default();
+    let facts = parts.node.subscribe();
+    if let Some(cluster) = cluster {
+        let (facts, runtime, volumes) = (parts.node, parts.runtime_state, seam.told());
+        let node = NodeParts { facts, runtime, images: parts.images, volumes };
+        let ranges = cluster.keep_node(loaded, base, parts.machine, parts.info, node)?;
+        cluster.tell_ranges(base, ranges, parts.cri);
+    } else {
+        node_addresses::publish_own(loaded, base, parts.node).await?;
     }
+    let root = &*loaded.root_directory();
+    let deps = VolumesDeps {
+        facts,
+        objects: parts.objects,
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        metrics: VolumeMetrics::new(&base.registry),
+        storage: cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage),
+        plugins: plugins(loaded, base, root, cluster),
+        labels: labels(loaded, base, root).await,
+        reported: seam.reported.subscribe(),
+        in_use: seam.in_use.clone(),
+        tasks: base.tasks.tracker().clone(),
+        stop: base.stop.child_token(),
+    };
+    // What cannot be found out is not told.
+    if tokio::task::spawn_blocking(berth_volumes::may_reach_disk).await.unwrap_or_default() {
+        base.events.record(Event::node_warning("PossibleMemoryBackedVolumesOnDisk", ON_DISK));
+    }
+    let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };
+    let manager = Arc::new(Manager::new(config, deps));
+    // Told where it failed, and tried again by whoever needs it.
+    let _known = manager.rebuild().await;
+    Ok(manager)
+}
+
+/// Plugins of attachable volumes.
+fn plugins(loaded: &Loaded, base: &Base, root: &Path, cluster: Option<&Cluster>) -> Vec<Arc<dyn DevicePlugin>> {
+    let machine: Arc<dyn Machine> = Arc::new(ThisMachine::default());
+    let storage = cluster.map_or_else(|| Arc::new(NoStorage) as Arc<dyn StorageObjects>, Cluster::storage);
+    let mut plugins: Vec<Arc<dyn DevicePlugin>> = vec![
+        Arc::new(LocalPlugin::new(root, base.events.clone())),
+        Arc::new(NfsPlugin::new(machine.clone())),
+        Arc::new(IscsiPlugin::new(root, machine.clone(), storage)),
+        Arc::new(FcPlugin::new(root, machine)),
+    ];
+    if let Some(cluster) = cluster {
+        plugins.push(cluster.open_csi(loaded, base, root));
+    }
+    plugins
 }
 
 /// Who decides on labels of volumes; nobody on a machine without SELinux. There, drivers in containers have to get at

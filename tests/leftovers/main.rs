@@ -99,7 +99,7 @@ async fn nothing_is_known(machine: &Machine, agent: &Agent) {
     let none: Vec<PodUid> = Vec::new();
     assert_eq!(agent.describe().await.into_iter().map(|view| view.id.uid).collect::<Vec<_>>(), none, "workers");
     assert_eq!(agent.status.snapshot().into_iter().map(|(id, _)| id.uid).collect::<Vec<_>>(), none, "statuses");
-    assert!(agent.engine.pods.borrow().is_empty(), "desired pods");
+    assert!(agent.engine.pods.desired().is_empty(), "desired pods");
     assert!(machine.cri.sandboxes().is_empty() && machine.cri.containers().is_empty(), "objects of the runtime");
     assert!(machine.disk.pods().is_empty() && machine.disk.cgroups().is_empty(), "directories and cgroups");
 }

@@ -40,7 +40,8 @@ pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStat
 pub use pulse::Pulse;
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
 pub use runtime::{
-    ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodFates, PodRuntime, StartFailure, SyncOutcome, SyncPod,
+    ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodRuntime, PodStateProvider, StartFailure, SyncOutcome,
+    SyncPod,
 };
 pub use stage::{OpenStage, PassedStage, Stage, StageError, StageView};
 pub use state_file::StateFile;

@@ -187,11 +187,11 @@ pub trait PodRuntime: Send + Sync + 'static {
 }
 
 /// Deletion state of pods in the engine (spec 02a §9.6); decides what garbage collection removes.
-pub trait PodFates: Send + Sync + 'static {
+pub trait PodStateProvider: Send + Sync + 'static {
     /// Whether every source has delivered its pods.
     fn sources_ready(&self) -> bool;
     /// Whether everything of a pod may be removed: the pod is deleted, or unknown after the first sync.
-    fn content_may_go(&self, pod: &PodUid) -> bool;
+    fn should_pod_content_be_removed(&self, pod: &PodUid) -> bool;
     /// Whether a pod has terminated, even if it may not be deleted yet.
     fn is_terminated(&self, pod: &PodUid) -> bool;
 }

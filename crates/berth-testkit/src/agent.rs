@@ -19,7 +19,9 @@ use berth_metrics::{
     AdmissionMetrics, AllocationMetrics, EngineMetrics, PlegMetrics, Registry, RuntimeMetrics, SourceMetrics,
     StatusMetrics,
 };
-use berth_ports::{Clock, EnsureImage, ImageProvider, NodeFacts, PodFates, PodObserver, PodRuntime, PullPolicy, Stage};
+use berth_ports::{
+    Clock, EnsureImage, ImageProvider, NodeFacts, PodObserver, PodRuntime, PodStateProvider, PullPolicy, Stage,
+};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodSource, PodUid, api};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -175,8 +177,8 @@ impl Machine {
         let (tasks, stop) = (&parts.tasks, &parts.shutdown);
         tasks.spawn(check.run(stop.clone()));
         tasks.spawn(parts.runtime.clone().run(stop.clone()));
-        tasks.spawn(parts.runtime.clone().run_gc(Arc::new(engine.fates.clone()), stop.clone()));
-        tasks.spawn(prune(parts.died, parts.runtime.clone(), engine.fates.clone(), stop.clone()));
+        tasks.spawn(parts.runtime.clone().run_gc(Arc::new(engine.pods.clone()), stop.clone()));
+        tasks.spawn(prune(parts.died, parts.runtime.clone(), engine.pods.clone(), stop.clone()));
         Agent {
             engine,
             pleg: parts.pleg,
@@ -325,7 +327,7 @@ fn health_of(pleg: &Arc<Pleg>) -> Arc<dyn Fn() -> Option<String> + Send + Sync> 
 async fn prune(
     mut died: mpsc::Receiver<ContainerDied>,
     runtime: Arc<RuntimeManager>,
-    fates: engine::FatesView,
+    pods: engine::PodReader,
     stop: CancellationToken,
 ) {
     loop {
@@ -335,7 +337,7 @@ async fn prune(
             dead = died.recv() => dead,
         };
         let Some(dead) = dead else { return };
-        let all = fates.content_may_go(&dead.pod.id.uid);
+        let all = pods.should_pod_content_be_removed(&dead.pod.id.uid);
         runtime.prune(&dead.pod, Some((&dead.container, &dead.id)), all);
     }
 }
@@ -374,8 +376,8 @@ impl Agent {
 
     /// Step that a pod waits for, as `why` would report it now.
     pub fn waits_for(&self, uid: &PodUid) -> Option<String> {
-        let standings = self.engine.standings.borrow().clone();
-        let standing = standings.iter().find(|standing| standing.id.uid == *uid)?;
+        let snapshot = self.engine.pods.latest();
+        let standing = snapshot.workers.iter().find(|standing| standing.id.uid == *uid)?;
         Some(standing.view()?.name.into_owned())
     }
 

@@ -33,29 +33,25 @@ use records::Record;
 
 use super::{
     allocation::Allocator,
-    fates::{Fates, FatesView},
     heartbeat::Heartbeat,
     lifecycle::Lifecycle,
     pod_manager::PodManager,
+    pod_snapshot::{PodReader, PodSnapshot},
     ready::SourcesReady,
-    standings::{Line, Standing, Standings},
+    standings::{Line, Standing},
     static_order::StaticOrder,
     wall_clock::WallClock,
     worker::{Report, WorkerContext},
 };
 use berth_types::{Pod, PodChange, PodUid};
 
-/// Handle to the sync loop: command channel and published snapshots.
+/// Handle to the sync loop: command channel and published snapshot.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     /// Sender of commands.
     pub commands: mpsc::Sender<Command>,
-    /// All desired pods (mirror pods excluded), sorted by namespace, name, and UID.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
-    /// Lifecycle state of each pod.
-    pub fates: FatesView,
-    /// Status of each pod and its worker.
-    pub standings: Standings,
+    /// All pods: desired ones, lifecycles, workers.
+    pub pods: PodReader,
     /// Liveness timestamps of the loop.
     pub heartbeat: Heartbeat,
 }
@@ -89,9 +85,7 @@ pub struct SyncLoop {
     rejected: HashSet<PodUid>,
     sweeping: HashSet<PodUid>,
     sweep_due: bool,
-    published: watch::Sender<Arc<Vec<Arc<Pod>>>>,
-    fates: watch::Sender<Arc<Fates>>,
-    standings: watch::Sender<Arc<Vec<Standing>>>,
+    published: watch::Sender<Arc<PodSnapshot>>,
     changed: bool,
     heartbeat: Heartbeat,
     wall_clock: WallClock,
@@ -103,9 +97,7 @@ const FIRST_LIST: Duration = Duration::from_secs(5);
 /// Spawns the sync loop.
 pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
     let (commands, received) = mpsc::channel(256);
-    let (published, pods) = watch::channel(Arc::new(Vec::new()));
-    let (fates, fates_seen) = watch::channel(Arc::default());
-    let (standings, standings_seen) = watch::channel(Arc::default());
+    let (published, snapshots) = watch::channel(Arc::default());
     let heartbeat = Heartbeat::new();
     if let Some(writer) = inputs.allocator.take_writer() {
         context.tasks.spawn(writer.run(context.shutdown.clone()));
@@ -125,14 +117,12 @@ pub fn start(context: Arc<WorkerContext>, mut inputs: Inputs) -> EngineHandle {
         sweeping: HashSet::new(),
         sweep_due: true,
         published,
-        fates,
-        standings,
         changed: true,
         heartbeat: heartbeat.clone(),
         wall_clock: WallClock::default(),
     };
     context.tasks.spawn(sync_loop.run(inputs.changes, inputs.reports, received));
-    EngineHandle { commands, pods, fates: FatesView(fates_seen), standings: standings_seen, heartbeat }
+    EngineHandle { commands, pods: PodReader::new(snapshots), heartbeat }
 }
 
 impl SyncLoop {
@@ -175,19 +165,18 @@ impl SyncLoop {
         if !std::mem::take(&mut self.changed) {
             return;
         }
-        let mut all: Vec<Arc<Pod>> = self.pods.pods().cloned().collect();
-        all.sort_by(|a, b| (a.namespace(), a.name(), a.uid()).cmp(&(b.namespace(), b.name(), b.uid())));
-        self.published.send_replace(Arc::new(all));
-        let desired = self.pods.pods().map(|pod| (pod.uid().clone(), None));
-        let mut pods: HashMap<PodUid, Option<Lifecycle>> = desired.collect();
-        pods.extend(self.records.iter().map(|(uid, record)| (uid.clone(), Some(record.life.clone()))));
-        self.fates.send_replace(Arc::new(Fates { sources_ready: self.ready.all(), pods }));
+        let mut desired: Vec<Arc<Pod>> = self.pods.pods().cloned().collect();
+        desired.sort_by(|a, b| (a.namespace(), a.name(), a.uid()).cmp(&(b.namespace(), b.name(), b.uid())));
+        let mut lifecycles: HashMap<PodUid, Option<Lifecycle>> =
+            desired.iter().map(|pod| (pod.uid().clone(), None)).collect();
+        lifecycles.extend(self.records.iter().map(|(uid, record)| (uid.clone(), Some(record.life.clone()))));
         let awaiting = self.awaiting_admission.iter().filter(|(uid, _)| !self.records.contains_key(*uid));
         let awaiting = awaiting.filter_map(|(uid, line)| {
             let id = self.pods.pod(uid)?.id().clone();
             Some(Standing { id, life: Lifecycle::Syncing, stage: None, line: Some(*line) })
         });
-        let standings = self.records.values().map(Record::standing).chain(awaiting).collect();
-        self.standings.send_replace(Arc::new(standings));
+        let workers = self.records.values().map(Record::standing).chain(awaiting).collect();
+        let (sources_ready, desired) = (self.ready.all(), Arc::new(desired));
+        self.published.send_replace(Arc::new(PodSnapshot { sources_ready, desired, lifecycles, workers }));
     }
 }

@@ -22,6 +22,7 @@ use self::{
     groups::Groups,
     kills::{Hearing, Kill, Record},
 };
+use crate::engine::PodReader;
 use berth_metrics::OomMetrics;
 use berth_ports::{Clock, Event, EventSink, OneWrite, PodObserver, StateFile};
 use berth_stats::PodGroups;
@@ -114,7 +115,7 @@ impl Flow {
 
 /// Who tells, and of whom.
 struct Teller {
-    pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pods: PodReader,
     observer: Arc<dyn PodObserver>,
     events: Arc<dyn EventSink>,
     metrics: OomMetrics,
@@ -125,7 +126,7 @@ impl Teller {
     /// Tells of a kill that the log names; in which container it was, where its group says so: it may have begun so lately
     /// that nobody has seen it yet.
     fn tell(&mut self, kill: &Kill) -> Option<String> {
-        let pods = self.pods.borrow().clone();
+        let pods = self.pods.desired();
         let pod = pods.iter().find(|pod| kill.is_of_pod(pod.uid().as_str()));
         let scope = match pod {
             _ if kill.is_of_system() => "system",
@@ -161,7 +162,7 @@ impl Teller {
             let container = pod.containers.iter().find(|container| container.id.as_str() == id)?;
             Some((uid.clone(), container.name.clone()))
         });
-        let pods = self.pods.borrow().clone();
+        let pods = self.pods.desired();
         let Some((uid, name)) = found else { return };
         info!(containerID = id, containerName = %name, podUID = %uid, count, "Processes of a container were killed for want of memory");
         let Some(pod) = pods.iter().find(|pod| *pod.uid() == uid).filter(|_| self.may_tell()) else { return };
@@ -190,7 +191,7 @@ impl Teller {
 /// What the OOM watcher needs.
 pub struct OomDeps {
     /// The desired pods.
-    pub pods: watch::Receiver<Arc<Vec<Arc<Pod>>>>,
+    pub pods: PodReader,
     /// Observed pods.
     pub observer: Arc<dyn PodObserver>,
     /// Paths of the pods' cgroups.

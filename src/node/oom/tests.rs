@@ -194,7 +194,7 @@ fn house() -> House {
     let object = serde_json::from_value(object).expect("a pod");
     let pods = vec![Arc::new(Pod::new(object).expect("complete"))];
     let teller = Teller {
-        pods: watch::channel(Arc::new(pods)).1,
+        pods: PodReader::fixed(pods),
         observer: Arc::new(Nobody),
         events: events.clone(),
         metrics: OomMetrics::new(&registry),

@@ -26,7 +26,7 @@ async fn end(agent: &Agent, pod: &Arc<Pod>, cause: StopCause, reason: &str) {
         words: Duration::ZERO,
     };
     kill_and_wait(&agent.engine.commands, pod, cause, Some(5), Some(status)).await.expect("it ends");
-    agent.engine.fates.finished(pod.uid()).await;
+    agent.engine.pods.finished(pod.uid()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -79,12 +79,12 @@ async fn what_runs_when_an_agent_starts_while_its_node_goes_down_can_go_in_its_t
     agent.kill();
     machine.setup.node.shutting_down = true;
     let agent = machine.start().await;
-    assert!(!agent.engine.fates.is_active(web.uid()));
-    let told = agent.engine.fates.sources_told();
+    assert!(!agent.engine.pods.is_active(web.uid()));
+    let told = agent.engine.pods.sources_ready();
     agent.only_static([&web, &late]).await;
     tokio::time::timeout(SOON, told).await.expect("all have told");
-    assert!(agent.engine.fates.is_active(web.uid()), "whoever waited for that finds it");
-    assert!(!agent.engine.fates.is_active(late.uid()));
+    assert!(agent.engine.pods.is_active(web.uid()), "whoever waited for that finds it");
+    assert!(!agent.engine.pods.is_active(late.uid()));
     assert_eq!(agent.status.status(late.uid()).and_then(|s| s.reason.clone()).as_deref(), Some("NodeShutdown"));
     end(&agent, &web, StopCause::NodeShutdown, "Terminated").await;
     assert!(machine.cri.running("web", "main").is_empty());

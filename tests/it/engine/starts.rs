@@ -161,7 +161,7 @@ async fn a_new_set_stops_starts_and_changes_what_differs() {
     machine.cri.until("a is gone", SOON, |cri| cri.sandboxes().len() == 2).await;
     assert!(machine.cri.running("a", "main").is_empty());
     assert_eq!(machine.cri.running("b", "main"), kept, "a label restarts nothing");
-    let shown = agent.engine.pods.borrow().clone();
+    let shown = agent.engine.pods.desired();
     let labels: Vec<_> = shown.iter().map(|p| (p.name().to_owned(), p.labels()["l"].clone())).collect();
     assert_eq!(labels, [("b".to_owned(), "2".to_owned()), ("c".to_owned(), "1".to_owned())]);
     agent.stop(SOON).await;

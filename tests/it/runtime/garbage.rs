@@ -10,7 +10,7 @@ use std::{
 };
 
 use berth::runtime::GcMode;
-use berth_ports::{PodFates, PodRuntime};
+use berth_ports::{PodRuntime, PodStateProvider};
 use berth_types::PodUid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -29,11 +29,11 @@ struct Fates {
     terminated: Mutex<HashSet<PodUid>>,
 }
 
-impl PodFates for Fates {
+impl PodStateProvider for Fates {
     fn sources_ready(&self) -> bool {
         !self.unready.load(Ordering::Relaxed)
     }
-    fn content_may_go(&self, pod: &PodUid) -> bool {
+    fn should_pod_content_be_removed(&self, pod: &PodUid) -> bool {
         self.gone.lock().expect("unpoisoned").contains(pod)
     }
     fn is_terminated(&self, pod: &PodUid) -> bool {
@@ -54,7 +54,7 @@ async fn crash(bench: &Bench, times: u64) {
 async fn the_newest_dead_container_of_a_living_pod_stays() {
     let bench = Bench::new();
     crash(&bench, 3).await;
-    let fates: Arc<dyn PodFates> = Arc::new(Fates::default());
+    let fates: Arc<dyn PodStateProvider> = Arc::new(Fates::default());
     bench.runtime.collect_garbage(&fates, GcMode::Normal).await.expect("collected");
     assert_eq!((bench.cri.listed().len(), bench.cri.sandboxes().len()), (1, 1));
     let logs = bench.world.removed_logs.lock().expect("unpoisoned").clone();
@@ -67,7 +67,7 @@ async fn of_a_pod_that_is_gone_nothing_stays() {
     crash(&bench, 2).await;
     bench.kill(&simple("web"), None).await.expect("killed");
     let fates = Arc::new(Fates::default());
-    let as_port: Arc<dyn PodFates> = fates.clone();
+    let as_port: Arc<dyn PodStateProvider> = fates.clone();
     bench.runtime.collect_garbage(&as_port, GcMode::Normal).await.expect("collected");
     assert_eq!(bench.cri.sandboxes().len(), 1);
     fates.terminated.lock().expect("unpoisoned").insert("uid-web".into());

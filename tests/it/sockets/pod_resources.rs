@@ -316,12 +316,11 @@ async fn a_pod_that_is_done_is_not_active_any_more() {
     agent.only_static([&once, &web]).await;
     agent.until_ready(web.uid(), PATIENCE).await;
     agent.until(once.uid(), "done", PATIENCE, |status| status.phase.as_deref() == Some("Succeeded")).await;
-    let pods =
-        EnginePods { pods: agent.engine.pods.clone(), fates: agent.engine.fates.clone(), status: agent.status.clone() };
-    let mut fates = agent.engine.pods.clone();
+    let pods = EnginePods { pods: agent.engine.pods.clone(), status: agent.status.clone() };
+    let mut changes = Box::pin(agent.engine.pods.changes());
     let done = async {
         while pods.is_active(&once) {
-            let _ = tokio::time::timeout(Duration::from_secs(1), fates.changed()).await;
+            let _ = tokio::time::timeout(Duration::from_secs(1), futures::StreamExt::next(&mut changes)).await;
         }
     };
     tokio::time::timeout(PATIENCE, done).await.expect("it does not count any more");

@@ -12,6 +12,10 @@ use berth_server::{
     ports::{PodDirectory, PodFeed},
 };
 use berth_types::{Pod, PodUid, api};
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Streaming, transport::Channel};
@@ -43,8 +47,11 @@ impl PodDirectory for Fed {
 }
 
 impl PodFeed for Fed {
-    fn changes(&self) -> (watch::Receiver<Arc<Vec<Arc<Pod>>>>, watch::Receiver<u64>) {
-        (self.pods.subscribe(), self.statuses.subscribe())
+    fn changes(&self) -> BoxStream<'static, ()> {
+        let pods = stream::unfold(self.pods.subscribe(), async |mut all| all.changed().await.ok().map(|()| ((), all)));
+        let statuses =
+            stream::unfold(self.statuses.subscribe(), async |mut all| all.changed().await.ok().map(|()| ((), all)));
+        stream::select(pods, statuses).boxed()
     }
 }
 
@@ -171,11 +178,10 @@ async fn the_engines_pods_and_statuses_are_told() {
     let agent = machine.start().await;
     let web = simple("web");
     agent.only_static([&web]).await;
-    let feed =
-        EnginePods { pods: agent.engine.pods.clone(), fates: agent.engine.fates.clone(), status: agent.status.clone() };
-    let (_, mut statuses) = feed.changes();
+    let feed = EnginePods { pods: agent.engine.pods.clone(), status: agent.status.clone() };
+    let mut changes = feed.changes();
     agent.until_ready(web.uid(), PATIENCE).await;
-    timeout(Duration::from_secs(1), statuses.changed()).await.expect("it has changed").expect("it lives");
+    timeout(Duration::from_secs(1), changes.next()).await.expect("it has changed").expect("it lives");
     assert_eq!(feed.status(web.uid()).and_then(|s| s.phase.clone()).as_deref(), Some("Running"));
     agent.stop(PATIENCE).await;
 }

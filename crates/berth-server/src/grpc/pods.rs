@@ -92,14 +92,13 @@ impl PodsApi {
 
     /// Sends changes to the watching clients until stopped; their streams end then.
     pub async fn run(self, stop: CancellationToken) {
-        let (mut pods, mut statuses) = self.feed.changes();
+        let mut changes = self.feed.changes();
         let mut known = look(&*self.feed);
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                changed = pods.changed() => if changed.is_err() { break },
-                changed = statuses.changed() => if changed.is_err() { break },
+                changed = changes.next() => if changed.is_none() { break },
             }
             let now = look(&*self.feed);
             if self.has_clients() {

@@ -2,12 +2,9 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use futures::stream::BoxStream;
 
 use berth_types::{Pod, PodUid, api};
-
-/// Latest snapshot of all pods; replaced on each change.
-pub type PodSnapshots = watch::Receiver<Arc<Vec<Arc<Pod>>>>;
 
 /// Pods assigned to this agent, with their statuses.
 pub trait PodDirectory: Send + Sync + 'static {
@@ -27,6 +24,7 @@ pub trait PodDirectory: Send + Sync + 'static {
 
 /// Pod directory that notifies watchers of changes.
 pub trait PodFeed: PodDirectory {
-    /// Receivers that change whenever a pod is added, updated, or removed, and whenever a status changes.
-    fn changes(&self) -> (PodSnapshots, watch::Receiver<u64>);
+    /// Yields whenever a pod is added, updated, or removed, or a status changes, from now on; ends with the agent. Changes
+    /// in quick succession may yield once.
+    fn changes(&self) -> BoxStream<'static, ()>;
 }

@@ -4,7 +4,10 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::body::Body;
-use berth::serving::{RuntimeStreams, runtime_tls};
+use berth::{
+    engine::PodReader,
+    serving::{RuntimeStreams, runtime_tls},
+};
 use berth_cri::RuntimeService;
 use berth_metrics::{Registry, StreamingMetrics, exposition::Format};
 use berth_ports::{PodObserver, PodView, RuntimePods};
@@ -134,8 +137,7 @@ impl Endpoints {
         config: StreamingConfig,
     ) -> Self {
         let (registry, stop) = (Registry::new(), CancellationToken::new());
-        let pods = watch::channel(Arc::new(vec![pod])).1;
-        let ports = RuntimeStreams::new(pods, Arc::new(Seen(Arc::new(seen))), runtime);
+        let ports = RuntimeStreams::new(PodReader::fixed(vec![pod]), Arc::new(Seen(Arc::new(seen))), runtime);
         let metrics = StreamingMetrics::new(&registry);
         let streaming = Streaming::new(config, Arc::new(ports), runtime_tls(), metrics, stop.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

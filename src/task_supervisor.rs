@@ -1,7 +1,7 @@
-//! Tasks that last as long as the agent does.
+//! Supervisor of the tasks that run as long as the agent.
 //!
-//! One that panics takes the agent along: what it did nobody would do any more, and nobody would notice. Whoever starts the
-//! agent again starts it anew; pods keep running meanwhile.
+//! A panic in one of them stops the agent: nothing else would do that task's work, and nobody would notice. systemd starts
+//! the agent again; pods keep running meanwhile.
 
 use std::{
     panic::{AssertUnwindSafe, Location},
@@ -15,16 +15,16 @@ use tracing::error;
 
 use berth_sys::panics::said;
 
-/// All tasks of the agent. Cheap to share.
+/// All tasks of the agent. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Lasting {
+pub struct TaskSupervisor {
     tracker: TaskTracker,
-    /// What the first one said that panicked.
+    /// Text of the first panic.
     lost: Arc<watch::Sender<Option<String>>>,
 }
 
-impl Lasting {
-    /// Starts one that lasts, or ends when its work is done; the log names who started it where it panics.
+impl TaskSupervisor {
+    /// Spawns a task. If it panics, the log names the caller of this function.
     #[track_caller]
     pub fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) {
         let (place, lost) = (Location::caller(), self.lost.clone());
@@ -40,7 +40,7 @@ impl Lasting {
         });
     }
 
-    /// Waits until one has panicked; which, and what it said.
+    /// Waits until a task has panicked; returns the caller that spawned it, and the text of the panic.
     pub async fn lost(&self) -> String {
         let mut lost = self.lost.subscribe();
         match lost.wait_for(Option::is_some).await.as_deref() {
@@ -49,7 +49,7 @@ impl Lasting {
         }
     }
 
-    /// For those who start short ones, and look after them.
+    /// Tracker for short tasks whose panics their spawners handle.
     pub fn tracker(&self) -> &TaskTracker {
         &self.tracker
     }
@@ -65,7 +65,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_panic_is_told_with_who_started_it() {
-        let tasks = Lasting::default();
+        let tasks = TaskSupervisor::default();
         tasks.spawn(async { "it ends well" });
         let minute = Duration::from_secs(60);
         assert!(timeout(minute, tasks.lost()).await.is_err());
@@ -75,7 +75,7 @@ mod tests {
         });
         let told = timeout(minute, tasks.lost()).await.expect("told");
         assert!(
-            told.starts_with("the task of src/wiring/lasting.rs:") && told.ends_with(": panic: on purpose"),
+            told.starts_with("the task of src/task_supervisor.rs:") && told.ends_with(": panic: on purpose"),
             "{told}"
         );
         tasks.spawn(async { panic!("another") });

@@ -1,0 +1,141 @@
+//! Opens the engine: admission and allocation, sources, sync loop.
+
+use std::{net::IpAddr, sync::Arc};
+
+use jiff::Timestamp;
+use tokio::{sync::watch, time::timeout};
+
+use super::{
+    adapters::SourceWarnings,
+    build::{Base, BuildError, SETTLE, state_file, wrong},
+    cluster::Cluster,
+    kernel, settings,
+};
+use crate::{
+    engine::{
+        self, EngineConfig, EngineHandle, Inputs, SourcesReady, WorkerContext,
+        admission::{AdmissionRules, sysctls::Allowlist},
+        allocation::{Allocations, Allocator, AllocatorDeps, resize::ResizeRules},
+    },
+    node::Machine,
+    pleg::Pleg,
+    runtime::RuntimeManager,
+    sources::{self, RunningSources, SourcesDeps},
+    standalone::NoMirrors,
+};
+use berth_config::Loaded;
+use berth_metrics::{AdmissionMetrics, AllocationMetrics, EngineMetrics, SourceMetrics};
+use berth_ports::{MirrorPods, NodeFacts, ObjectSource, ProbeManager, ResourceManager, RuntimeState, VolumeManager};
+use berth_status::StatusManager;
+
+/// What the engine works with.
+pub(super) struct EngineParts<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) cluster: Option<&'a Cluster>,
+    pub(super) facts: watch::Receiver<Arc<NodeFacts>>,
+    pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
+    pub(super) runtime: Arc<RuntimeManager>,
+    pub(super) observer: Arc<Pleg>,
+    pub(super) volumes: Arc<dyn VolumeManager>,
+    pub(super) probes: Arc<dyn ProbeManager>,
+    pub(super) resources: Arc<dyn ResourceManager>,
+    pub(super) objects: Arc<dyn ObjectSource>,
+    pub(super) status: Arc<StatusManager>,
+    /// Whether ConfigMaps and Secrets of a directory exist.
+    pub(super) has_objects: bool,
+}
+
+/// Opens the engine; it takes pods from the sources from then on.
+///
+/// # Errors
+/// If the allocation checkpoint or a sysctl pattern is invalid.
+pub(super) async fn open(
+    loaded: &Loaded,
+    base: &Base,
+    parts: EngineParts<'_>,
+) -> Result<(EngineHandle, Allocations), BuildError> {
+    let allocator = open_allocator(loaded, base, parts.machine).await?;
+    // Pods that come before the runtime is known to be well would be put off.
+    let mut state = parts.runtime_state.clone();
+    let _ = timeout(SETTLE, state.wait_for(|state| state.runtime_error.is_none())).await;
+    let sources = start_sources(loaded, base, &parts);
+    let allocations = allocator.allocations();
+    let (reports, reported) = engine::reports();
+    let mirrors = parts.cluster.map_or_else(|| Arc::new(NoMirrors) as Arc<dyn MirrorPods>, Cluster::mirrors);
+    let context = Arc::new(WorkerContext {
+        runtime: parts.runtime,
+        observer: parts.observer,
+        volumes: parts.volumes,
+        probes: parts.probes,
+        resources: parts.resources,
+        objects: parts.objects,
+        mirrors,
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        allocations: allocations.clone(),
+        status: parts.status,
+        node: parts.facts,
+        runtime_state: parts.runtime_state,
+        metrics: EngineMetrics::new(&base.registry),
+        config: EngineConfig {
+            sync_frequency: loaded.config.sync_frequency.std(),
+            started_at: base.clock.now(),
+            api_client: parts.cluster.is_some(),
+            prefer_ipv6: prefers_ipv6(loaded),
+            ..EngineConfig::default()
+        },
+        reports,
+        tasks: base.tasks.tracker().clone(),
+        shutdown: base.stop.clone(),
+    });
+    let ready = SourcesReady::new(sources.registered);
+    let engine = engine::start(context, Inputs { changes: sources.changes, reports: reported, ready, allocator });
+    Ok((engine, allocations))
+}
+
+fn start_sources(loaded: &Loaded, base: &Base, parts: &EngineParts<'_>) -> RunningSources {
+    let node = parts.facts.borrow().name.clone();
+    let mut sources = sources::start(
+        settings::sources(loaded, &node, parts.has_objects),
+        SourcesDeps {
+            feed: parts.cluster.map(Cluster::feed),
+            events: Arc::new(SourceWarnings(base.events.clone())),
+            metrics: SourceMetrics::new(&base.registry),
+            now: Arc::new(Timestamp::now),
+        },
+        &base.stop,
+    );
+    for task in std::mem::take(&mut sources.tasks) {
+        base.tasks.spawn(task);
+    }
+    sources
+}
+
+/// Whether the node's first address is IPv6.
+fn prefers_ipv6(loaded: &Loaded) -> bool {
+    berth_config::node_ips(&loaded.flags.node_ip).is_ok_and(|given| given.ips.first().is_some_and(IpAddr::is_ipv6))
+}
+
+async fn open_allocator(loaded: &Loaded, base: &Base, machine: &Machine) -> Result<Allocator, BuildError> {
+    let sysctls = Allowlist::new(machine.kernel_version, &loaded.config.allowed_unsafe_sysctls).map_err(wrong)?;
+    let deps = AllocatorDeps {
+        file: state_file(loaded, "allocated_pods_state"),
+        events: base.events.clone(),
+        clock: base.clock.clone(),
+        rules: AdmissionRules {
+            sysctls,
+            apparmor_enabled: machine.apparmor_enabled,
+            pod_level_resources: loaded.gates.enabled("PodLevelResources"),
+            node_declared_features: loaded.gates.enabled("NodeDeclaredFeatures"),
+            resize: ResizeRules {
+                pod_level: loaded.gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+                swap_is_limited: loaded.config.memory_swap.swap_behavior == "LimitedSwap"
+                    && kernel::read().swap_controllable,
+                ..ResizeRules::default()
+            },
+        },
+        admission: AdmissionMetrics::new(&base.registry),
+        allocation: AllocationMetrics::new(&base.registry),
+    };
+    Allocator::load(deps).await.map_err(wrong)
+}

@@ -1,0 +1,73 @@
+//! Opens the resource manager with the cgroup driver that runtime and configuration name.
+
+use std::{path::Path, sync::Arc};
+
+use super::{
+    build::{Base, BuildError, state_file, wrong},
+    settings,
+};
+use crate::{
+    node::Machine,
+    resources::{self, IdRanges, ManagerDeps, cpu_state, kernel_flags, userns},
+};
+use berth_config::Loaded;
+use berth_cri::{RuntimeCgroupDriver, RuntimeInfo};
+use berth_metrics::CgroupMetrics;
+use berth_ports::ResourceManager;
+use berth_sys::cgroup::{
+    Hierarchy,
+    systemd::{Bus, Units},
+};
+
+/// Who makes control groups. The runtime's word wins over the configuration's (spec 01 §13).
+pub(super) fn cgroup_driver(loaded: &Loaded, info: &RuntimeInfo) -> resources::Driver {
+    match info.cgroup_driver {
+        RuntimeCgroupDriver::Systemd => resources::Driver::Systemd,
+        RuntimeCgroupDriver::AsConfigured if loaded.config.cgroup_driver == "systemd" => resources::Driver::Systemd,
+        RuntimeCgroupDriver::Cgroupfs | RuntimeCgroupDriver::AsConfigured => resources::Driver::Cgroupfs,
+    }
+}
+
+/// systemd, where it makes control groups and is there; who needs it says where it is not.
+fn units(driver: resources::Driver) -> Option<Arc<dyn Units>> {
+    let bus = (driver == resources::Driver::Systemd).then(Bus::of_this_machine)?;
+    bus.ok().map(|bus| Arc::new(bus) as Arc<dyn Units>)
+}
+
+/// Opens the resource manager: kernel settings, pod cgroups, host ids.
+///
+/// # Errors
+/// If cgroups, id ranges, or kernel settings are not usable.
+pub(super) async fn open(
+    loaded: &Loaded,
+    base: &Base,
+    machine: &Machine,
+    info: &RuntimeInfo,
+) -> Result<(Arc<dyn ResourceManager>, Arc<IdRanges>), BuildError> {
+    let driver = cgroup_driver(loaded, info);
+    let per_pod = loaded.config.user_namespaces.as_ref().and_then(|u| u.ids_per_pod).unwrap_or(65536);
+    let max_pods = u64::try_from(loaded.config.max_pods).unwrap_or_default();
+    let space = userns::discover(u64::try_from(per_pod).unwrap_or(65536), max_pods).await.map_err(wrong)?;
+    let ids = Arc::new(IdRanges::open(&loaded.root_directory(), space).await.map_err(wrong)?);
+    let hierarchy = if loaded.config.cgroups_per_qos { Some(Hierarchy::detect().map_err(wrong)?) } else { None };
+    let metrics = CgroupMetrics::new(&base.registry);
+    if let Some(hierarchy) = &hierarchy {
+        metrics.set_version(hierarchy.version());
+    }
+    let manager = resources::Manager::new(
+        settings::resources(loaded, machine, driver)?,
+        hierarchy,
+        ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone(), units: units(driver) },
+    )
+    .map_err(wrong)?;
+    // Under another policy the file is not ours to judge: `berth_config::effective` tells that it has no effect yet.
+    if loaded.config.cpu_manager_policy == cpu_state::POLICY_NONE {
+        let file = state_file(loaded, "cpu_manager_state");
+        cpu_state::take_over(&*file).await.map_err(wrong)?;
+    }
+    let on_difference = settings::kernel_flags(loaded, berth_sys::machine::in_user_namespace());
+    kernel_flags::apply(Path::new("/proc/sys"), on_difference).await.map_err(wrong)?;
+    manager.start().await.map_err(wrong)?;
+    base.tasks.spawn(manager.clone().run(base.stop.child_token()));
+    Ok((manager, ids))
+}
