@@ -25,7 +25,8 @@ use super::{
 };
 use berth_config::eviction::{Signal, Threshold};
 use berth_cri::ImageService;
-use berth_stats::{Hands, MemorySeen, NodeLook, disk::FileSystem, file_system};
+use berth_stats::{MemorySeen, NodeLook, disk::FileSystem, file_system};
+use berth_sys::blocking_pool::BlockingPool;
 
 /// How long one look at a file system, or at the kernel's files, may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
@@ -142,7 +143,7 @@ impl ImagePlaces {
 pub struct NodeReader {
     look: Arc<NodeLook>,
     /// While a look at the kernel's files hangs, there is no other.
-    kernel: Hands,
+    kernel: BlockingPool,
     node: Arc<Disk>,
     places: Arc<ImagePlaces>,
     thresholds: Vec<Threshold>,
@@ -160,7 +161,8 @@ impl NodeReader {
         thresholds: Vec<Threshold>,
         usage_limit: watch::Sender<Option<u64>>,
     ) -> Self {
-        let (look, kernel, node) = (Arc::new(look), Hands::new(1), Arc::new(Disk::at(root_directory)));
+        let (look, kernel, node) =
+            (Arc::new(look), BlockingPool::new("files of the kernel", 1), Arc::new(Disk::at(root_directory)));
         Self { look, kernel, node, places, thresholds, line: usage_limit }
     }
 }
@@ -174,7 +176,7 @@ impl Gauges for NodeReader {
         let [images, layers] = self.places.known();
         let look = self.look.clone();
         let device = |disk: Option<&Arc<Disk>>| disk.and_then(|disk| disk.device());
-        let kernel = self.kernel.work(LOOK_LIMIT, move || look.look());
+        let kernel = self.kernel.run_within(LOOK_LIMIT, move || look.look());
         let (seen, node_fs, image_fs, container_fs) =
             tokio::join!(kernel, self.node.look(), disk(images.clone()), disk(layers.clone()));
         let seen = seen.unwrap_or_default();

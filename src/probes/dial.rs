@@ -22,7 +22,7 @@ use super::{
     outcome::Outcome,
     stream::{Limited, Secure},
 };
-use berth_sys::{any_certificate::AnyServer, tls};
+use berth_sys::tls::{self, NoVerification};
 use berth_types::PodUid;
 
 /// Dials what is probed.
@@ -76,7 +76,7 @@ impl Dialler {
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+            .with_custom_certificate_verifier(Arc::new(NoVerification::new(&provider)))
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         // Each connection is the only one to its server.

@@ -17,7 +17,7 @@ use hyper_util::{
 };
 use rustls::ClientConfig;
 
-use berth_sys::{any_certificate::AnyServer, tls};
+use berth_sys::tls::{self, NoVerification};
 use berth_types::api;
 
 /// Longest response body that is read, in bytes.
@@ -236,7 +236,7 @@ fn client() -> Result<HookClient, String> {
         .with_safe_default_protocol_versions()
         .map_err(|e| e.to_string())?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+        .with_custom_certificate_verifier(Arc::new(NoVerification::new(&provider)))
         .with_no_client_auth();
     let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
     let mut client = Client::builder(TokioExecutor::new());

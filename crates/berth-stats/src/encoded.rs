@@ -7,8 +7,9 @@ use std::{io::Write, time::Duration};
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 
-use super::{hands::Hands, memo::Memo};
+use super::memo::Memo;
 use berth_metrics::{exposition::Format, reread};
+use berth_sys::blocking_pool::BlockingPool;
 
 /// Timeout of one encoding.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -36,7 +37,7 @@ impl Encoded {
     }
 
     /// Returns the page in that encoding; empty if it cannot be made within its timeout.
-    pub async fn of(&self, page: Bytes, format: Format, compressed: Compressed, hands: &Hands) -> Bytes {
+    pub async fn of(&self, page: Bytes, format: Format, compressed: Compressed, pool: &BlockingPool) -> Bytes {
         let memo = match (format, compressed) {
             (Format::Text(_), Compressed::No) => return page,
             (Format::Text(_), Compressed::Gzip) => &self.zipped,
@@ -48,10 +49,10 @@ impl Encoded {
         {
             return encoded;
         }
-        let hands = hands.clone();
+        let pool = pool.clone();
         let work = || async move {
             let source = page.clone();
-            let encoded = hands.work(LIMIT, move || encode(&page, format, compressed)).await;
+            let encoded = pool.run_within(LIMIT, move || encode(&page, format, compressed)).await;
             (source, encoded.unwrap_or_default())
         };
         memo.fresh(Duration::ZERO, work).await.map(|(_, encoded)| encoded).unwrap_or_default()
@@ -91,20 +92,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_comes_in_every_form() {
-        let (encoded, hands) = (Encoded::new(Duration::from_secs(60)), Hands::new(4));
+        let (encoded, pool) = (Encoded::new(Duration::from_secs(60)), BlockingPool::new("statistics", 4));
         let page = Bytes::from_static(b"# HELP a A\n# TYPE a gauge\na 1\n");
         let text = Format::negotiate(None);
-        assert_eq!(encoded.of(page.clone(), text, Compressed::No, &hands).await.as_ptr(), page.as_ptr());
-        let zipped = encoded.of(page.clone(), text, Compressed::Gzip, &hands).await;
+        assert_eq!(encoded.of(page.clone(), text, Compressed::No, &pool).await.as_ptr(), page.as_ptr());
+        let zipped = encoded.of(page.clone(), text, Compressed::Gzip, &pool).await;
         let mut plain = Vec::new();
         GzDecoder::new(&*zipped).read_to_end(&mut plain).expect("whole");
         assert_eq!(plain, page);
-        let again = encoded.of(page.clone(), text, Compressed::Gzip, &hands).await;
+        let again = encoded.of(page.clone(), text, Compressed::Gzip, &pool).await;
         assert_eq!(again.as_ptr(), zipped.as_ptr(), "made once");
-        let newer = encoded.of(Bytes::from_static(b"b 1\n"), text, Compressed::Gzip, &hands).await;
+        let newer = encoded.of(Bytes::from_static(b"b 1\n"), text, Compressed::Gzip, &pool).await;
         assert_ne!(newer, zipped);
         let delimited = Format::Delimited(berth_metrics::exposition::Escaping::Underscores);
-        let message = encoded.of(page, delimited, Compressed::No, &hands).await;
+        let message = encoded.of(page, delimited, Compressed::No, &pool).await;
         assert_eq!(
             &message[..3],
             &[u8::try_from(message.len() - 1).expect("small"), 0x0a, 1],

@@ -24,7 +24,6 @@ use super::{
     disk_usages::{Targets, targets},
     encoded::{Compressed, Encoded},
     filesystems,
-    hands::Hands,
     host::{self, DiskCounters},
     memo::Memo,
     mounts::Mounts,
@@ -41,7 +40,7 @@ use super::{
     system_groups::SystemGroups,
 };
 use berth_metrics::{StatsSource, exposition::Format};
-use berth_sys::mount_table;
+use berth_sys::{blocking_pool::BlockingPool, mount_table};
 use berth_types::{PodUid, SandboxId};
 
 /// Maximum age of a cached page, and of the sample behind it.
@@ -58,6 +57,8 @@ const IMAGES_AGE: Duration = Duration::from_secs(600);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Timeout of one sample, and of every other blocking operation.
 const LIMIT: Duration = Duration::from_secs(10);
+/// Threads of each kind of work: reads of cgroups, walks of disks, and writes of pages.
+const THREADS: usize = 4;
 /// Time without requests after which open cgroup files are closed.
 const IDLE: Duration = Duration::from_secs(120);
 /// Retention of a cached page after its last build.
@@ -107,9 +108,9 @@ pub(super) struct Inner {
     files: Memo<Arc<Counts>>,
     disks: Memo<Arc<Disks>>,
     sandbox_images: Memo<Arc<HashMap<String, String>>>,
-    readers: Hands,
-    walkers: Hands,
-    writers: Hands,
+    readers: BlockingPool,
+    walkers: BlockingPool,
+    writers: BlockingPool,
 }
 
 /// Mounted file systems and block device counters.
@@ -154,9 +155,9 @@ impl StatsProvider {
             files: Memo::new(KEEP_LONG),
             disks: Memo::new(KEEP_LONG),
             sandbox_images: Memo::new(KEEP_LONG),
-            readers: Hands::new(4),
-            walkers: Hands::new(4),
-            writers: Hands::new(4),
+            readers: BlockingPool::new("statistics", THREADS),
+            walkers: BlockingPool::new("statistics", THREADS),
+            writers: BlockingPool::new("statistics", THREADS),
             config,
             deps,
         };
@@ -178,7 +179,7 @@ impl StatsProvider {
                 Ok(summarised) => summarised,
                 Err(error) => return (Instant::now(), Err(error)),
             };
-            let written = inner.writers.work(LIMIT, move || Bytes::from(summary_json::write(&summary))).await;
+            let written = inner.writers.run_within(LIMIT, move || Bytes::from(summary_json::write(&summary))).await;
             (since, written.ok_or_else(|| "the summary could not be written in time".to_owned()))
         });
         page.await.unwrap_or_else(|| Err(FAILED.to_owned()))
@@ -254,7 +255,7 @@ impl Inner {
         let pods = self.pods().await?;
         let sampler = self.sampler.clone().ok_or("failed to get root cgroup stats: no control groups are mounted")?;
         let (began, inner) = (Instant::now(), self.clone());
-        let read = self.readers.work(LIMIT, move || {
+        let read = self.readers.run_within(LIMIT, move || {
             let system = inner.system.all();
             sampler.lock().unwrap_or_else(PoisonError::into_inner).sample(pods, system, depth)
         });
@@ -285,7 +286,7 @@ impl Inner {
             let Some(inner) = inner.upgrade() else { return };
             if let Some(sampler) = inner.sampler.clone() {
                 let close = move || sampler.lock().unwrap_or_else(PoisonError::into_inner).close();
-                inner.readers.work(LIMIT, close).await;
+                inner.readers.run_within(LIMIT, close).await;
             }
         });
     }
@@ -369,7 +370,7 @@ impl Inner {
         let inner = self.clone();
         let ask = || async move {
             let path = inner.config.root_directory.clone();
-            inner.walkers.work(LIMIT, move || FileSystem::of(&path).ok()).await.flatten()
+            inner.walkers.run_within(LIMIT, move || FileSystem::of(&path).ok()).await.flatten()
         };
         self.root_fs.recent(MEMO, PATIENCE, ask).await.flatten()
     }
@@ -427,7 +428,7 @@ impl Inner {
         let (files, disks, images) =
             tokio::join!(self.open_files(&snapshot), self.disks(), self.images_of_sandboxes(&snapshot));
         let inner = self.clone();
-        let written = self.writers.work(LIMIT, move || {
+        let written = self.writers.run_within(LIMIT, move || {
             let page = cadvisor_page::write(&cadvisor_page::Inputs {
                 snapshot: &snapshot,
                 now: wall(inner.deps.clock.now()),
@@ -451,7 +452,7 @@ impl Inner {
             let proc = inner.config.root.join("proc");
             let before = inner.files.young(Duration::MAX).unwrap_or_default();
             let count = move || open_files::count(&mounts, &proc, &open_files::members(&snapshot), &before);
-            Arc::new(inner.walkers.work(LIMIT, count).await.unwrap_or_default())
+            Arc::new(inner.walkers.run_within(LIMIT, count).await.unwrap_or_default())
         };
         self.files.recent(FILES_AGE, PATIENCE, count).await.unwrap_or_default()
     }
@@ -460,7 +461,7 @@ impl Inner {
         let inner = self.clone();
         let look = || async move {
             let config = inner.config.clone();
-            let looked = inner.walkers.work(LIMIT, move || {
+            let looked = inner.walkers.run_within(LIMIT, move || {
                 let own = config.root_directory.to_string_lossy();
                 let hidden = [&*own, "/run/containerd", "/run/containers", "/var/run/netns", "/run/netns"];
                 let tells = config.tells_filesystems;

@@ -4,9 +4,9 @@
 
 #[allow(unsafe_code, reason = "an allocator has no safe interface")]
 pub mod allocations;
-pub mod any_certificate;
 pub mod atomic_file;
 pub mod beneath;
+pub mod blocking_pool;
 pub mod cgroup;
 #[allow(unsafe_code, reason = "bpf has no safe interface")]
 pub mod device_filter;

@@ -12,7 +12,7 @@
 //! A volume type that consists only of files written by the agent is one file in `plugins/` and one line in its table.
 //! A volume type that needs more (attach, one stage per node, or a server that may hang) implements the trait in
 //! `device.rs` and gets one owner task per volume and node. Blocking calls run on threads reserved for volumes
-//! (`hands.rs`) and keep the semaphore permit of the volume (`operation.rs`) or pod (`turns.rs`) until they return.
+//! (`blocking_pools.rs`) and keep the semaphore permit of the volume (`operation.rs`) or pod (`turns.rs`) until they return.
 //! Every other volume type is rejected by name.
 //! Implements spec 07 §1-7, 8, 10.
 
@@ -21,6 +21,7 @@
 
 mod atomic_writer;
 mod block;
+mod blocking_pools;
 mod blocks;
 mod claims;
 pub mod csi;
@@ -35,7 +36,6 @@ mod format;
 mod found;
 mod fullness;
 mod give;
-mod hands;
 mod held;
 mod iscsi;
 mod labels;
@@ -61,11 +61,11 @@ mod turns;
 mod waiting;
 mod worlds;
 
+pub use blocking_pools::THREADS;
 pub use device::{
     Class, DevicePlugin, Expansion, Found, GroupOf, OpError, Published, Rebuilt, Removal, Traits, Trouble, Usage,
 };
 pub use fc::FcPlugin;
-pub use hands::THREADS;
 pub use iscsi::IscsiPlugin;
 pub use labels::Labels;
 pub use layout::PodLayout;

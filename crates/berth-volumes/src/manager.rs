@@ -20,11 +20,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
 use super::{
-    desired,
+    blocking_pools, desired,
     device::DevicePlugin,
     devices::{Awaited, Devices, Missing, Resolved},
     found,
-    hands::{Hands, OF_FILES},
     labels::Labels,
     layout::{self, PodLayout},
     memory::Credentials,
@@ -118,7 +117,7 @@ impl Manager {
         let worlds = Worlds::new(deps.metrics.clone());
         let refused = Refused::new(deps.metrics.orphans());
         // Separate pools: hanging devices leave threads for the file-based volumes of all other pods.
-        let (hands, files) = (Hands::default(), Hands::new(OF_FILES));
+        let files = blocking_pools::files();
         let board = BoardDeps {
             root: root.clone(),
             facts: deps.facts.clone(),
@@ -128,7 +127,7 @@ impl Manager {
             metrics: deps.metrics.clone(),
             tasks: deps.tasks.clone(),
             stop: deps.stop.clone(),
-            hands,
+            pool: blocking_pools::operations(),
         };
         let board = Board::new(board, deps.in_use.clone());
         let devices = Devices::new(board, deps.plugins.clone(), deps.storage.clone(), deps.labels.clone());

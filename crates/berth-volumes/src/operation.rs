@@ -18,17 +18,17 @@ use tokio::{process::Command, sync::OwnedSemaphorePermit};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
+    blocking_pools::{self, WAIT},
     device::OpError,
-    hands::{HandError, Hands},
 };
 use berth_metrics::VolumeMetrics;
 use berth_ports::EventSink;
+use berth_sys::blocking_pool::{BlockingError, BlockingPool};
 
 /// Dependencies of an operation.
-#[derive(Default)]
 pub struct OperationDeps {
     /// Thread pool for blocking calls.
-    pub hands: Hands,
+    pub pool: BlockingPool,
     /// Sink for events about slow operations.
     pub events: Option<Arc<dyn EventSink>>,
     /// Volume metrics.
@@ -39,6 +39,19 @@ pub struct OperationDeps {
     pub unwanted: CancellationToken,
     /// Canceled when the agent stops.
     pub stop: CancellationToken,
+}
+
+impl Default for OperationDeps {
+    fn default() -> Self {
+        Self {
+            pool: blocking_pools::operations(),
+            events: None,
+            metrics: None,
+            tasks: TaskTracker::default(),
+            unwanted: CancellationToken::default(),
+            stop: CancellationToken::default(),
+        }
+    }
 }
 
 /// Handle to one operation. Clones share it.
@@ -96,14 +109,14 @@ impl Operation {
         work: impl FnOnce() -> Result<T, OpError> + Send + 'static,
     ) -> Result<T, OpError> {
         let own = self.clone();
-        let done = self.deps().hands.work(move || {
+        let done = self.deps().pool.run(WAIT, move || {
             let _own = own;
             work()
         });
         match done.await {
             Ok(done) => done,
-            Err(error @ HandError::Crowded) => Err(OpError::transient(error.to_string())),
-            Err(error @ HandError::Aborted(_)) => Err(OpError::uncertain(error.to_string())),
+            Err(error @ BlockingError::PoolExhausted(_)) => Err(OpError::transient(error.to_string())),
+            Err(error @ BlockingError::Aborted(_)) => Err(OpError::uncertain(error.to_string())),
         }
     }
 

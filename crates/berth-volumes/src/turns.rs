@@ -2,7 +2,7 @@
 //!
 //! Work that outlives its timeout continues on its thread, because nothing can stop it, and keeps the permit of its
 //! pod: the next work for that pod waits for its own timeout and returns [`TurnError::Busy`]. Other pods are not
-//! affected while threads are available (`hands.rs`).
+//! affected while threads are available (`blocking_pools.rs`).
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,8 @@ use std::{
 
 use tokio::{sync::Semaphore, time::timeout};
 
-use super::hands::{HandError, Hands};
+use super::blocking_pools::WAIT;
+use berth_sys::blocking_pool::{BlockingError, BlockingPool};
 use berth_types::PodUid;
 
 /// Error of work that timed out or did not complete.
@@ -26,20 +27,20 @@ pub enum TurnError {
     TimedOut,
     /// The work was not started or not completed.
     #[error(transparent)]
-    NotDone(#[from] HandError),
+    NotDone(#[from] BlockingError),
 }
 
 /// Serialized queue of blocking work.
 #[derive(Clone, Debug)]
 pub struct Lane {
-    hands: Hands,
+    pool: BlockingPool,
     turn: Arc<Semaphore>,
 }
 
 impl Lane {
     /// Creates an idle lane.
-    pub fn new(hands: Hands) -> Self {
-        Self { hands, turn: Arc::new(Semaphore::new(1)) }
+    pub fn new(pool: BlockingPool) -> Self {
+        Self { pool, turn: Arc::new(Semaphore::new(1)) }
     }
 
     /// Runs the work on a thread, after all earlier work of this lane.
@@ -54,7 +55,7 @@ impl Lane {
         let permit = timeout(limit, self.turn.clone().acquire_owned()).await;
         let permit = permit.map_err(|_| TurnError::Busy)?.map_err(|_| TurnError::Busy)?;
         let turn = self.turn.clone();
-        let done = self.hands.work(move || {
+        let done = self.pool.run(WAIT, move || {
             let _turn = (turn, permit);
             work()
         });
@@ -71,8 +72,8 @@ pub struct Once<T> {
 
 impl<T: Send + 'static> Once<T> {
     /// Creates an instance without a result.
-    pub fn new(hands: Hands) -> Self {
-        Self { lane: Lane::new(hands), brought: Arc::default() }
+    pub fn new(pool: BlockingPool) -> Self {
+        Self { lane: Lane::new(pool), brought: Arc::default() }
     }
 
     /// Runs the work, or waits for the work that an earlier caller started.
@@ -98,16 +99,16 @@ fn held<T>(brought: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Semaphores by pod. A pod without work takes no memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Turns {
-    hands: Hands,
+    pool: BlockingPool,
     pods: Mutex<HashMap<PodUid, Weak<Semaphore>>>,
 }
 
 impl Turns {
     /// Creates an instance without pods.
-    pub fn new(hands: Hands) -> Self {
-        Self { hands, pods: Mutex::default() }
+    pub fn new(pool: BlockingPool) -> Self {
+        Self { pool, pods: Mutex::default() }
     }
 
     /// Runs the work on a thread, after all earlier work of the pod.
@@ -120,7 +121,7 @@ impl Turns {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, TurnError> {
-        Lane { hands: self.hands.clone(), turn: self.of(pod) }.take(limit, work).await
+        Lane { pool: self.pool.clone(), turn: self.of(pod) }.take(limit, work).await
     }
 
     fn of(&self, pod: &PodUid) -> Arc<Semaphore> {
@@ -140,6 +141,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::blocking_pools::{self, NAME};
 
     /// Timeout for work that hangs.
     const LIMIT: Duration = Duration::from_millis(50);
@@ -148,7 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_hangs_holds_up_its_pod_only() {
-        let turns = Turns::default();
+        let turns = Turns::new(blocking_pools::files());
         let (release, hangs) = mpsc::channel::<()>();
         let stuck = turns.take(&"a".into(), LIMIT, move || hangs.recv()).await;
         assert_eq!(stuck.map(drop), Err(TurnError::TimedOut));
@@ -161,7 +163,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_took_too_long_is_not_begun_again() {
-        let once = Once::new(Hands::new(2));
+        let once = Once::new(BlockingPool::new(NAME, 2));
         let (release, hangs) = mpsc::channel::<()>();
         let late = once.take(LIMIT, move || {
             let _released = hangs.recv();
@@ -176,9 +178,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_is_an_error_of_its_pod() {
-        let turns = Turns::default();
+        let turns = Turns::new(blocking_pools::files());
         let failed = turns.take(&"a".into(), PATIENCE, || panic!("on purpose")).await;
-        let aborted = HandError::Aborted("panic: on purpose".to_owned());
+        let aborted = BlockingError::Aborted("panic: on purpose".to_owned());
         assert_eq!(failed, Err::<(), _>(TurnError::NotDone(aborted)));
         assert_eq!(turns.take(&"a".into(), PATIENCE, || 1).await, Ok(1));
     }

@@ -17,17 +17,15 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    },
-    crypto::{CryptoProvider, ring},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    ClientConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use serde::de::DeserializeOwned;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
+
+use berth_sys::tls::PinnedServer;
 
 /// Where the node's API is where nothing is said.
 const HERE: &str = "127.0.0.1:10250";
@@ -107,7 +105,7 @@ impl Door {
         let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Believed::new(believed, provider)))
+            .with_custom_certificate_verifier(Arc::new(PinnedServer::verifier(believed, &provider)))
             .with_client_auth_cert(client, key)?;
         let name = ServerName::try_from(host.clone()).with_context(|| format!("--server: {host:?} is no host"))?;
         Ok(Self { address, name, tls: Arc::new(config).into() })
@@ -217,65 +215,6 @@ fn certificates(path: &Path, hint: &str) -> Result<Vec<CertificateDer<'static>>>
         bail!("{}: there is no certificate in it", path.display());
     }
     Ok(read)
-}
-
-/// Believes who shows a certificate that lies in our file, whatever names it has; and whom one of those signed.
-#[derive(Debug)]
-struct Believed {
-    known: Vec<CertificateDer<'static>>,
-    signed: Option<Arc<WebPkiServerVerifier>>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl Believed {
-    fn new(known: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Self {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(known.iter().cloned());
-        let signed = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone()).build().ok();
-        Self { known, signed, provider }
-    }
-}
-
-impl ServerCertVerifier for Believed {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        if self.known.iter().any(|known| known == end_entity) {
-            return Ok(ServerCertVerified::assertion());
-        }
-        let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
-        let signed = self.signed.as_ref().ok_or(unknown)?;
-        signed.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, cert, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, cert, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use berth_proto::cri;
-use berth_runtime::launch::{self, Found, Host, ImageConfig, Inputs, Place, Refusal, Sandbox, find::find, host};
+use berth_runtime::launch::{self, Found, Host, Inputs, LaunchImage, Place, Refusal, Sandbox, find::find, host};
 use berth_shim::{
     child::{Around, make_namespaces},
     plan::{LaunchPlan, Process},
@@ -43,7 +43,7 @@ impl Pod {
 
     fn plan(&self, bench: &Bench, config: &cri::ContainerConfig, found: &Found) -> LaunchPlan {
         let usual = bench.plan(&[]);
-        let image = ImageConfig { passwd: PASSWD.to_vec(), group: GROUP.to_vec(), ..ImageConfig::default() };
+        let image = LaunchImage { passwd: PASSWD.to_vec(), group: GROUP.to_vec(), ..LaunchImage::default() };
         let (files, shm) = (bench.at("sandbox"), bench.at("sandbox/shm"));
         let inputs = Inputs {
             id: "c",

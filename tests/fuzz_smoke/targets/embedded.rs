@@ -5,7 +5,7 @@ use std::io;
 use berth_proto::cri;
 use berth_runtime::{
     images::{apply::path, compression::Unpacked, tar::reader::Reader},
-    launch::{ImageConfig, users},
+    launch::{ImageConfig, LaunchImage, users},
     seccomp::{Conditions, Machine, Profile, compile},
 };
 use berth_shim::{
@@ -56,8 +56,8 @@ pub fn filter_profile(data: &[u8]) {
 /// A line with an image's user, then the account files; the same text serves as passwd and group.
 pub fn image_users(data: &[u8]) {
     let (user, rest) = first_line(data);
-    let image =
-        ImageConfig { user: user.into_owned(), passwd: rest.to_vec(), group: rest.to_vec(), ..Default::default() };
+    let config = ImageConfig { user: user.into_owned(), ..Default::default() };
+    let image = LaunchImage { config, passwd: rest.to_vec(), group: rest.to_vec(), ..Default::default() };
     let Ok(who) = users::identity(&cri::LinuxContainerSecurityContext::default(), &image, &[]) else { return };
     assert!(who.uid <= i32::MAX as u32 && who.groups.iter().all(|gid| *gid <= i32::MAX as u32));
     assert!(who.groups.is_sorted() && who.groups.contains(&who.gid));

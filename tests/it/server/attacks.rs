@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
-use berth_sys::any_certificate::AnyCertificate;
+use berth_sys::tls::SignatureOnly;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -46,7 +46,7 @@ impl Hostile {
             .with_safe_default_protocol_versions()
             .expect("versions")
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+            .with_custom_certificate_verifier(Arc::new(SignatureOnly::of_servers(&provider)))
             .with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec()];
         let name = ServerName::try_from("x").expect("a name");

@@ -34,6 +34,7 @@ use super::{
     warnings::Told,
 };
 use berth_metrics::FollowsIdentity;
+use berth_sys::tls::{Verifier, provider};
 
 fn invalid(cause: impl std::fmt::Display) -> ConnectError {
     ConnectError::Invalid(cause.to_string())
@@ -195,12 +196,13 @@ fn tls(
     trust: &Arc<Trust>,
     host: &str,
 ) -> Result<(Arc<ClientConfig>, ServerName<'static>), ConnectError> {
-    let provider = Arc::new(berth_sys::tls::provider());
+    let provider = Arc::new(provider());
+    let verifier = Verifier::with(trust.clone(), &provider);
     let mut tls = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(invalid)?
         .dangerous()
-        .with_custom_certificate_verifier(trust.clone())
+        .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_cert_resolver(Arc::new(identity.clone()));
     tls.alpn_protocols = match config.http.offers_http2 {
         true => vec![b"h2".to_vec(), b"http/1.1".to_vec()],

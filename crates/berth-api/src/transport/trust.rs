@@ -6,36 +6,33 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use rustls::{
-    DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
+    Error, RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject},
 };
 
-use berth_sys::tls::{ServerVerifier, provider};
+use berth_sys::tls::{ServerCertificates, ServerPolicy, TrustedAuthorities};
 
-/// Server certificate verifier whose authorities can be replaced.
+/// Policy for server certificates whose authorities can be replaced.
 #[derive(Debug)]
 pub struct Trust {
     judge: ArcSwap<Judge>,
-    algorithms: WebPkiSupportedAlgorithms,
 }
 
 #[derive(Debug)]
 enum Judge {
     /// Verifies certificates against authorities.
-    Authorities(ServerVerifier),
+    Authorities(TrustedAuthorities),
     /// Accepts every certificate.
     Anybody,
 }
 
 impl Trust {
-    /// Returns a verifier that accepts every certificate.
+    /// Returns a policy that accepts every certificate.
     pub fn anybody() -> Self {
         Self::of(Judge::Anybody)
     }
 
-    /// Returns a verifier with the authorities of a PEM bundle.
+    /// Returns a policy with the authorities of a PEM bundle.
     ///
     /// # Errors
     /// The bundle has no usable certificate.
@@ -43,7 +40,7 @@ impl Trust {
         authorities(pem).map(Self::of)
     }
 
-    /// Returns a verifier with the system's authorities. Blocking.
+    /// Returns a policy with the system's authorities. Blocking.
     ///
     /// # Errors
     /// There are none.
@@ -61,8 +58,7 @@ impl Trust {
     }
 
     fn of(judge: Judge) -> Self {
-        let algorithms = provider().signature_verification_algorithms;
-        Self { judge: ArcSwap::from_pointee(judge), algorithms }
+        Self { judge: ArcSwap::from_pointee(judge) }
     }
 }
 
@@ -78,45 +74,16 @@ fn authorities(pem: &[u8]) -> Result<Judge, String> {
 }
 
 fn judge(known: Vec<CertificateDer<'static>>) -> Result<Judge, String> {
-    let verifier = ServerVerifier::new(RootCertStore::empty(), known);
-    verifier.map(Judge::Authorities).map_err(|e| format!("unable to load root certificates: {e}"))
+    let authorities = TrustedAuthorities::new(RootCertStore::empty(), known);
+    authorities.map(Judge::Authorities).map_err(|e| format!("unable to load root certificates: {e}"))
 }
 
-impl ServerCertVerifier for Trust {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
+impl ServerPolicy for Trust {
+    fn verify(&self, server: &ServerCertificates<'_>) -> Result<(), Error> {
         match &**self.judge.load() {
-            Judge::Authorities(verifier) => verifier.verify_server_cert(end_entity, intermediates, name, ocsp, now),
-            Judge::Anybody => Ok(ServerCertVerified::assertion()),
+            Judge::Authorities(authorities) => authorities.verify(server),
+            Judge::Anybody => Ok(()),
         }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, dss, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
     }
 }
 

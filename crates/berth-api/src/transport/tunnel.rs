@@ -17,6 +17,7 @@ use super::{
     proxy::{Proxy, ProxyKind},
     trust::Trust,
 };
+use berth_sys::tls::{Verifier, provider};
 
 /// Largest response head of a proxy, in bytes.
 const PROXY_HEAD: usize = 8 << 10;
@@ -36,12 +37,13 @@ impl Tunnel {
     pub fn new(proxy: Proxy, trust: Arc<Trust>) -> Result<Self, String> {
         let tls = match proxy.kind {
             ProxyKind::Https => {
-                let provider = Arc::new(berth_sys::tls::provider());
+                let provider = Arc::new(provider());
+                let verifier = Verifier::with(trust, &provider);
                 let mut config = ClientConfig::builder_with_provider(provider)
                     .with_safe_default_protocol_versions()
                     .map_err(|e| e.to_string())?
                     .dangerous()
-                    .with_custom_certificate_verifier(trust)
+                    .with_custom_certificate_verifier(Arc::new(verifier))
                     .with_no_client_auth();
                 config.alpn_protocols = vec![b"http/1.1".to_vec()];
                 let name = ServerName::try_from(bare(&proxy.host).to_owned()).map_err(|e| e.to_string())?;

@@ -154,8 +154,9 @@ pub(crate) mod tests {
     use super::*;
     use crate::images::{
         model::Descriptor,
-        record::{KeptFile, Origin, Platform, RunConfig},
+        record::{KeptFile, Origin, Platform},
     };
+    use crate::launch::image::ImageConfig;
 
     pub(crate) fn record(id: &str, names: &[&str], ref_time: i64) -> Record {
         let target = Descriptor::of("m", id.as_bytes());
@@ -171,7 +172,7 @@ pub(crate) mod tests {
             layers: vec![],
             chain_id: None,
             size: 1,
-            config: RunConfig::default(),
+            config: ImageConfig::default(),
             passwd: KeptFile::Missing,
             group: KeptFile::Missing,
             pinned: false,

@@ -6,11 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{
-    digest::Digest,
-    error::ImageError,
-    record::{Platform, RunConfig},
-};
+use super::{digest::Digest, error::ImageError, record::Platform};
+use crate::launch::image::ImageConfig;
 
 /// Maximum size of a manifest or index, bytes.
 pub const LONGEST_MANIFEST: u64 = 4 << 20;
@@ -158,7 +155,7 @@ pub fn top(bytes: &[u8], told: &str) -> Result<Top, ImageError> {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Config {
     /// Defaults of containers.
-    pub run: RunConfig,
+    pub run: ImageConfig,
     /// Platform of the image.
     pub platform: Platform,
     /// Digests of the uncompressed layers, bottom first.
@@ -214,7 +211,7 @@ pub fn config(bytes: &[u8], layers: usize) -> Result<Config, ImageError> {
     }
     let run = raw.config.unwrap_or_default();
     Ok(Config {
-        run: RunConfig {
+        run: ImageConfig {
             user: run.user.unwrap_or_default(),
             env: run.env.unwrap_or_default(),
             entrypoint: run.entrypoint.unwrap_or_default(),

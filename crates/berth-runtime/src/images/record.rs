@@ -3,13 +3,11 @@
 //! An image is identified by the digest of its configuration, so that one image from two registries is one image.
 //! Implements spec 09b §2.
 
-use std::collections::BTreeMap;
-
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 
 use super::{digest::Digest, model::Descriptor};
-use crate::launch::image::ImageConfig;
+use crate::launch::image::{ImageConfig, LaunchImage};
 
 /// Platform of an image.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -46,30 +44,6 @@ pub struct Reference {
     pub target: Digest,
     /// When the name was assigned to this image, nanoseconds since the epoch; of two images the later assignment wins.
     pub ref_time: i64,
-}
-
-/// Container defaults from an image's configuration.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RunConfig {
-    /// `User`.
-    pub user: String,
-    /// `Env`.
-    pub env: Vec<String>,
-    /// `Entrypoint`.
-    pub entrypoint: Vec<String>,
-    /// `Cmd`.
-    pub cmd: Vec<String>,
-    /// `WorkingDir`.
-    pub working_dir: String,
-    /// Keys of `Volumes`.
-    pub volumes: Vec<String>,
-    /// `StopSignal`.
-    pub stop_signal: String,
-    /// `Labels`.
-    pub labels: BTreeMap<String, String>,
-    /// Keys of `ExposedPorts`.
-    pub exposed_ports: Vec<String>,
 }
 
 /// Content of a file of an image's root, stored in its record.
@@ -122,7 +96,7 @@ pub struct Record {
     /// Size of configuration, manifest, and compressed layers, bytes; reported by CRI.
     pub size: u64,
     /// Container defaults.
-    pub config: RunConfig,
+    pub config: ImageConfig,
     /// `/etc/passwd` of the root.
     pub passwd: KeptFile,
     /// `/etc/group` of the root.
@@ -161,18 +135,11 @@ impl Record {
         out
     }
 
-    /// Image data used to plan a container.
-    pub fn image_config(&self) -> ImageConfig {
-        let config = self.config.clone();
-        ImageConfig {
+    /// Image data that the launch plans of its containers use.
+    pub fn launch_image(&self) -> LaunchImage {
+        LaunchImage {
+            config: self.config.clone(),
             architecture: self.platform.architecture.clone(),
-            user: config.user,
-            env: config.env,
-            entrypoint: config.entrypoint,
-            cmd: config.cmd,
-            working_dir: config.working_dir,
-            volumes: config.volumes,
-            stop_signal: config.stop_signal,
             passwd: self.passwd.bytes(),
             group: self.group.bytes(),
         }

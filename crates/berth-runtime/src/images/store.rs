@@ -42,7 +42,7 @@ use super::{
     snapshots::{self, Snapshots, Snapshotter},
 };
 use crate::{
-    launch::image::ImageConfig,
+    launch::image::LaunchImage,
     store::record::{self, Durability},
 };
 use berth_shim::plan::{RootKind, Source};
@@ -188,15 +188,15 @@ impl ImageStore {
         self.inner.catalogue().find(reference)
     }
 
-    /// The image and its container defaults.
+    /// The image, and what the launch plans of its containers use.
     ///
     /// # Errors
     /// `failed to resolve image "x": not found`, or an ambiguous ID prefix.
-    pub fn image(&self, reference: &str) -> Result<(Arc<Record>, ImageConfig), ImageError> {
+    pub fn image(&self, reference: &str) -> Result<(Arc<Record>, LaunchImage), ImageError> {
         let missing = || ImageError::not_found(format!("failed to resolve image {reference:?}: not found"));
         let record = self.status(reference)?.ok_or_else(missing)?;
-        let config = record.image_config();
-        Ok((record, config))
+        let image = record.launch_image();
+        Ok((record, image))
     }
 
     /// An image's original configuration; `None` if its blob is missing.

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use super::{cdi, image::ImageConfig};
+use super::{cdi, image::LaunchImage};
 use crate::seccomp::Machine;
 use berth_proto::cri;
 use berth_shim::plan::Root;
@@ -98,8 +98,8 @@ pub struct Inputs<'a> {
     pub config: &'a cri::ContainerConfig,
     /// The container's sandbox.
     pub sandbox: Sandbox<'a>,
-    /// Configuration of its image.
-    pub image: &'a ImageConfig,
+    /// Its image.
+    pub image: &'a LaunchImage,
     /// Properties of the host.
     pub host: &'a Host,
     /// Resources resolved on the host for this request.

@@ -34,7 +34,7 @@ pub mod users;
 
 pub use device_program::device_program;
 pub use facts::{Found, Groups, Host, Inputs, Place, Sandbox, TargetContainer};
-pub use image::ImageConfig;
+pub use image::{ImageConfig, LaunchImage};
 pub use namespaces::namespaces;
 pub use plan::{Launch, exec, launch};
 pub use refusal::{Refusal, RefusalKind};

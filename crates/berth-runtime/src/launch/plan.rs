@@ -114,7 +114,7 @@ fn process(
     let sources = environment::Sources {
         terminal: config.tty,
         hostname: inputs.sandbox.hostname,
-        image: &image.env,
+        image: &image.config.env,
         requested: &config.envs,
         devices: &inputs.found.edits.env,
         home: identity.home.as_deref(),
@@ -122,9 +122,9 @@ fn process(
     let capabilities = capabilities(context.capabilities.as_ref(), context.privileged, host.capabilities)?;
     let filter = filter(inputs, context, &capabilities)?;
     Ok(Process {
-        args: args(&config.command, &config.args, image)?,
+        args: args(&config.command, &config.args, &image.config)?,
         env: environment(&sources)?,
-        cwd: working_dir(&config.working_dir, image)?,
+        cwd: working_dir(&config.working_dir, &image.config)?,
         uid: identity.uid,
         gid: identity.gid,
         groups: identity.groups.clone(),

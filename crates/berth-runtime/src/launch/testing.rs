@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     facts::{Found, Groups, Host, Inputs, Sandbox},
-    image::ImageConfig,
+    image::LaunchImage,
 };
 use crate::seccomp::Machine;
 use berth_proto::cri;
@@ -61,13 +61,13 @@ pub struct Facts {
     pub host: Host,
     /// The resolved resources.
     pub found: Found,
-    /// The image configuration.
-    pub image: ImageConfig,
+    /// The image.
+    pub image: LaunchImage,
 }
 
 impl Default for Facts {
     fn default() -> Self {
-        Self { host: host(), found: Found::default(), image: ImageConfig::default() }
+        Self { host: host(), found: Found::default(), image: LaunchImage::default() }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{image::ImageConfig, refusal::Refusal};
+use super::{image::LaunchImage, refusal::Refusal};
 use berth_proto::cri;
 
 /// Largest valid user or group id.
@@ -45,7 +45,7 @@ struct Group {
 /// The texts of spec 09a §6.4.
 pub fn identity(
     context: &cri::LinuxContainerSecurityContext,
-    image: &ImageConfig,
+    image: &LaunchImage,
     devices: &[u32],
 ) -> Result<Identity, Refusal> {
     let wanted = wanted(context, image)?;
@@ -86,7 +86,7 @@ pub fn identity(
 }
 
 /// The effective USER value: `user`, `user:group`, or empty.
-fn wanted(context: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> Result<String, Refusal> {
+fn wanted(context: &cri::LinuxContainerSecurityContext, image: &LaunchImage) -> Result<String, Refusal> {
     let number = context.run_as_user.as_ref().map(|id| id.value.to_string()).unwrap_or_default();
     let user = if context.run_as_username.is_empty() { number } else { context.run_as_username.clone() };
     match &context.run_as_group {
@@ -94,7 +94,7 @@ fn wanted(context: &cri::LinuxContainerSecurityContext, image: &ImageConfig) -> 
             Err(Refusal::plain(format!("user group \"{}\" is specified without user", group.value)))
         }
         Some(group) => Ok(format!("{user}:{}", group.value)),
-        None if user.is_empty() => Ok(image.user.clone()),
+        None if user.is_empty() => Ok(image.config.user.clone()),
         None => Ok(user),
     }
 }
@@ -163,7 +163,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::image::ImageConfig, *};
 
     const PASSWD: &[u8] =
         b"root:x:0:0:root:/root:/bin/sh\n\nbroken\nx:y:z:1::\nwww-data:x:33:34:www:/var/www:/bin/false\n\
@@ -192,12 +192,8 @@ mod tests {
             supplemental_groups_policy: row.policy,
             ..Default::default()
         };
-        let image = ImageConfig {
-            user: row.image.to_owned(),
-            passwd: PASSWD.to_vec(),
-            group: GROUP.to_vec(),
-            ..ImageConfig::default()
-        };
+        let config = ImageConfig { user: row.image.to_owned(), ..ImageConfig::default() };
+        let image = LaunchImage { config, passwd: PASSWD.to_vec(), group: GROUP.to_vec(), ..LaunchImage::default() };
         let got = identity(&context, &image, &[]).map_err(|refusal| refusal.text);
         let got = got.as_ref().map(|id| (id.uid, id.gid, &*id.groups)).map_err(String::as_str);
         assert_eq!(got, expected, "{}", row.name);
@@ -252,7 +248,8 @@ mod tests {
 
     #[test]
     fn homes_are_found_by_number() {
-        let image = ImageConfig { user: "1000".into(), passwd: PASSWD.to_vec(), ..ImageConfig::default() };
+        let config = ImageConfig { user: "1000".into(), ..ImageConfig::default() };
+        let image = LaunchImage { config, passwd: PASSWD.to_vec(), ..LaunchImage::default() };
         let got = identity(&Default::default(), &image, &[9]).expect("an identity");
         assert_eq!((got.home.as_deref(), got.groups), (Some("/home/default-user"), vec![9, 1000]));
     }

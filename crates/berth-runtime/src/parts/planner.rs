@@ -86,7 +86,7 @@ impl Plans {
             Ok(place)
         };
         let found = find::find(&ask.config, &self.host, &self.cdi, &mut image_place)?;
-        let found = Found { volumes: self.volumes(ask, &image.volumes, copied_by)?, ..found };
+        let found = Found { volumes: self.volumes(ask, &image.config.volumes, copied_by)?, ..found };
         let kind = self.images.root_for(&ask.id);
         let kind = kind.ok_or_else(|| RuntimeError::other(format!("container \"{}\" has no root", ask.id)))?;
         let files = self.layout.sandbox(&ask.sandbox);

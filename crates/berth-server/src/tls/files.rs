@@ -1,15 +1,16 @@
 //! Reads the TLS files: serving certificate and key, and client CA bundle.
 
-use std::{fs::File, io::Read, path::Path, sync::Arc, time::Duration};
+use std::{fs::File, io::Read, path::Path, time::Duration};
 
 use rustls::{
     Error, InconsistentKeys,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     sign::CertifiedKey,
 };
-use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use super::TlsSettings;
+use berth_sys::blocking_pool::{BlockingError, BlockingPool};
 
 /// Maximum file size, in bytes.
 const LIMIT: u64 = 4 << 20;
@@ -41,22 +42,17 @@ pub struct Outcome {
     pub client_ca: Result<Option<Vec<u8>>, String>,
 }
 
-/// Reads all files on a blocking thread with a timeout. `one` has a single permit, so that at most one hung read
-/// occupies a thread.
-pub async fn read(settings: &TlsSettings, one: &Arc<Semaphore>) -> Outcome {
+/// Reads all files on a blocking thread with a timeout. `pool` has a single thread, which a hung read keeps.
+pub async fn read(settings: &TlsSettings, pool: &BlockingPool) -> Outcome {
     let failed = |cause: String| Outcome { serving: Err(cause.clone()), client_ca: Err(cause) };
-    let Ok(permit) = one.clone().try_acquire_owned() else {
-        return failed("an earlier read of the files has not come back".to_owned());
-    };
     let settings = settings.clone();
-    let reading = tokio::task::spawn_blocking(move || {
-        let outcome =
-            Outcome { serving: pair(&settings), client_ca: settings.client_ca_file.as_deref().map(file).transpose() };
-        drop(permit);
-        outcome
+    let reading = pool.run(Duration::ZERO, move || Outcome {
+        serving: pair(&settings),
+        client_ca: settings.client_ca_file.as_deref().map(file).transpose(),
     });
-    match tokio::time::timeout(PATIENCE, reading).await {
+    match timeout(PATIENCE, reading).await {
         Ok(Ok(outcome)) => outcome,
+        Ok(Err(BlockingError::PoolExhausted(_))) => failed("an earlier read of the files has not come back".to_owned()),
         _ => failed(format!("the files cannot be read within {PATIENCE:?}")),
     }
 }

@@ -10,7 +10,6 @@
 //! and are logged once. The handshake requests client certificates without verifying them: it only proves that the
 //! client has the key, `auth` verifies the chain. One certificate serves all names (spec 04 §7).
 
-mod ask;
 mod files;
 mod offer;
 
@@ -26,10 +25,7 @@ use rustls::{
     server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
 };
-use tokio::{
-    sync::Semaphore,
-    time::{MissedTickBehavior, interval},
-};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -37,13 +33,12 @@ use tracing::{error, info, warn};
 pub use offer::OfferError;
 
 use self::{
-    ask::AskOnly,
     files::{Texts, read},
     offer::Offer,
 };
 use super::auth::{ClientCas, ClientRoots};
 use berth_metrics::WorkQueue;
-use berth_sys::file_watch::FileWatch;
+use berth_sys::{blocking_pool::BlockingPool, file_watch::FileWatch, tls::SignatureOnly};
 
 /// Interval of the periodic reload.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -111,7 +106,7 @@ struct Inner {
     client_roots: ClientRoots,
     state: Mutex<State>,
     /// Serializes reads of the files.
-    reading: Arc<Semaphore>,
+    reading: BlockingPool,
 }
 
 /// Files in use, and the last logged error.
@@ -133,7 +128,7 @@ impl Tls {
         }
         let (suites, version) = (offer.names(), offer.min_version());
         info!(cipherSuites = ?suites, minVersion = version, curves = ?offer.group_names(), "TLS offers");
-        let reading = Arc::new(Semaphore::new(1));
+        let reading = BlockingPool::new("TLS files", 1);
         let read = read(&settings, &reading).await;
         let used = Texts {
             serving: read.serving.map_err(TlsError::Serving)?,
@@ -296,7 +291,7 @@ fn configure(
 ) -> Result<ServerConfig, rustls::Error> {
     let provider = Arc::new(offer.provider());
     let verifier = match cas {
-        Some(cas) => Arc::new(AskOnly::new(cas.subjects(), &provider)),
+        Some(cas) => Arc::new(SignatureOnly::of_clients(cas.subjects(), &provider)),
         None => WebPkiClientVerifier::no_client_auth(),
     };
     let pair: Arc<dyn ResolvesServerCert> = match key {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use berth::certificates::{Authority, Validity};
-use berth_sys::any_certificate::AnyCertificate;
+use berth_sys::tls::SignatureOnly;
 use http::{Request as HttpRequest, Response};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -112,7 +112,7 @@ fn tls(authority: &berth::certificates::Issued) -> Arc<ClientConfig> {
         .with_safe_default_protocol_versions()
         .expect("versions")
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+        .with_custom_certificate_verifier(Arc::new(SignatureOnly::of_servers(&provider)))
         .with_client_auth_cert(
             chain.expect("a chain"),
             PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key"),

@@ -15,11 +15,8 @@ use std::{
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
-    client::danger::HandshakeSignatureValid,
-    crypto::WebPkiSupportedAlgorithms,
-    pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
-    server::danger::{ClientCertVerified, ClientCertVerifier},
+    ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -32,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Shared, serve};
 use berth::certificates::Issued;
+use berth_sys::tls::SignatureOnly;
 
 /// Connection of a client, with its fault controls.
 #[derive(Debug)]
@@ -277,57 +275,12 @@ async fn speak(shared: &Arc<Shared>, stream: TcpStream, connection: &Arc<Connect
     }
 }
 
-/// Accepts any client certificate whose private key the client proves to have. Each request validates the certificate
-/// itself, on the server's own clock, as a real server does.
-#[derive(Debug)]
-struct AnyClient(WebPkiSupportedAlgorithms);
-
-impl ClientCertVerifier for AnyClient {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn verify_client_cert(
-        &self,
-        _leaf: &CertificateDer<'_>,
-        _others: &[CertificateDer<'_>],
-        _now: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
-    }
-}
-
 fn acceptor(identity: &Issued, is_old: bool) -> TlsAcceptor {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
     let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("a key");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let clients = Arc::new(AnyClient(provider.signature_verification_algorithms));
+    // Each request validates the certificate itself, on the server's own clock, as a real server does.
+    let clients = Arc::new(SignatureOnly::of_clients(&[], &provider));
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")

@@ -14,13 +14,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{state::Presence, task::Owner};
 use crate::{
+    blocking_pools,
     device::{DevicePlugin, Published, Rebuilt, Traits, Usage},
-    hands::{Hands, LOOKS},
     operation::OperationDeps,
     spec::{Mode, UniqueName},
 };
 use berth_metrics::VolumeMetrics;
 use berth_ports::{Attached, EventSink, NodeFacts, StorageObjects};
+use berth_sys::blocking_pool::BlockingPool;
 use berth_types::PodUid;
 
 /// Dependencies of owner tasks.
@@ -42,7 +43,7 @@ pub struct BoardDeps {
     /// Stops all owner tasks.
     pub stop: CancellationToken,
     /// Thread pool for blocking volume operations.
-    pub hands: Hands,
+    pub pool: BlockingPool,
 }
 
 /// One pod's desire for a volume.
@@ -130,7 +131,7 @@ pub struct Board {
     slots: Mutex<BTreeMap<UniqueName, Arc<Slot>>>,
     in_use: watch::Sender<Option<Vec<String>>>,
     /// Thread pool for usage measurements.
-    pub(super) lookers: Hands,
+    pub(super) usage_pool: BlockingPool,
     /// Whether the volumes in use are published: reconstruction from disk is complete.
     is_synced: watch::Sender<bool>,
 }
@@ -138,8 +139,8 @@ pub struct Board {
 impl Board {
     /// Creates a board without volumes.
     pub fn new(deps: BoardDeps, in_use: watch::Sender<Option<Vec<String>>>) -> Arc<Self> {
-        let (lookers, is_synced) = (Hands::new(LOOKS), watch::Sender::new(false));
-        Arc::new(Self { deps, slots: Mutex::default(), in_use, lookers, is_synced })
+        let (usage_pool, is_synced) = (blocking_pools::usage(), watch::Sender::new(false));
+        Arc::new(Self { deps, slots: Mutex::default(), in_use, usage_pool, is_synced })
     }
 
     pub(super) fn slots(&self) -> MutexGuard<'_, BTreeMap<UniqueName, Arc<Slot>>> {
@@ -170,8 +171,8 @@ impl Board {
         let mut slots = self.slots();
         let unique = desire.usage.unique.clone();
         let slot = slots.entry(unique.clone()).or_insert_with(|| {
-            let (traits, hands) = (desire.traits.clone(), self.deps.hands.clone());
-            let owner = Owner::new(unique, plugin.clone(), traits, desire.usage.mode, hands);
+            let (traits, pool) = (desire.traits.clone(), self.deps.pool.clone());
+            let owner = Owner::new(unique, plugin.clone(), traits, desire.usage.mode, pool);
             self.start(owner)
         });
         slot.desires.send_modify(|all| {
@@ -231,14 +232,14 @@ impl Board {
     /// Starts owner tasks for what an earlier agent left; all pods of one volume share one owner. If the reconstruction
     /// is incomplete (`is_all` is false), nothing is unstaged.
     pub fn adopt(self: &Arc<Self>, left: Vec<Leftover>, staged: Vec<Staged>, is_all: bool) {
-        let hands = &self.deps.hands;
+        let pool = &self.deps.pool;
         let mut owners: BTreeMap<UniqueName, Owner> = BTreeMap::new();
         for one in left {
             let traits = &one.rebuilt.traits;
             let unique = traits.unique(one.plugin.name(), &one.pod, &one.rebuilt.spec);
             let owner = owners
                 .entry(unique.clone())
-                .or_insert_with(|| Owner::new(unique, one.plugin.clone(), traits.clone(), one.mode, hands.clone()));
+                .or_insert_with(|| Owner::new(unique, one.plugin.clone(), traits.clone(), one.mode, pool.clone()));
             owner.adopt(one);
         }
         for one in staged {
@@ -246,7 +247,7 @@ impl Board {
             // A reconstruction from a pod already includes the stage.
             owners.entry(unique.clone()).or_insert_with(|| {
                 let mut owner =
-                    Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode, hands.clone());
+                    Owner::new(unique, one.plugin.clone(), one.rebuilt.traits.clone(), one.mode, pool.clone());
                 owner.adopt_stage(one.rebuilt);
                 owner
             });
@@ -264,7 +265,7 @@ impl Board {
     /// Returns the dependencies of an operation.
     pub(super) fn operation(&self, unwanted: CancellationToken) -> OperationDeps {
         OperationDeps {
-            hands: self.deps.hands.clone(),
+            pool: self.deps.pool.clone(),
             events: Some(self.deps.events.clone()),
             metrics: Some(self.deps.metrics.clone()),
             tasks: self.deps.tasks.clone(),
@@ -276,7 +277,7 @@ impl Board {
     /// Returns the dependencies of a usage measurement, with its own thread pool: hanging measurements delay no
     /// operation.
     pub(super) fn looking(&self) -> OperationDeps {
-        OperationDeps { hands: self.lookers.clone(), ..self.operation(self.deps.stop.child_token()) }
+        OperationDeps { pool: self.usage_pool.clone(), ..self.operation(self.deps.stop.child_token()) }
     }
 
     fn start(self: &Arc<Self>, owner: Owner) -> Arc<Slot> {

@@ -22,14 +22,13 @@ use super::{
 };
 use crate::{
     device::{DevicePlugin, Published, Rebuilt, Traits},
-    hands::Hands,
     operation::Operation,
     spec::{Mode, UniqueName, VolumeSpec},
     turns::Lane,
 };
 use berth_metrics::{Operated, StorageOperation, World};
 use berth_ports::{Attached, Event};
-use berth_sys::panics::said;
+use berth_sys::{blocking_pool::BlockingPool, panics::said};
 use berth_types::PodUid;
 
 /// Error where an operation cannot start.
@@ -91,13 +90,13 @@ impl Owner {
         plugin: Arc<dyn DevicePlugin>,
         traits: Traits,
         mode: Mode,
-        hands: Hands,
+        pool: BlockingPool,
     ) -> Self {
         Self {
             name,
             plugin,
             turn: Arc::new(Semaphore::new(1)),
-            looks: Lane::new(hands),
+            looks: Lane::new(pool),
             is_hindered: false,
             state: State::new(traits.attachable, mode),
             traits,

@@ -13,8 +13,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
 use crate::{
+    blocking_pools,
     device::{DevicePlugin, OpError, Traits, Usage},
-    hands::Hands,
     layout::PodLayout,
     operation::Operation,
     spec::{Mode, UniqueName, VolumeSpec},
@@ -65,7 +65,7 @@ fn bench(traits: Traits) -> Bench {
         metrics: VolumeMetrics::new(&registry),
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
-        hands: Hands::default(),
+        pool: blocking_pools::operations(),
     };
     let board = Board::new(deps, in_use_told);
     Bench { plugin, storage, board, events, in_use, reported, spec: json!({}), label: None, registry }

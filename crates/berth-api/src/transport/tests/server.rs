@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::transport::*;
 use berth_metrics::{ApiClientMetrics, Registry, RestClientMetrics};
 use berth_ports::SystemClock;
+use berth_sys::tls::SignatureOnly;
 
 /// Certificate authority.
 pub struct Authority {
@@ -320,56 +321,11 @@ pub fn acceptor(authority: &Authority, http2: bool) -> TlsAcceptor {
     let mut config = rustls::ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .expect("versions")
-        .with_client_cert_verifier(Arc::new(AnyClient(provider)))
+        .with_client_cert_verifier(Arc::new(SignatureOnly::of_clients(&[], &provider)))
         .with_single_cert(chain.expect("a chain"), PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("a key"))
         .expect("a pair");
     config.alpn_protocols = if http2 { vec![b"h2".to_vec(), b"http/1.1".to_vec()] } else { vec![b"http/1.1".to_vec()] };
     TlsAcceptor::from(Arc::new(config))
-}
-
-/// Accepts any client, with or without a certificate.
-#[derive(Debug)]
-struct AnyClient(Arc<rustls::crypto::CryptoProvider>);
-
-impl rustls::server::danger::ClientCertVerifier for AnyClient {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[rustls::DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: rustls::pki_types::UnixTime,
-    ) -> Result<rustls::server::danger::ClientCertVerified, rustls::Error> {
-        Ok(rustls::server::danger::ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<State>) {

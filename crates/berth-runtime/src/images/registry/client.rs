@@ -21,10 +21,7 @@ use rustls::{
 
 use super::hosts::{Endpoint, KeyPair};
 use crate::images::error::ImageError;
-use berth_sys::{
-    any_certificate::AnyCertificate,
-    tls::{ServerVerifier, provider},
-};
+use berth_sys::tls::{ServerVerifier, SignatureOnly, provider};
 
 /// Default connect timeout.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -54,7 +51,7 @@ fn tls(endpoint: &Endpoint) -> Result<ClientConfig, String> {
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
     let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
     let verifier: Arc<dyn ServerCertVerifier> = if endpoint.skips_verification {
-        Arc::new(AnyCertificate(Arc::clone(&provider)))
+        Arc::new(SignatureOnly::of_servers(&provider))
     } else {
         let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         let mut known = rustls_native_certs::load_native_certs().certs;

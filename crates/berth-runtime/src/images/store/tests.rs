@@ -142,11 +142,11 @@ async fn an_imported_image_is_found_used_and_removed() {
     for (filter, count) in [("a:1", 1), ("a", 1), ("docker.io/library/b", 1), ("a:2", 0), ("c", 0), ("library", 0)] {
         assert_eq!(store.list(filter).expect("a list").len(), count, "{filter}");
     }
-    let (record, config) = store.image("a:1").expect("there");
-    assert_eq!((config.user.as_str(), config.group.as_slice()), ("1000:7", &b"root:x:0:\n"[..]));
+    let (record, image) = store.image("a:1").expect("there");
+    assert_eq!((image.config.user.as_str(), image.group.as_slice()), ("1000:7", &b"root:x:0:\n"[..]));
     assert_eq!(record.user(), super::super::record::User::Id(1000));
     assert_eq!(two[0].user(), super::super::record::User::Name("www".into()));
-    assert!(config.passwd.starts_with(b"root:x:0:0"));
+    assert!(image.passwd.starts_with(b"root:x:0:0"));
 
     let kind = store.prepare_root("c1", &record.id()).await.expect("made");
     let RootKind::Overlay { lower, .. } = &kind else { panic!("an overlay: {kind:?}") };

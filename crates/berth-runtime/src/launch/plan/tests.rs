@@ -3,7 +3,7 @@
 use super::*;
 use crate::launch::{
     facts::{Found, Node},
-    image::ImageConfig,
+    image::{ImageConfig, LaunchImage},
     testing,
 };
 use berth_shim::plan::Access;
@@ -153,7 +153,8 @@ fn devices_can_belong_to_who_uses_them() {
         gid: 0,
         access: "rw".into(),
     };
-    let image = ImageConfig { user: "7".to_owned(), ..ImageConfig::default() };
+    let config = ImageConfig { user: "7".to_owned(), ..ImageConfig::default() };
+    let image = LaunchImage { config, ..LaunchImage::default() };
     let config = changed(|context| context.run_as_user = Some(cri::Int64Value { value: 1000 }));
     for (owns, config, expected) in
         [(false, &config, (0, 0)), (true, &config, (1000, 0)), (true, &testing::container_config(), (0, 0))]
@@ -195,7 +196,7 @@ fn native_images_make_no_32_bit_system_calls_under_the_built_in_profile() {
     {
         let facts = testing::Facts {
             host: Host { allows_32_bit, ..testing::host() },
-            image: ImageConfig { architecture: architecture.to_owned(), ..ImageConfig::default() },
+            image: LaunchImage { architecture: architecture.to_owned(), ..LaunchImage::default() },
             ..testing::Facts::default()
         };
         let got = launch(&facts.inputs(&config, &testing::sandbox_config())).expect("a plan");
