@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use berth_sys::{allocations::Sampled, names};
+use berth_sys::{heap::Jemalloc, names};
 
 #[global_allocator]
-static ALLOCATOR: Sampled = Sampled;
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
     names::use_files_and_dns();

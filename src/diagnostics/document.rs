@@ -1,6 +1,6 @@
 //! Why a pod is as it is: one document for people and programs.
 //!
-//! Gathered from what is known anyway: status, the worker's stages and errors, what probes came to.
+//! Gathered from what is known anyway: status, the worker's steps and errors, what probes came to.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     engine::{Line, Standing},
     probes::History,
 };
-use berth_ports::{PassedStage, StageError, StageView};
+use berth_ports::{StepTiming, StepView, SyncError};
 use berth_status::lookup::{State, last_exit, state, waiting_reason};
 use berth_types::{Pod, PodRef, api};
 
@@ -48,7 +48,7 @@ pub struct Why {
     pub probes: Vec<Probe>,
     /// Its conditions that do not hold.
     pub unmet: Vec<Condition>,
-    /// How long each stage took, in the order of the pod's start.
+    /// How long each step took, in the order of the pod's start.
     pub stages: Vec<Passed>,
 }
 
@@ -157,7 +157,7 @@ pub struct Condition {
     pub message: String,
 }
 
-/// How long a stage took.
+/// How long a step took.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Passed {
@@ -183,11 +183,11 @@ pub struct Known<'a> {
     /// Where it stands, where somebody works on it.
     pub standing: Option<&'a Standing>,
     /// What its worker waits for, or the pod before it has one.
-    pub stage: Option<StageView>,
+    pub step: Option<StepView>,
     /// Why its turns failed.
-    pub errors: Vec<StageError>,
-    /// How long its stages took.
-    pub passed: Vec<PassedStage>,
+    pub errors: Vec<SyncError>,
+    /// How long its steps took.
+    pub timings: Vec<StepTiming>,
     /// What its probes came to, by container and instance.
     pub probes: Vec<Probed>,
 }
@@ -250,17 +250,17 @@ pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
         reason: text(|s| &s.reason),
         message: text(|s| &s.message),
         life: life.to_owned(),
-        waits: waits(known.stage.as_ref(), known.pod, status, now),
+        waits: waits(known.step.as_ref(), known.pod, status, now),
         errors: known.errors.iter().map(|error| failed(error, now)).collect(),
         containers: status.map(containers).unwrap_or_default(),
         probes: known.probes.iter().map(probe).collect(),
         unmet: status.map(unmet).unwrap_or_default(),
-        stages: known.passed.iter().map(passed).collect(),
+        stages: known.timings.iter().map(passed).collect(),
     }
 }
 
-fn failed(error: &StageError, now: Now) -> Failed {
-    let StageError { text, times, first, last } = error;
+fn failed(error: &SyncError, now: Now) -> Failed {
+    let SyncError { text, times, first, last } = error;
     Failed { text: text.clone(), times: *times, first: now.wall(*first), last: now.wall(*last) }
 }
 
@@ -325,13 +325,13 @@ fn unmet(status: &api::PodStatus) -> Vec<Condition> {
     told.collect()
 }
 
-fn passed(stage: &PassedStage) -> Passed {
+fn passed(step: &StepTiming) -> Passed {
     Passed {
-        stage: stage.name.to_string(),
-        times: stage.times,
-        first_seconds: seconds(stage.first),
-        last_seconds: seconds(stage.last),
-        longest_seconds: seconds(stage.longest),
+        stage: step.name.to_string(),
+        times: step.times,
+        first_seconds: seconds(step.first),
+        last_seconds: seconds(step.last),
+        longest_seconds: seconds(step.longest),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     probes,
 };
 use berth_metrics::{PodWaits, Registry};
-use berth_ports::Clock;
+use berth_ports::{Clock, PodProgress};
 use berth_server::ports::Explains;
 use berth_status::{StatusManager, lookup::last_exit};
 use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
@@ -47,14 +47,14 @@ impl Explains for PodStories {
         let standing = standings.iter().find(wanted).or_else(|| if pod.is_none() { leaving() } else { None });
         let id = standing.map(|standing| &standing.id).or_else(|| pod.as_ref().map(|pod| pod.id()))?;
         let status = self.status.status(&id.uid);
-        let stage = standing.and_then(|standing| standing.stage.as_ref());
+        let progress = standing.and_then(|standing| standing.progress.as_ref());
         let known = Known {
             pod: pod.as_deref(),
             status: status.as_deref(),
             standing,
-            stage: standing.and_then(Standing::view),
-            errors: stage.map(|stage| stage.errors()).unwrap_or_default(),
-            passed: stage.map(|stage| stage.passed()).unwrap_or_default(),
+            step: standing.and_then(Standing::view),
+            errors: progress.map(PodProgress::errors).unwrap_or_default(),
+            timings: progress.map(PodProgress::timings).unwrap_or_default(),
             probes: status.as_deref().map(|status| self.histories(status)).unwrap_or_default(),
         };
         let now = Now { wall: self.clock.now(), steady: Instant::now() };

@@ -1,29 +1,29 @@
-//! What a pod waits for: its worker's stage, or, where that has nothing to do, what the pod itself has yet to do. One
+//! What a pod waits for: its worker's step, or, where that has nothing to do, what the pod itself has yet to do. One
 //! answer for the document and for the gauge.
 
 use jiff::Timestamp;
 
 use super::document::{Now, Waits, seconds};
 use crate::engine::waits::{IDLE, Wait};
-use berth_ports::StageView;
+use berth_ports::StepView;
 use berth_status::lookup::{self, State, state};
 use berth_types::{Pod, api};
 
 /// What it waits for; `None` where it waits for nothing.
-pub fn waits(stage: Option<&StageView>, pod: Option<&Pod>, status: Option<&api::PodStatus>, now: Now) -> Option<Waits> {
-    let stage = stage?;
-    if stage.name == IDLE {
+pub fn waits(step: Option<&StepView>, pod: Option<&Pod>, status: Option<&api::PodStatus>, now: Now) -> Option<Waits> {
+    let step = step?;
+    if step.name == IDLE {
         let (name, since) = own(pod?, status?)?;
         let lasted = since.map(|since| now.wall.duration_since(since).max(jiff::SignedDuration::ZERO).unsigned_abs());
         let reason = Wait::of(&name)?.label().to_owned();
         return Some(Waits { reason, stage: name, since, seconds: lasted.map_or(0.0, seconds), until: None });
     }
     Some(Waits {
-        reason: Wait::of(&stage.name)?.label().to_owned(),
-        stage: stage.name.to_string(),
-        since: now.wall(stage.since),
-        seconds: seconds(now.steady.saturating_duration_since(stage.since)),
-        until: stage.until.filter(|until| *until > now.steady).and_then(|until| now.wall(until)),
+        reason: Wait::of(&step.name)?.label().to_owned(),
+        stage: step.name.to_string(),
+        since: now.wall(step.since),
+        seconds: seconds(now.steady.saturating_duration_since(step.since)),
+        until: step.until.filter(|until| *until > now.steady).and_then(|until| now.wall(until)),
     })
 }
 
@@ -154,12 +154,12 @@ mod tests {
         ] {
             let steady = Instant::now();
             let now = Now { wall: "2026-01-01T00:01:00Z".parse().expect("a time"), steady };
-            let idle = StageView { name: IDLE.into(), since: steady, until: None };
+            let idle = StepView { name: IDLE.into(), since: steady, until: None };
             let told = waits(Some(&idle), Some(&pod(&spec)), Some(&self::status(status.clone())), now);
             let told = told.map(|waits| (waits.stage, waits.reason, waits.seconds));
             let expected = expected.map(|(stage, reason, seconds)| (stage.into(), reason.into(), f64::from(seconds)));
             assert_eq!(told, expected, "{status:#}");
-            let works = StageView { name: "RunPodSandbox".into(), since: steady - Duration::from_secs(2), until: None };
+            let works = StepView { name: "RunPodSandbox".into(), since: steady - Duration::from_secs(2), until: None };
             let told = waits(Some(&works), Some(&pod(&spec)), Some(&self::status(status)), now).expect("a wait");
             assert_eq!((&*told.reason, told.seconds), ("sandbox", 2.0), "what its worker does comes first");
         }

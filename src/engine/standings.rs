@@ -1,11 +1,11 @@
 //! Pod worker status for `berth why`: a snapshot published by the sync loop.
 //!
-//! Workers keep the stages in it up to date; readers never block.
+//! Workers keep their progress in it up to date; readers never block.
 
 use tokio::time::Instant;
 
 use super::lifecycle::Lifecycle;
-use berth_ports::{Stage, StageView};
+use berth_ports::{PodProgress, StepView};
 use berth_types::PodRef;
 
 /// Status of one pod and its worker.
@@ -15,8 +15,8 @@ pub struct Standing {
     pub id: PodRef,
     /// Lifecycle state of the pod.
     pub life: Lifecycle,
-    /// Stage of its worker; `None` without a worker.
-    pub stage: Option<Stage>,
+    /// Progress of its worker; `None` without a worker.
+    pub progress: Option<PodProgress>,
     /// Why it has no worker yet, and since when.
     pub line: Option<(Line, Instant)>,
 }
@@ -37,7 +37,7 @@ pub enum Line {
 }
 
 impl Line {
-    /// Name of the wait as a stage.
+    /// Name of the wait as a step.
     pub fn name(self) -> &'static str {
         match self {
             Self::Name => "turn behind another pod of its name",
@@ -50,9 +50,9 @@ impl Line {
 }
 
 impl Standing {
-    /// Stage of the worker, or the wait for one; `None` if it waits for nothing.
-    pub fn view(&self) -> Option<StageView> {
-        let in_line = || self.line.map(|(line, since)| StageView { name: line.name().into(), since, until: None });
-        self.stage.as_ref().map(Stage::view).or_else(in_line)
+    /// Step of the worker, or the wait for one; `None` if it waits for nothing.
+    pub fn view(&self) -> Option<StepView> {
+        let in_line = || self.line.map(|(line, since)| StepView { name: line.name().into(), since, until: None });
+        self.progress.as_ref().map(PodProgress::view).or_else(in_line)
     }
 }

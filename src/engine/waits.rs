@@ -1,4 +1,4 @@
-//! Classifies the stages of pod workers into a closed set of waits for a metric label. Pure.
+//! Classifies the steps of pod workers into a closed set of waits for a metric label. Pure.
 
 /// What a pod waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -51,12 +51,12 @@ pub enum Wait {
     Preemption,
     /// Node labels that the pod selects.
     NodeLabels,
-    /// Any other stage.
+    /// Any other step.
     Other,
 }
 
-/// Prefixes of stage names and their waits; the first match wins.
-const STAGES: &[(&str, Wait)] = &[
+/// Prefixes of step names and their waits; the first match wins.
+const STEPS: &[(&str, Wait)] = &[
     ("runtime status", Wait::Look),
     ("PodSandboxStatus", Wait::Look),
     ("volumes", Wait::Volumes),
@@ -92,18 +92,18 @@ const STAGES: &[(&str, Wait)] = &[
     ("preemption ", Wait::Preemption),
     ("labels of the node", Wait::NodeLabels),
 ];
-/// The stage of an idle worker.
+/// The step of an idle worker.
 pub const IDLE: &str = "idle";
-/// Stages in which a worker waits for nothing.
+/// Steps in which a worker waits for nothing.
 const RESTS: &[&str] = &[IDLE, "finished"];
 
 impl Wait {
-    /// Classifies a stage; `None` if the worker waits for nothing.
-    pub fn of(stage: &str) -> Option<Self> {
-        if RESTS.contains(&stage) {
+    /// Classifies a step; `None` if the worker waits for nothing.
+    pub fn of(step: &str) -> Option<Self> {
+        if RESTS.contains(&step) {
             return None;
         }
-        let found = STAGES.iter().find(|(begins, _)| stage.starts_with(begins));
+        let found = STEPS.iter().find(|(begins, _)| step.starts_with(begins));
         Some(found.map_or(Self::Other, |(_, wait)| *wait))
     }
 
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn every_stage_has_its_label() {
-        for (stage, expected) in [
+        for (step, expected) in [
             ("idle", None),
             ("finished", None),
             ("runtime status", Some("look")),
@@ -169,7 +169,7 @@ mod tests {
             ("container runtime is down", Some("other")),
             ("", Some("other")),
         ] {
-            assert_eq!(Wait::of(stage).map(Wait::label), expected, "{stage}");
+            assert_eq!(Wait::of(step).map(Wait::label), expected, "{step}");
         }
     }
 }

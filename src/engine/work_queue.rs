@@ -23,7 +23,7 @@ pub enum TurnEnd {
 }
 
 impl TurnEnd {
-    /// Stage name while waiting for the next sync; `blocked`: the runtime, or its network, is not
+    /// Step name while waiting for the next sync; `blocked`: the runtime, or its network, is not
     /// ready.
     pub fn waits_for(&self, blocked: bool) -> &'static str {
         match self {

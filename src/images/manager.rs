@@ -32,7 +32,7 @@ use berth_config::{GoDuration, text::quote};
 use berth_cri::{CriError, ImageService};
 use berth_metrics::Images as Metrics;
 use berth_ports::{
-    Clock, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, OpenStage, PullPolicy, PullSecret,
+    Clock, ConcurrentStep, EnsureImage, Event, EventSink, ImageError, ImageProvider, ImageUser, PullPolicy, PullSecret,
     ResolvedImage,
 };
 use berth_proto::cri;
@@ -65,8 +65,8 @@ struct Asked<'a> {
     reference: Reference,
     /// Looked up at most once, and only when needed.
     credentials: OnceCell<Result<Arc<[Credential]>, DockerConfigError>>,
-    /// Stage shown while the request is processed.
-    at: OpenStage,
+    /// Step shown while the request is processed.
+    step: ConcurrentStep,
 }
 
 /// Labels of the metric of image requests.
@@ -168,8 +168,8 @@ impl Manager {
         let name = format!("image {}", request.image);
         match &resolved {
             // Another request may have pulled it.
-            Ok(_) => asked.at.done_for(&name),
-            Err(_) => asked.at.stuck_for(name),
+            Ok(_) => asked.step.clear_failure(&name),
+            Err(_) => asked.step.fail_operation(name),
         }
         resolved
     }
@@ -218,8 +218,8 @@ impl Manager {
             ..Default::default()
         };
         let first = if policy::looks(request.policy) { "ImageStatus" } else { "credentials for" };
-        let at = request.stage.open(format!("{first} {image}"));
-        Ok(Asked { request, spec, reference, credentials: OnceCell::new(), at })
+        let step = request.progress.start_concurrent(format!("{first} {image}"));
+        Ok(Asked { request, spec, reference, credentials: OnceCell::new(), step })
     }
 
     async fn look(&self, asked: &Asked<'_>) -> Result<Option<cri::Image>, ImageError> {
@@ -243,7 +243,7 @@ impl Manager {
     /// Looked up at most once per request, shared by verification and pull.
     async fn find_credentials(&self, asked: &Asked<'_>) -> Result<Arc<[Credential]>, ImageError> {
         let find = || {
-            asked.at.set(format!("credentials for {}", asked.request.image));
+            asked.step.enter(format!("credentials for {}", asked.request.image));
             self.credentials.find(&asked.request.pod, &asked.reference.repository, &asked.request.secrets)
         };
         let found = asked.credentials.get_or_init(find).await.clone();
@@ -305,7 +305,7 @@ impl Manager {
         self.normal(request, "Pulling", format!("Pulling image {}", quote(&request.image)));
         (self.on_pull)(request.pod.uid(), PullMoment::Began);
         let _ended = Ended(self, request.pod.uid());
-        asked.at.set(format!("image {}", request.image));
+        asked.step.enter(format!("image {}", request.image));
         let began = Instant::now();
         let pull = PullRequest {
             image: request.image.clone(),

@@ -45,7 +45,7 @@ impl Pass<'_> {
     /// Executes the resize of this sync and records its result.
     pub(super) async fn resize(&mut self) {
         let began = Instant::now();
-        let _resizes = self.req.stage.open("in-place resize");
+        let _resizes = self.req.progress.start_concurrent("in-place resize");
         let done = self.resize_in_order().await;
         let success = if done.is_ok() { "true" } else { "false" };
         let elapsed = began.elapsed().as_secs_f64() * 1000.0;

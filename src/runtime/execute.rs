@@ -159,7 +159,7 @@ impl Pass<'_> {
                 pod: Some(self.req.pod.clone()),
                 observed: self.req.observed.clone(),
                 grace,
-                stage: self.req.stage.clone(),
+                progress: self.req.progress.clone(),
             };
             let outcomes = tokio::select! {
                 biased;
@@ -218,7 +218,7 @@ impl Pass<'_> {
         let ips = self.ips.clone();
         let killed = tokio::select! {
             biased;
-            killed = self.rt.kill_container(order, &ips, &self.req.stage) => killed,
+            killed = self.rt.kill_container(order, &ips, &self.req.progress) => killed,
             () = self.req.stopping.cancelled() => return Err(Halt),
         };
         match killed {
@@ -260,7 +260,7 @@ impl Pass<'_> {
     /// `outcome.acted`: a removal that fails, or whose container the runtime still lists, would start
     /// the next sync at once, without a pause.
     async fn remove(&mut self, instance: &ObservedContainer, logs: Logs) {
-        let _removes = self.req.stage.open(format!("RemoveContainer {}", instance.name));
+        let _removes = self.req.progress.start_concurrent(format!("RemoveContainer {}", instance.name));
         if let Err(err) = self.rt.remove_container(&self.req.pod, instance, logs).await {
             error!(pod = %self.req.pod.object_name(), podUID = %self.req.pod.uid(), containerName = %instance.name,
                 containerID = %instance.id, err, "Failed to remove container");
@@ -303,7 +303,7 @@ impl Pass<'_> {
         let attempt = self.actions.attempt;
         let config = self.sandbox_config().await.map_err(SandboxError::Failed)?;
         let handler = self.handler().await.map_err(SandboxError::Failed)?;
-        let at = self.req.stage.open("RunPodSandbox");
+        let step = self.req.progress.start_concurrent("RunPodSandbox");
         self.outcome.acted = true;
         let began = Instant::now();
         let (cri, under) = (self.rt.deps.cri.clone(), handler.clone());
@@ -319,7 +319,7 @@ impl Pass<'_> {
             Ok(id) => Ok(id.into()),
             Err(CreateError::Stopped) => Err(SandboxError::Stopped),
             Err(CreateError::Cri(err) | CreateError::Reserved(err, _)) => {
-                at.stuck();
+                step.fail();
                 metrics.run_sandbox_errors.with_label_values(&[handler.as_str()]).inc();
                 Err(SandboxError::Failed(err.to_string()))
             }
@@ -331,7 +331,7 @@ impl Pass<'_> {
         if self.req.pod.is_host_network() {
             return Ok(());
         }
-        let at = self.req.stage.open("PodSandboxStatus");
+        let step = self.req.progress.start_concurrent("PodSandboxStatus");
         let answer = self.rt.deps.cri.pod_sandbox_status(id.as_str()).await;
         let status = answer.and_then(|reply| reply.status.ok_or(CriError::Invalid("sandbox status is nil".to_owned())));
         match status {
@@ -340,7 +340,7 @@ impl Pass<'_> {
                 Ok(())
             }
             Err(err) => {
-                at.stuck();
+                step.fail();
                 let text = format!("Unable to get pod sandbox status: {err}");
                 self.event(Event::warning(self.req.pod.id(), "FailedPodSandBoxStatus", text));
                 self.outcome.error = Some(err.to_string());

@@ -22,7 +22,9 @@ use super::{
     manager::RuntimeManager,
 };
 use berth_cri::CriResult;
-use berth_ports::{ActionKind, ActionOutcome, Event, Grace, KillPod, OpenStage, Stage, StartFailure, SyncOutcome};
+use berth_ports::{
+    ActionKind, ActionOutcome, ConcurrentStep, Event, Grace, KillPod, PodProgress, StartFailure, SyncOutcome,
+};
 use berth_types::{
     ContainerId, Pod, PodRef,
     observed::{ObservedContainer, ObservedPod},
@@ -118,14 +120,14 @@ impl Turns {
 /// A grace period in progress.
 struct LiveGrace {
     deadline: Instant,
-    /// The stage whose deadline is the end of the grace period.
-    at: OpenStage,
+    /// The step whose deadline is the end of the grace period.
+    step: ConcurrentStep,
     given: Option<watch::Receiver<Option<Grace>>>,
 }
 
 impl LiveGrace {
-    /// `first` receives whether the period is not zero, and opens the first stage.
-    fn new(facts: &StopFacts, cause: Cause, given: Override, first: impl FnOnce(bool) -> OpenStage) -> Self {
+    /// `first` receives whether the period is not zero, and starts the first step.
+    fn new(facts: &StopFacts, cause: Cause, given: Override, first: impl FnOnce(bool) -> ConcurrentStep) -> Self {
         let own = || Grace::of(facts.period(cause)).0;
         let (period, given) = match given {
             Override::None => (own(), None),
@@ -135,12 +137,12 @@ impl LiveGrace {
                 (now.map_or_else(own, |grace| grace.0), Some(given))
             }
         };
-        Self { deadline: Instant::now() + period, at: first(!period.is_zero()), given }
+        Self { deadline: Instant::now() + period, step: first(!period.is_zero()), given }
     }
 
-    /// Enters the next stage, with the end of the grace period as its deadline.
-    fn enter(&self, stage: String) {
-        self.at.set_until(stage, Some(self.deadline));
+    /// Enters the next step, with the end of the grace period as its deadline.
+    fn enter(&self, name: String) {
+        self.step.enter_until(name, Some(self.deadline));
     }
 
     fn left(&self) -> Duration {
@@ -163,7 +165,7 @@ impl LiveGrace {
             let deadline = Instant::now() + grace.0;
             if deadline < self.deadline {
                 self.deadline = deadline;
-                self.at.until(deadline);
+                self.step.set_deadline(deadline);
                 return;
             }
         }
@@ -214,16 +216,16 @@ impl RuntimeManager {
                 turns: turns.clone(),
             };
             async {
-                let killed = self.kill_container(order, &observed.ips, &request.stage).await;
+                let killed = self.kill_container(order, &observed.ips, &request.progress).await;
                 outcome(ActionKind::KillContainer, &instance.name, "KillContainerError", killed)
             }
         });
         let mut outcomes = future::join_all(kills).await;
         if !observed.sandboxes.is_empty() {
-            let at = request.stage.open("StopPodSandbox");
+            let step = request.progress.start_concurrent("StopPodSandbox");
             let stopped = self.stop_sandboxes(&observed.id, observed.sandboxes.iter().map(|s| s.id.as_str())).await;
             if stopped.failure.is_some() {
-                at.stuck();
+                step.fail();
             }
             outcomes.push(stopped);
         }
@@ -237,16 +239,21 @@ impl RuntimeManager {
     }
 
     /// Stops one container: event, preStop hook, sidecar ordering, stop.
-    pub(super) async fn kill_container(&self, order: KillOrder, ips: &[IpAddr], stage: &Stage) -> CriResult<()> {
+    pub(super) async fn kill_container(
+        &self,
+        order: KillOrder,
+        ips: &[IpAddr],
+        progress: &PodProgress,
+    ) -> CriResult<()> {
         let KillOrder { pod, id, name, facts, message, cause, grace, turns } = order;
         let facts = match facts {
             Some(facts) => facts,
             None => self.facts_from_annotations(&id).await,
         };
         let first = |has_time: bool| match (&facts.pre_stop, &turns) {
-            (Some(_), _) if has_time => stage.open(format!("preStop hook of {name}")),
-            (None, Some(_)) if has_time => stage.open(format!("turn of {name} to stop")),
-            _ => stage.open(format!("StopContainer {name}")),
+            (Some(_), _) if has_time => progress.start_concurrent(format!("preStop hook of {name}")),
+            (None, Some(_)) if has_time => progress.start_concurrent(format!("turn of {name} to stop")),
+            _ => progress.start_concurrent(format!("StopContainer {name}")),
         };
         let mut grace = LiveGrace::new(&facts, cause, grace, first);
         let message = message.unwrap_or_else(|| format!("Stopping container {name}"));
@@ -268,7 +275,7 @@ impl RuntimeManager {
         // An overdue hook continues until the container is gone, so that its last actions are not lost.
         let stopped = beside(late, self.stop_container(&id, &mut grace)).await;
         if stopped.is_err() {
-            grace.at.stuck();
+            grace.step.fail();
         }
         if let Some(turns) = turns {
             turns.is_gone(&name);
@@ -413,8 +420,8 @@ mod tests {
         let facts = StopFacts { termination: Some(i64::MAX), ..StopFacts::default() };
         let live = Override::Live(watch::channel(Some(Grace::from_secs(i64::MAX))).1);
         for given in [Override::None, live] {
-            let at = Stage::new().open("StopContainer main");
-            let told = LiveGrace::new(&facts, Cause::Unspecified, given, |_| at).for_runtime();
+            let step = PodProgress::new().start_concurrent("StopContainer main");
+            let told = LiveGrace::new(&facts, Cause::Unspecified, given, |_| step).for_runtime();
             assert!(told > most / 10 && told < most, "{told:?}");
         }
     }

@@ -155,7 +155,7 @@ impl Pass<'_> {
             sandbox: Some(sandbox),
             handler,
             field_path: Some(subject.kind.field_path(&subject.container.name)),
-            stage: self.req.stage.clone(),
+            progress: self.req.progress.clone(),
         };
         let images = self.rt.deps.images.clone();
         self.image_volumes.begin(&images, subject.container, &request);
@@ -320,7 +320,7 @@ impl Pass<'_> {
                 Some(&found.ok_or_else(|| format!("unable to find target container {name}"))?.id)
             }
         };
-        let at = self.req.stage.open(format!("configuration of {}", subject.container.name));
+        let step = self.req.progress.start_concurrent(format!("configuration of {}", subject.container.name));
         let request = ContainerRequest {
             pod: &self.req.pod,
             kind: subject.kind,
@@ -335,7 +335,7 @@ impl Pass<'_> {
         };
         let configured = self.rt.deps.prepare.container(request).await;
         configured.map_err(|error| {
-            at.stuck();
+            step.fail();
             error.to_string()
         })
     }
@@ -356,11 +356,11 @@ impl Pass<'_> {
         metrics.image_volumes_requested.inc_by(images);
         let cri = self.rt.deps.cri.clone();
         let call = async move { cri.create_container(sandbox.as_str(), config, (*sandbox_config).clone()).await };
-        let at = self.req.stage.open(format!("CreateContainer {}", container.name));
+        let step = self.req.progress.start_concurrent(format!("CreateContainer {}", container.name));
         self.outcome.acted = true;
         let created = self.rt.creates.create(key, call, &self.req.stopping).await;
         if matches!(created, Err(CreateError::Cri(_) | CreateError::Reserved(..))) {
-            at.stuck();
+            step.fail();
         }
         match created {
             Ok(id) => {
@@ -398,10 +398,10 @@ impl Pass<'_> {
 
     async fn start_created(&mut self, subject: Subject<'_>, made: &Made) -> Attempt<()> {
         let name = &subject.container.name;
-        let at = self.req.stage.open(format!("StartContainer {name}"));
+        let step = self.req.progress.start_concurrent(format!("StartContainer {name}"));
         self.outcome.acted = true;
         let Err(err) = self.rt.deps.cri.start_container(made.id.as_str()).await else { return Ok(()) };
-        at.stuck();
+        step.fail();
         let failure = Failure::new("RunContainerError", bare(&err).replace(made.id.as_str(), name));
         self.tell_failed(subject, &failure);
         // Second failed start of a created instance: the next sync creates a new one.
@@ -425,13 +425,13 @@ impl Pass<'_> {
             ports: container.ports.as_deref().unwrap_or_default(),
             field_path: Some(&path),
         };
-        let at = self.req.stage.open(format!("postStart hook of {}", container.name));
+        let step = self.req.progress.start_concurrent(format!("postStart hook of {}", container.name));
         let ran = tokio::select! {
             biased;
             ran = self.rt.run_hook(&hook) => ran,
             () = self.req.stopping.cancelled() => return Err(None),
         };
-        drop(at);
+        drop(step);
         let Err(message) = ran else { return Ok(()) };
         error!(pod = %pod.object_name(), podUID = %pod.uid(), containerName = container.name, containerID = %id,
             err = message, "Failed to execute PostStartHook");
@@ -444,7 +444,7 @@ impl Pass<'_> {
         };
         let killed = tokio::select! {
             biased;
-            killed = self.rt.kill_container(KillOrder::of(&pod, &kill), &self.ips, &self.req.stage) => killed,
+            killed = self.rt.kill_container(KillOrder::of(&pod, &kill), &self.ips, &self.req.progress) => killed,
             () = self.req.stopping.cancelled() => return Err(None),
         };
         if let Err(err) = killed {

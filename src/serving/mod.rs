@@ -9,7 +9,7 @@ pub mod logs;
 pub mod node_logs;
 pub mod pages;
 pub mod pods;
-mod profiler;
+mod pprof_encoder;
 pub mod profiles;
 pub mod pulses;
 pub mod startup_hint;

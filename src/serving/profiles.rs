@@ -1,6 +1,7 @@
-//! Profiles of this process: where its time goes, and who asked for its memory.
+//! CPU and heap profiles of this process for `/debug/pprof/`, gzipped `profile.proto`; and the list of its threads.
 
 use std::{
+    collections::HashMap,
     fmt::Write as _,
     io::{self, Write as _},
     os::unix::ffi::OsStringExt,
@@ -13,55 +14,55 @@ use flate2::{Compression, write::GzEncoder};
 use prost::Message;
 use tracing::info;
 
-use super::profiler::{self, Memory, Named, Shown, Taken, scaled};
+use super::pprof_encoder::{self, Sampling, StackMemory, Symbol, estimate};
 use berth_proto::profile::Profile;
 use berth_server::ports::{MemoryView, ProfileError, Profiles};
 use berth_sys::{
-    allocations::{self, INTERVAL, Noted, Record, Sum},
-    sampler::{PER_SECOND, Refused, Sampling},
+    cpu_profile::{CpuProfiler, SAMPLES_PER_SECOND, StartError},
+    heap_profile::{self, BlockSum, HeapSample, SAMPLE_INTERVAL},
 };
 
-/// Profiles of this process.
+/// CPU and heap profiles of this process.
 pub struct ProcessProfiles;
 
 #[async_trait]
 impl Profiles for ProcessProfiles {
     async fn processor(&self, time: Duration) -> Result<Bytes, ProfileError> {
-        let sampling = Sampling::start().map_err(|refused| match refused {
-            Refused::Busy => ProfileError::Busy,
-            Refused::Kernel => ProfileError::Failed("the kernel refuses a timer".to_owned()),
+        let profiler = CpuProfiler::start().map_err(|error| match error {
+            StartError::Busy => ProfileError::Busy,
+            StartError::Kernel => ProfileError::Failed("the kernel refuses a timer".to_owned()),
         })?;
-        let at = now();
+        let start = now();
         tokio::time::sleep(time).await;
-        let taken = Taken { at, duration: nanos(time), period: 1_000_000_000 / i64::from(PER_SECOND) };
-        written(move || {
-            let stacks = sampling.stacks();
-            drop(sampling);
+        let sampling = Sampling { start, duration: nanos(time), period: 1_000_000_000 / i64::from(SAMPLES_PER_SECOND) };
+        blocking(move || {
+            let stacks = profiler.stacks();
+            drop(profiler);
             info!(samples = stacks.len(), "Took a profile");
-            zipped(&profiler::processor(&stacks, &mappings()?, taken, names))
+            gzip(&pprof_encoder::cpu(&stacks, &mappings()?, sampling, symbols))
         })
         .await
     }
 
     async fn memory(&self, view: MemoryView, time: Option<Duration>) -> Result<Bytes, ProfileError> {
-        let at = now();
-        let is_new = allocations::start().map_err(failed)?;
+        let start = now();
+        let is_first = heap_profile::start().map_err(failed)?;
         let before = match time {
-            None => Record::default(),
+            None => Vec::new(),
             Some(time) => {
-                let before = allocations::record();
+                let before = blocking(heap_profile::samples).await?;
                 tokio::time::sleep(time).await;
                 before
             }
         };
         let duration = time.map_or(0, nanos);
-        written(move || {
-            let after = allocations::record();
-            info!(stacks = after.stacks.len(), missed = after.missed, "Took a profile of memory");
-            let taken = Taken { at, duration, period: i64::try_from(INTERVAL).unwrap_or(i64::MAX) };
-            let shown = if view == MemoryView::Held { Shown::Held } else { Shown::Asked };
-            let comment = comment(is_new && time.is_none(), after.missed);
-            zipped(&profiler::memory(&since(&before, &after), (&mappings()?, taken), (shown, &comment), names))
+        blocking(move || {
+            let after = heap_profile::samples()?;
+            info!(stacks = after.len(), "Took a profile of memory");
+            let sampling = Sampling { start, duration, period: i64::try_from(SAMPLE_INTERVAL).unwrap_or(i64::MAX) };
+            let comment = comment(is_first && time.is_none());
+            let stacks = since(before, after);
+            gzip(&pprof_encoder::heap(&stacks, (&mappings()?, sampling), (view, &comment), symbols))
         })
         .await
     }
@@ -87,7 +88,7 @@ impl Profiles for ProcessProfiles {
     }
 }
 
-/// A line for people: id, name, state.
+/// Formats a thread for people: ID, name, state.
 fn thread(stat: &str) -> Option<(u32, String)> {
     let (id, rest) = stat.split_once(" (")?;
     let (name, rest) = rest.rsplit_once(") ")?;
@@ -104,41 +105,27 @@ fn thread(stat: &str) -> Option<(u32, String)> {
     Some((id, line))
 }
 
-fn comment(is_new: bool, missed: u64) -> String {
-    let mut text = format!("one sample per {INTERVAL} bytes asked for since sampling began");
-    if is_new {
+fn comment(is_first: bool) -> String {
+    let mut text = format!("one sample per {SAMPLE_INTERVAL} bytes asked for since sampling began");
+    if is_first {
         text.push_str(", which was with this request: ask again");
-    }
-    if missed > 0 {
-        let _ = write!(text, "; {missed} samples were missed for want of room"); // a String takes all
     }
     text
 }
 
-/// What came between two records: the later one begins with the stacks of the earlier one.
-fn since(before: &Record, after: &Record) -> Vec<Memory> {
-    let none = Noted { frames: Vec::new(), asked: Sum::default(), freed: Sum::default() };
-    let earlier = before.stacks.iter().chain(std::iter::repeat(&none));
-    let pairs = after.stacks.iter().zip(earlier);
-    let grown =
-        |after: (i64, i64), before: (i64, i64)| (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
-    let memory = pairs.map(|(now, then)| Memory {
-        stack: now.frames.clone(),
-        asked: grown(whole(now.asked), whole(then.asked)),
-        held: grown(whole(held(now)), whole(held(then))),
+/// Memory that was allocated and freed between two reads of the samples.
+fn since(before: Vec<HeapSample>, after: Vec<HeapSample>) -> Vec<StackMemory> {
+    let mut before: HashMap<_, _> = before.into_iter().map(|old| (old.frames, (old.allocated, old.live))).collect();
+    let growth = |now: BlockSum, then: BlockSum| {
+        let total = |sum: BlockSum| estimate(sum.blocks, sum.bytes, SAMPLE_INTERVAL);
+        let (now, then) = (total(now), total(then));
+        (now.0.saturating_sub(then.0), now.1.saturating_sub(then.1))
+    };
+    let stacks = after.into_iter().map(|HeapSample { frames, allocated, live }| {
+        let (old_allocated, old_live) = before.remove(&frames).unwrap_or_default();
+        StackMemory { frames, allocated: growth(allocated, old_allocated), live: growth(live, old_live) }
     });
-    memory.filter(|memory| memory.asked != (0, 0) || memory.held != (0, 0)).collect()
-}
-
-fn held(noted: &Noted) -> Sum {
-    Sum {
-        blocks: noted.asked.blocks.saturating_sub(noted.freed.blocks),
-        bytes: noted.asked.bytes.saturating_sub(noted.freed.bytes),
-    }
-}
-
-fn whole(sum: Sum) -> (i64, i64) {
-    scaled(sum.blocks, sum.bytes, INTERVAL)
+    stacks.filter(|stack| stack.allocated != (0, 0) || stack.live != (0, 0)).collect()
 }
 
 fn now() -> i64 {
@@ -153,33 +140,33 @@ fn failed(error: impl std::fmt::Display) -> ProfileError {
     ProfileError::Failed(error.to_string())
 }
 
-/// Naming places takes a while: on a thread that may.
-async fn written(write: impl FnOnce() -> io::Result<Bytes> + Send + 'static) -> Result<Bytes, ProfileError> {
-    tokio::task::spawn_blocking(write).await.map_err(failed)?.map_err(failed)
+/// Runs work that blocks, such as resolving symbols, on a thread for it.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, ProfileError> {
+    tokio::task::spawn_blocking(work).await.map_err(failed)?.map_err(failed)
 }
 
-fn mappings() -> io::Result<Vec<profiler::Mapped>> {
-    Ok(profiler::mappings(&std::fs::read_to_string("/proc/self/maps")?))
+fn mappings() -> io::Result<Vec<pprof_encoder::CodeMapping>> {
+    Ok(pprof_encoder::mappings(&std::fs::read_to_string("/proc/self/maps")?))
 }
 
-fn zipped(profile: &Profile) -> io::Result<Bytes> {
+fn gzip(profile: &Profile) -> io::Result<Bytes> {
     let mut zip = GzEncoder::new(Vec::new(), Compression::fast());
     zip.write_all(&profile.encode_to_vec())?;
     Ok(zip.finish()?.into())
 }
 
-/// What an address is called, as far as the program was not stripped.
-fn names(address: u64) -> Vec<Named> {
+/// Functions at an address; none in a stripped program.
+fn symbols(address: u64) -> Vec<Symbol> {
     let mut found = Vec::new();
-    // The crate takes every address for one that is returned to, and looks before it: at the function
-    // before, where a sample was taken on the first instruction of one.
+    // The crate takes every address for a return address and looks before it, which would be the previous function for a
+    // sample on a function's first instruction.
     let Ok(address) = usize::try_from(address.saturating_add(1)) else { return found };
     backtrace::resolve(std::ptr::without_provenance_mut(address), |symbol| {
         if let Some(name) = symbol.name() {
-            found.push(Named {
-                // Without the hash that tells builds apart.
+            found.push(Symbol {
+                // Without the hash that differs between builds.
                 function: format!("{name:#}"),
-                symbol: String::from_utf8_lossy(name.as_bytes()).into_owned(),
+                linkage_name: String::from_utf8_lossy(name.as_bytes()).into_owned(),
                 file: symbol.filename().map(|path| path.display().to_string()).unwrap_or_default(),
                 line: i64::from(symbol.lineno().unwrap_or(0)),
             });
@@ -194,16 +181,16 @@ mod tests {
 
     #[test]
     fn only_what_came_between_is_told() {
-        let noted = |asked: u64, freed: u64| Noted {
-            frames: vec![asked],
-            asked: Sum { blocks: asked, bytes: asked << 30 },
-            freed: Sum { blocks: freed, bytes: freed << 30 },
+        let sample = |stack: u64, allocated: u64, freed: u64| HeapSample {
+            frames: vec![stack],
+            allocated: BlockSum { blocks: allocated, bytes: allocated << 30 },
+            live: BlockSum { blocks: allocated - freed, bytes: (allocated - freed) << 30 },
         };
-        let record =
-            |stacks: &[(u64, u64)]| Record { stacks: stacks.iter().map(|s| noted(s.0, s.1)).collect(), missed: 0 };
-        let told = since(&record(&[(3, 1), (2, 0)]), &record(&[(5, 4), (2, 0), (1, 0)]));
-        let blocks: Vec<(i64, i64)> = told.iter().map(|memory| (memory.asked.0, memory.held.0)).collect();
-        assert_eq!(blocks, [(2, -1), (1, 1)]);
+        let before = vec![sample(1, 3, 1), sample(2, 2, 0)];
+        let after = vec![sample(3, 1, 0), sample(2, 2, 0), sample(1, 5, 4)];
+        let grown = since(before, after);
+        let blocks: Vec<(i64, i64)> = grown.iter().map(|stack| (stack.allocated.0, stack.live.0)).collect();
+        assert_eq!(blocks, [(1, 1), (2, -1)]);
     }
 
     #[test]
@@ -214,10 +201,13 @@ mod tests {
         }
         assert_eq!(first_of_all(1), 2);
         let pointer: fn(u64) -> u64 = first_of_all;
-        let named = names(pointer as usize as u64);
-        let outermost = named.last().expect("a test is not stripped");
-        assert!(outermost.function.ends_with("::first_of_all"), "{named:?}");
-        assert!(outermost.symbol.starts_with('_') && outermost.symbol.contains("first_of_all"), "{named:?}");
+        let found = symbols(pointer as usize as u64);
+        let outermost = found.last().expect("a test is not stripped");
+        assert!(outermost.function.ends_with("::first_of_all"), "{found:?}");
+        assert!(
+            outermost.linkage_name.starts_with('_') && outermost.linkage_name.contains("first_of_all"),
+            "{found:?}"
+        );
     }
 
     #[test]
@@ -226,6 +216,6 @@ mod tests {
         assert_eq!(thread("12 (a"), None);
         let text = ProcessProfiles.threads();
         assert!(text.starts_with("threads: ") && text.contains(&format!("{} ", std::process::id())), "{text}");
-        assert!(comment(true, 3).ends_with("ask again; 3 samples were missed for want of room"));
+        assert!(comment(true).ends_with("ask again") && !comment(false).contains("ask again"));
     }
 }

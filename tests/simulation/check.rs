@@ -70,10 +70,10 @@ async fn workers(world: &World, counts: impl Fn(&str) -> bool, wanted: impl Fn(&
     for view in agent.describe().await {
         let uid = view.id.uid.as_str();
         if counts(uid) && !wanted(uid) {
-            return Err(format!("{uid} is not wanted, but worked on: {:?} {:?}", view.life, view.stage));
+            return Err(format!("{uid} is not wanted, but worked on: {:?} {:?}", view.life, view.step));
         }
         if counts(uid) && view.life.is_stopping() && !view.life.is_finished() {
-            return Err(format!("{uid} is still stopping: {:?} {:?}", view.life, view.stage));
+            return Err(format!("{uid} is still stopping: {:?} {:?}", view.life, view.step));
         }
     }
     let told = agent.status.snapshot();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::Stage;
+use super::PodProgress;
 use berth_proto::cri;
 use berth_types::Pod;
 
@@ -65,7 +65,7 @@ pub struct EnsureImage {
     /// `fieldPath` of events, e.g. `spec.containers{web}`.
     pub field_path: Option<String>,
     /// Receives the name of the wait.
-    pub stage: Stage,
+    pub progress: PodProgress,
 }
 
 /// User configured in an image.

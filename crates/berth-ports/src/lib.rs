@@ -16,11 +16,11 @@ mod node;
 mod objects;
 mod observer;
 mod plugins;
+mod pod_progress;
 mod probes;
 mod pulse;
 mod resources;
 mod runtime;
-mod stage;
 mod state_file;
 mod storage;
 mod user_namespaces;
@@ -36,6 +36,7 @@ pub use node::{HandlerFeatures, NodeFacts, RuntimeState};
 pub use objects::{CertificateAsk, Credential, ObjectError, ObjectSource, ServiceAccount, TokenAsk};
 pub use observer::{Observation, PodObserver, PodView, RuntimePods};
 pub use plugins::{NodeDriver, NodeDrivers, PluginHandler, PluginInfo};
+pub use pod_progress::{ConcurrentStep, PodProgress, StepTiming, StepView, SyncError};
 pub use probes::{ProbeManager, ProbeResult, ProbeResults, ProbedPods, ProbedStatus};
 pub use pulse::Pulse;
 pub use resources::{ContainerTuning, PodCgroup, PodCgroupValues, ResourceError, ResourceManager};
@@ -43,7 +44,6 @@ pub use runtime::{
     ActionKind, ActionOutcome, Grace, KillPod, KillReason, PodRuntime, PodStateProvider, StartFailure, SyncOutcome,
     SyncPod,
 };
-pub use stage::{OpenStage, PassedStage, Stage, StageError, StageView};
 pub use state_file::StateFile;
 pub use storage::{Attached, StorageError, StorageObjects};
 pub use user_namespaces::{IdRange, UserNamespaces};

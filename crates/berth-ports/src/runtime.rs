@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{MountedVolumes, PullSecret, Stage};
+use super::{MountedVolumes, PodProgress, PullSecret};
 use berth_types::{ContainerId, Pod, PodUid, api, observed::ObservedPod};
 
 /// Input of one sync of a pod that should run.
@@ -31,7 +31,7 @@ pub struct SyncPod {
     /// Callback, called once sandbox, network, and volumes are ready, before any image is pulled.
     pub sandbox_ready: Arc<dyn Fn() + Send + Sync>,
     /// Receives the name of each wait.
-    pub stage: Stage,
+    pub progress: PodProgress,
 }
 
 /// Kind of a sync action.
@@ -155,7 +155,7 @@ pub struct KillPod {
     /// (spec 02a §14 "pass a live deadline to the kill operation").
     pub grace: watch::Receiver<Option<Grace>>,
     /// Receives the name of each wait.
-    pub stage: Stage,
+    pub progress: PodProgress,
 }
 
 /// Executes pod actions by CRI calls. One call at a time per pod; pods never wait for each other.

@@ -2,12 +2,12 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
-#[allow(unsafe_code, reason = "an allocator has no safe interface")]
-pub mod allocations;
 pub mod atomic_file;
 pub mod beneath;
 pub mod blocking_pool;
 pub mod cgroup;
+#[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
+pub mod cpu_profile;
 #[allow(unsafe_code, reason = "bpf has no safe interface")]
 pub mod device_filter;
 pub mod disk_walk;
@@ -15,6 +15,8 @@ pub mod file_watch;
 pub mod grpc_deadline;
 #[allow(unsafe_code, reason = "the allocator has no safe interface")]
 pub mod heap;
+#[allow(unsafe_code, reason = "the allocator has no safe interface")]
+pub mod heap_profile;
 pub mod in_root;
 #[allow(unsafe_code, reason = "interface requests have no safe interface")]
 pub mod interface;
@@ -39,8 +41,6 @@ pub mod panics;
 pub mod privileges;
 #[allow(unsafe_code, reason = "unmapping has no safe interface")]
 pub mod remove_tree;
-#[allow(unsafe_code, reason = "signal handlers and timers have no safe interface")]
-pub mod sampler;
 pub mod selinux;
 #[allow(unsafe_code, reason = "real-time signals have no safe constructor")]
 pub mod signal;

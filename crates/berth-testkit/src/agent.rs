@@ -20,7 +20,7 @@ use berth_metrics::{
     StatusMetrics,
 };
 use berth_ports::{
-    Clock, EnsureImage, ImageProvider, NodeFacts, PodObserver, PodRuntime, PodStateProvider, PullPolicy, Stage,
+    Clock, EnsureImage, ImageProvider, NodeFacts, PodObserver, PodProgress, PodRuntime, PodStateProvider, PullPolicy,
 };
 use berth_status::StatusManager;
 use berth_types::{Pod, PodSource, PodUid, api};
@@ -266,7 +266,7 @@ impl Machine {
                 sandbox: None,
                 handler: String::new(),
                 field_path: None,
-                stage: Stage::new(),
+                progress: PodProgress::new(),
             };
             manager.ensure(request).await.expect("pulled");
         }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{engine::lifecycle::Lifecycle, probes::Run};
-use berth_ports::{OpenStage, Stage};
+use berth_ports::{ConcurrentStep, PodProgress};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).expect("a time")
@@ -18,7 +18,7 @@ fn id() -> PodRef {
 fn what_is_known_is_told() {
     let steady = Instant::now() + Duration::from_secs(1000);
     let ago = |seconds: u64| steady - Duration::from_secs(seconds);
-    let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None, line: None };
+    let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
     let status: api::PodStatus = serde_json::from_value(json!({
         "phase": "Pending",
         "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "m"},
@@ -35,13 +35,9 @@ fn what_is_known_is_told() {
         pod: None,
         status: Some(&status),
         standing: Some(&standing),
-        stage: Some(StageView {
-            name: "back-off".into(),
-            since: ago(30),
-            until: Some(steady + Duration::from_secs(10)),
-        }),
-        errors: vec![StageError { text: "no".into(), times: 2, first: ago(20), last: ago(10) }],
-        passed: vec![PassedStage {
+        step: Some(StepView { name: "back-off".into(), since: ago(30), until: Some(steady + Duration::from_secs(10)) }),
+        errors: vec![SyncError { text: "no".into(), times: 2, first: ago(20), last: ago(10) }],
+        timings: vec![StepTiming {
             name: "volumes".into(),
             times: 2,
             first: Duration::from_micros(1_234_567),
@@ -80,9 +76,9 @@ fn what_is_known_is_told() {
 #[test]
 fn who_waits_for_nothing_says_so() {
     let now = Now { wall: at(0), steady: Instant::now() };
-    let idle = StageView { name: "idle".into(), since: now.steady, until: None };
-    let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None, line: None };
-    let idles = Known { standing: Some(&standing), stage: Some(idle), ..Known::default() };
+    let idle = StepView { name: "idle".into(), since: now.steady, until: None };
+    let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: None, line: None };
+    let idles = Known { standing: Some(&standing), step: Some(idle), ..Known::default() };
     assert_eq!(document(&id(), &idles, now).waits, None);
     let refused = document(&id(), &Known::default(), now);
     assert_eq!((refused.life.as_str(), refused.waits), ("refused", None));
@@ -93,21 +89,27 @@ fn who_waits_for_nothing_says_so() {
 async fn troubles_have_their_words() {
     let minute = Duration::from_secs(60);
     let soon = || Some(Instant::now() + minute * 2);
-    type Act<'a> = &'a dyn Fn(&Stage) -> Vec<OpenStage>;
-    let fails = |stage: &Stage, name: &'static str, text: &str, rest: &'static str| {
-        stage.set(name);
-        stage.failed(text);
-        stage.rest(rest, soon());
+    type Act<'a> = &'a dyn Fn(&PodProgress) -> Vec<ConcurrentStep>;
+    let fails = |progress: &PodProgress, name: &'static str, text: &str, rest: &'static str| {
+        progress.enter(name);
+        progress.fail(text);
+        progress.pause(rest, soon());
         Vec::new()
     };
     let volumes = "unmounted volumes=[c]: configmap \"c\" not found";
     let rows: [(Act<'_>, &str, &str, bool, &str); 9] = [
-        (&|stage| vec![stage.open("image a:1"), stage.open("image b:1")], "image a:1", "image", false, ""),
         (
-            &|stage| {
-                stage.open("image a:1").stuck();
-                stage.note("ErrImagePull");
-                stage.rest("back-off", soon());
+            &|progress| vec![progress.start_concurrent("image a:1"), progress.start_concurrent("image b:1")],
+            "image a:1",
+            "image",
+            false,
+            "",
+        ),
+        (
+            &|progress| {
+                progress.start_concurrent("image a:1").fail();
+                progress.fail("ErrImagePull");
+                progress.pause("back-off", soon());
                 Vec::new()
             },
             "back-off of image a:1",
@@ -115,12 +117,12 @@ async fn troubles_have_their_words() {
             true,
             "ErrImagePull",
         ),
-        (&|stage| fails(stage, "volumes", volumes, "next try"), "next try of volumes", "retry", true, volumes),
-        (&|stage| vec![stage.open("RunPodSandbox")], "RunPodSandbox", "sandbox", false, ""),
+        (&|progress| fails(progress, "volumes", volumes, "next try"), "next try of volumes", "retry", true, volumes),
+        (&|progress| vec![progress.start_concurrent("RunPodSandbox")], "RunPodSandbox", "sandbox", false, ""),
         (
-            &|stage| {
-                let stops = stage.open("preStop hook of main");
-                stops.set_until("StopContainer main", soon());
+            &|progress| {
+                let stops = progress.start_concurrent("preStop hook of main");
+                stops.enter_until("StopContainer main", soon());
                 vec![stops]
             },
             "StopContainer main",
@@ -128,18 +130,18 @@ async fn troubles_have_their_words() {
             true,
             "",
         ),
-        (&|stage| fails(stage, "runtime", "it hangs", "runtime"), "runtime", "runtime", true, "it hangs"),
-        (&|stage| fails(stage, "network", "no CNI", "network"), "network", "network", true, "no CNI"),
+        (&|progress| fails(progress, "runtime", "it hangs", "runtime"), "runtime", "runtime", true, "it hangs"),
+        (&|progress| fails(progress, "network", "no CNI", "network"), "network", "network", true, "no CNI"),
         (
-            &|stage| fails(stage, "runtime status", "no look", "next try"),
+            &|progress| fails(progress, "runtime status", "no look", "next try"),
             "next try of runtime status",
             "retry",
             true,
             "no look",
         ),
         (
-            &|stage| {
-                stage.frame("containers");
+            &|progress| {
+                progress.enter_frame("containers");
                 Vec::new()
             },
             "containers",
@@ -149,12 +151,12 @@ async fn troubles_have_their_words() {
         ),
     ];
     for (act, expected, reason, ends, why) in rows {
-        let stage = Stage::new();
-        let _open = act(&stage);
+        let progress = PodProgress::new();
+        let _open = act(&progress);
         tokio::time::advance(minute).await;
-        let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: Some(stage.clone()), line: None };
+        let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: Some(progress.clone()), line: None };
         let known =
-            Known { standing: Some(&standing), stage: standing.view(), errors: stage.errors(), ..Known::default() };
+            Known { standing: Some(&standing), step: standing.view(), errors: progress.errors(), ..Known::default() };
         let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
         let waits = told.waits.expect("it waits");
         let seen = (waits.stage.as_str(), waits.reason.as_str(), waits.seconds, waits.until.is_some());
@@ -175,8 +177,8 @@ async fn who_stands_in_line_is_told_behind_what() {
         (Line::Preemption, "preempting", "preemption of other pods", "preemption"),
         (Line::NodeLabels, "admission", "labels of the node", "node_labels"),
     ] {
-        let standing = Standing { id: id(), life: Lifecycle::Syncing, stage: None, line: Some((line, begun)) };
-        let known = Known { standing: Some(&standing), stage: standing.view(), ..Known::default() };
+        let standing = Standing { id: id(), life: Lifecycle::Syncing, progress: None, line: Some((line, begun)) };
+        let known = Known { standing: Some(&standing), step: standing.view(), ..Known::default() };
         let told = document(&id(), &known, Now { wall: at(0), steady: Instant::now() });
         let waits = told.waits.expect("it waits");
         assert_eq!((told.life.as_str(), waits.stage.as_str(), waits.reason.as_str()), (life, stage, reason));

@@ -14,7 +14,7 @@ use crate::engine::{
     standings::Standing,
     worker::Cause,
 };
-use berth_ports::{Stage, StageView};
+use berth_ports::{PodProgress, StepView};
 use berth_types::{Pod, PodRef, PodUid};
 
 /// A command to the sync loop.
@@ -67,7 +67,7 @@ pub struct WorkerView {
     /// Lifecycle state of the pod.
     pub life: Lifecycle,
     /// What the worker waits for; `None` while the pod has no worker yet or is finished.
-    pub stage: Option<StageView>,
+    pub step: Option<StepView>,
 }
 
 impl SyncLoop {
@@ -108,9 +108,9 @@ impl SyncLoop {
     fn describe(&self) -> Vec<WorkerView> {
         let view = |record: &Record| {
             let standing = record.standing();
-            let stage = standing.stage.as_ref().map(Stage::view);
+            let step = standing.progress.as_ref().map(PodProgress::view);
             let Standing { id, life, .. } = standing;
-            WorkerView { id, life, stage }
+            WorkerView { id, life, step }
         };
         self.records.values().map(view).collect()
     }

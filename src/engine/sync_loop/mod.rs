@@ -173,7 +173,7 @@ impl SyncLoop {
         let awaiting = self.awaiting_admission.iter().filter(|(uid, _)| !self.records.contains_key(*uid));
         let awaiting = awaiting.filter_map(|(uid, line)| {
             let id = self.pods.pod(uid)?.id().clone();
-            Some(Standing { id, life: Lifecycle::Syncing, stage: None, line: Some(*line) })
+            Some(Standing { id, life: Lifecycle::Syncing, progress: None, line: Some(*line) })
         });
         let workers = self.records.values().map(Record::standing).chain(awaiting).collect();
         let (sources_ready, desired) = (self.ready.all(), Arc::new(desired));

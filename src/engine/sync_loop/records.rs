@@ -44,12 +44,12 @@ impl Record {
 
     /// Status of the pod for `berth why`.
     pub(super) fn standing(&self) -> Standing {
-        let (stage, line) = match &self.state {
-            State::Working(handle) => (Some(handle.stage.clone()), None),
+        let (progress, line) = match &self.state {
+            State::Working(handle) => (Some(handle.progress.clone()), None),
             State::Waiting(line, since) => (None, Some((*line, *since))),
             State::Finished => (None, None),
         };
-        Standing { id: self.id.clone(), life: self.life.clone(), stage, line }
+        Standing { id: self.id.clone(), life: self.life.clone(), progress, line }
     }
 }
 

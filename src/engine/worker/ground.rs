@@ -68,7 +68,7 @@ impl Turn<'_> {
         drop(making);
         // If both failed, this error is reported.
         let Some(cgroup) = made? else { return Ok(None) };
-        self.memory.stage.set("volumes");
+        self.memory.progress.enter("volumes");
         let mounted = match early {
             Some(mounted) => mounted,
             None => mounting.await,
@@ -103,7 +103,7 @@ impl Turn<'_> {
     /// these run outside of it: they are stopped first, and `None` reports that the observation is
     /// outdated (AC-06a-17).
     async fn cgroup(&mut self, pod: &Arc<Pod>, observed: &Arc<ObservedPod>) -> Result<Option<String>, String> {
-        self.memory.stage.set("pod cgroup");
+        self.memory.progress.enter("pod cgroup");
         let runs = observed.running().next().is_some();
         if self.memory.cgroup.is_some() || runs {
             if !self.context.resources.exists(pod).await {

@@ -34,7 +34,7 @@ use super::{
     lifecycle::{Lifecycle, Wish},
     work_queue::{self, TurnEnd},
 };
-use berth_ports::{Grace, PodView, Stage};
+use berth_ports::{Grace, PodProgress, PodView};
 use berth_types::{Pod, PodRef};
 
 /// Cause of the latest message from the sync loop: label `operation_type`.
@@ -91,26 +91,25 @@ pub struct WorkerHandle {
     pub desired: watch::Sender<Desired>,
     /// Lifecycle state of the pod, as the worker last published it.
     pub life: watch::Receiver<Lifecycle>,
-    /// Current stage of the worker.
-    pub stage: Stage,
+    /// Progress of the worker.
+    pub progress: PodProgress,
 }
 
 /// Spawns a worker; it runs until the pod is finished or the agent shuts down.
 pub fn spawn(context: Arc<WorkerContext>, id: PodRef, first: Lifecycle, desired: Desired) -> WorkerHandle {
-    let count = |pod: &Pod| pod.containers().len() + pod.init_containers().len();
-    let stage = Stage::of_containers(desired.pod.as_deref().map_or(0, count));
+    let progress = PodProgress::new();
     let (desired, mailbox) = watch::channel(desired);
     let (life_sender, life) = watch::channel(first.clone());
     let view = context.observer.view(&id);
     let mut worker = Worker {
-        memory: sync::Memory::new(id, stage.clone(), view),
+        memory: sync::Memory::new(id, progress.clone(), view),
         mailbox,
         life: first,
         life_sender,
         context: context.clone(),
     };
     context.tasks.spawn(async move { worker.run().await });
-    WorkerHandle { desired, life, stage }
+    WorkerHandle { desired, life, progress }
 }
 
 struct Worker {
@@ -171,13 +170,13 @@ impl Worker {
                 () = tokio::time::sleep(wait) => {}
             }
         }
-        self.memory.stage.rest("finished", None);
+        self.memory.progress.pause("finished", None);
     }
 
-    /// Sets the stage that shows what the next sync waits for.
+    /// Shows what the next sync waits for.
     fn rest(&self, end: &TurnEnd, wait: Duration) {
         let name = end.waits_for(self.memory.blocked_on_runtime);
-        self.memory.stage.rest(name, (*end != TurnEnd::Settled).then(|| Instant::now() + wait));
+        self.memory.progress.pause(name, (*end != TurnEnd::Settled).then(|| Instant::now() + wait));
     }
 
     /// Applies the latest desired state; reports a lifecycle transition to the sync loop.
@@ -223,7 +222,7 @@ impl Worker {
             }
             Ok(sync::Outcome::Stays(end)) => (end, overheard),
             Err(text) => {
-                self.memory.stage.failed(&text);
+                self.memory.progress.fail(&text);
                 error!(pod = %self.memory.id.object_name(), podUID = %self.memory.id.uid, err = %text, "Error syncing pod, skipping");
                 (TurnEnd::Failed, overheard)
             }

@@ -49,7 +49,7 @@ impl Turn<'_> {
         if is_known || pod.api_phase() != Phase::Running.as_str() {
             return;
         }
-        self.memory.stage.set("pod cgroup");
+        self.memory.progress.enter("pod cgroup");
         let values = match self.context.resources.current_pod_values(pod).await {
             // Without pod-level cgroup values the pod has what its containers have: the previous values
             // are published until the containers have the allocated resources.

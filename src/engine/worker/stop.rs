@@ -52,7 +52,7 @@ impl Turn<'_> {
         let running: Vec<String> = observed.running().map(|c| c.id.to_string()).collect();
         if !running.is_empty() {
             let ids = running.join(" ");
-            self.memory.stage.set("kill");
+            self.memory.progress.enter("kill");
             return Err(format!("detected running containers after a successful KillPod, CRI violation: [{ids}]"));
         }
         match self.pod.clone() {
@@ -67,11 +67,11 @@ impl Turn<'_> {
     async fn bury(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         self.remove_from_runtime(observed).await?;
         let id = self.memory.id.clone();
-        self.memory.stage.set("remove pod cgroup");
+        self.memory.progress.enter("remove pod cgroup");
         if let Err(error) = self.context.resources.remove(&id).await {
             debug!(podUID = %id.uid, err = %error, "Orphaned pod cgroup stays");
         }
-        self.memory.stage.set("remove pod directory");
+        self.memory.progress.enter("remove pod directory");
         if let Err(error) = self.context.volumes.remove_directory(&id.uid).await {
             debug!(podUID = %id.uid, err = %error, "Orphaned pod directory stays");
         }
@@ -113,7 +113,7 @@ impl Turn<'_> {
     async fn told(&mut self, grace: Option<Grace>) -> Duration {
         let pod = self.pod.as_ref().filter(|_| self.context.config.api_client);
         let Some(uid) = pod.map(|pod| pod.uid().clone()) else { return Duration::ZERO };
-        self.memory.stage.set("tell that the pod is unready");
+        self.memory.progress.enter("tell that the pod is unready");
         let (began, status) = (Instant::now(), self.context.status.clone());
         let is_unsent = || status.kept_of(&uid).is_some_and(|kept| kept.unsent_since.is_some());
         let sent = async {
@@ -126,8 +126,8 @@ impl Turn<'_> {
     }
 
     async fn kill(&mut self, observed: Arc<ObservedPod>, grace: watch::Receiver<Option<Grace>>) -> Result<(), String> {
-        self.memory.stage.set("kill");
-        let request = KillPod { pod: self.pod.clone(), observed, grace, stage: self.memory.stage.clone() };
+        self.memory.progress.enter("kill");
+        let request = KillPod { pod: self.pod.clone(), observed, grace, progress: self.memory.progress.clone() };
         let killed = self.context.runtime.kill_pod(request).await;
         self.memory.wanted = self.context.observer.acted(&self.memory.id.uid);
         killed.map_err(|error| {
@@ -143,11 +143,11 @@ impl Turn<'_> {
         let observed = self.look().await?;
         let Some(pod) = self.pod.clone() else { return Ok(Outcome::Moved(Done::CleanedUp)) };
         self.publish(&pod, &observed, Build::Terminal, None);
-        self.memory.stage.set("unmount volumes");
+        self.memory.progress.enter("unmount volumes");
         self.context.volumes.unmount(pod.uid()).await.map_err(|error| error.to_string())?;
         // After the unmount: mounted volumes are refreshed from these objects.
         self.context.objects.unregister(pod.uid());
-        self.memory.stage.set("remove pod cgroup");
+        self.memory.progress.enter("remove pod cgroup");
         self.context.resources.remove(pod.id()).await.map_err(|error| error.to_string())?;
         self.context.status.terminate(&pod, self.context.clock.now());
         if content_removable && let Err(error) = self.remove_content(&observed).await {
@@ -161,12 +161,12 @@ impl Turn<'_> {
     /// that shows it gone.
     async fn remove_content(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
         self.remove_from_runtime(observed).await?;
-        self.memory.stage.set("remove pod directory");
+        self.memory.progress.enter("remove pod directory");
         self.context.volumes.remove_directory(&self.memory.id.uid).await.map_err(|error| error.to_string())
     }
 
     async fn remove_from_runtime(&mut self, observed: &Arc<ObservedPod>) -> Result<(), String> {
-        self.memory.stage.set("remove containers and sandboxes");
+        self.memory.progress.enter("remove containers and sandboxes");
         let removed = self.context.runtime.remove_pod(observed).await;
         if observed.is_gone() {
             return removed; // only its logs were removed

@@ -13,7 +13,7 @@ use crate::engine::{
     lifecycle::Done,
     work_queue::{self, TurnEnd},
 };
-use berth_ports::{ActionKind, Event, PodView, ProbeResult, PullSecret, Stage, SyncOutcome, SyncPod};
+use berth_ports::{ActionKind, Event, PodProgress, PodView, ProbeResult, PullSecret, SyncOutcome, SyncPod};
 use berth_status::{
     Build,
     lookup::{State, state},
@@ -28,8 +28,8 @@ use berth_types::{
 pub(super) struct Memory {
     /// Identity of the pod.
     pub id: PodRef,
-    /// Current stage, published to readers.
-    pub stage: Stage,
+    /// Progress, published to readers.
+    pub progress: PodProgress,
     /// Observations of the pod.
     pub view: PodView,
     /// Minimum generation of an observation to be used.
@@ -94,10 +94,10 @@ impl Hold {
 }
 
 impl Memory {
-    pub fn new(id: PodRef, stage: Stage, view: PodView) -> Self {
+    pub fn new(id: PodRef, progress: PodProgress, view: PodView) -> Self {
         Self {
             id,
-            stage,
+            progress,
             view,
             wanted: Generation::default(),
             failures: BTreeMap::new(),
@@ -200,7 +200,7 @@ impl Turn<'_> {
     /// Waits for an observation that began after the last action. A failure records an event and fails
     /// the sync.
     pub async fn look(&mut self) -> Result<Arc<ObservedPod>, String> {
-        self.memory.stage.set("runtime status");
+        self.memory.progress.enter("runtime status");
         let limit = self.context.config.look_limit;
         let text = match tokio::time::timeout(limit, self.memory.view.fresh(self.memory.wanted)).await {
             Ok(seen) => match seen.error {
@@ -267,7 +267,7 @@ impl Turn<'_> {
         };
         let Some(ground) = ground else { return Ok(Outcome::Stays(TurnEnd::Again)) };
         let request = self.prepare(&pod, look, ground, stopping).await;
-        self.memory.stage.frame("containers");
+        self.memory.progress.enter_frame("containers");
         let done = self.context.runtime.sync_pod(request).await;
         if done.over {
             // The phase need not be terminal: a container that never ran would stay waiting forever.
@@ -311,7 +311,7 @@ impl Turn<'_> {
             restart_all,
             stopping,
             sandbox_ready: self.sandbox_ready(pod, &sandbox_seen),
-            stage: self.memory.stage.clone(),
+            progress: self.memory.progress.clone(),
         }
     }
 
@@ -319,7 +319,7 @@ impl Turn<'_> {
         if pod.spec().image_pull_secrets.as_ref().is_none_or(Vec::is_empty) {
             return Arc::from([]);
         }
-        self.memory.stage.set("image pull secrets");
+        self.memory.progress.enter("image pull secrets");
         let (found, missing) = self.context.objects.pull_secrets(pod).await;
         if !missing.is_empty() {
             let names = missing.join(", ");
@@ -356,16 +356,16 @@ impl Turn<'_> {
         self.memory.blocked_on_runtime = false;
         if let Some(error) = &state.runtime_error {
             self.memory.blocked_on_runtime = true;
-            self.memory.stage.set("runtime");
-            self.memory.stage.failed(&format!("the runtime is not ready: {error}"));
+            self.memory.progress.enter("runtime");
+            self.memory.progress.fail(&format!("the runtime is not ready: {error}"));
             debug!(pod = %pod.object_name(), err = %error, "Skipping pod synchronization");
             return Some(TurnEnd::Failed);
         }
         if let Some(error) = state.network_error.as_ref().filter(|_| !pod.is_host_network()) {
             self.memory.blocked_on_runtime = true;
-            self.memory.stage.set("network");
+            self.memory.progress.enter("network");
             let text = format!("network is not ready: {error}");
-            self.memory.stage.failed(&text);
+            self.memory.progress.fail(&text);
             self.context.events.record(Event::warning(pod.id(), "NetworkNotReady", text));
             return Some(TurnEnd::NetworkNotReady);
         }
@@ -437,7 +437,7 @@ impl Turn<'_> {
             self.memory.last_failure = None;
             return;
         };
-        self.memory.stage.failed(text);
+        self.memory.progress.fail(text);
         let known = self.memory.last_failure.as_ref();
         if known.is_some_and(|(old, at)| old == text && at.elapsed() < Duration::from_secs(60)) {
             return;

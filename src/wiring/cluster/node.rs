@@ -125,7 +125,7 @@ impl Cluster {
             let cri = cri.clone();
             async move { cri.update_runtime_config(&range).await }.boxed()
         };
-        base.tasks.spawn(tell_ranges(ranges, tell, base.stop.child_token()));
+        base.tasks.spawn(tell_ranges(ranges, Box::new(tell), base.stop.child_token()));
     }
 }
 

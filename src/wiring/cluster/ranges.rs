@@ -15,33 +15,32 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Tells a range.
-pub(super) trait Tell<E>: Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync {}
-impl<E, F: Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync> Tell<E> for F {}
+/// Sends a range to the runtime.
+type SendRange<E> = dyn Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync;
 
 /// Tells what comes from `ranges`, until stopped.
 pub(super) async fn tell_ranges<E: Display + Send>(
     ranges: watch::Receiver<String>,
-    tell: impl Tell<E>,
+    tell: Box<SendRange<E>>,
     stop: CancellationToken,
 ) {
     // Nobody says anything any more, or we are stopped: both are an end.
-    let _stopped = stop.run_until_cancelled(follow(ranges, tell)).await;
+    let _stopped = stop.run_until_cancelled(follow(ranges, &*tell)).await;
 }
 
-async fn follow<E: Display>(mut ranges: watch::Receiver<String>, tell: impl Tell<E>) {
+async fn follow<E: Display>(mut ranges: watch::Receiver<String>, tell: &SendRange<E>) {
     loop {
         let range = ranges.borrow_and_update().clone();
         tokio::select! {
             biased;
             moved = ranges.changed() => if moved.is_err() { return },
-            () = told(&range, &tell) => if ranges.changed().await.is_err() { return },
+            () = told(&range, tell) => if ranges.changed().await.is_err() { return },
         }
     }
 }
 
 /// Tells it until it is taken.
-async fn told<E: Display>(range: &str, tell: &impl Tell<E>) {
+async fn told<E: Display>(range: &str, tell: &SendRange<E>) {
     if range.is_empty() {
         return;
     }
@@ -79,7 +78,7 @@ mod tests {
         };
         let task = tokio::spawn({
             let stop = stop.clone();
-            async move { tell_ranges(ranges, tell, stop).await }
+            async move { tell_ranges(ranges, Box::new(tell), stop).await }
         });
         tokio::task::yield_now().await;
         send.send_replace("a".to_owned());

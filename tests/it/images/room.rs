@@ -14,8 +14,8 @@ use berth::images::{
 };
 use berth_metrics::Registry;
 use berth_ports::{
-    Clock, EnsureImage, Event, EventKind, EventSink, EventTarget, ImageError, ImageProvider, ObjectSource, PullPolicy,
-    PullSecret, ResolvedImage, Stage,
+    Clock, EnsureImage, Event, EventKind, EventSink, EventTarget, ImageError, ImageProvider, ObjectSource, PodProgress,
+    PullPolicy, PullSecret, ResolvedImage,
 };
 use berth_types::Pod;
 use tempfile::TempDir;
@@ -174,7 +174,7 @@ pub fn request(pod: &Arc<Pod>, image: &str) -> EnsureImage {
         sandbox: None,
         handler: String::new(),
         field_path: Some("spec.containers{main}".to_owned()),
-        stage: Stage::new(),
+        progress: PodProgress::new(),
     }
 }
 

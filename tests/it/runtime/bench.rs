@@ -16,8 +16,8 @@ use berth_metrics::{Registry, RuntimeMetrics};
 use berth_ports::{
     Clock, ContainerLogFile, ContainerLogs, ContainerTuning, EnsureImage, Event, EventSink, Grace, ImageError,
     ImageProvider, ImageUser, KillPod, MayGo, MountedVolumes, ObjectError, ObjectSource, PodCgroup, PodCgroupValues,
-    PodRuntime, ProbeManager, ProbeResult, ProbeResults, PullSecret, ResolvedImage, ResourceError, ResourceManager,
-    Stage, SyncOutcome, SyncPod,
+    PodProgress, PodRuntime, ProbeManager, ProbeResult, ProbeResults, PullSecret, ResolvedImage, ResourceError,
+    ResourceManager, SyncOutcome, SyncPod,
 };
 use berth_proto::cri;
 use berth_types::{
@@ -114,7 +114,7 @@ impl Bench {
             restart_all: false,
             stopping: self.stopping.clone(),
             sandbox_ready: Arc::new(move || *world.ready_calls.lock().expect("unpoisoned") += 1),
-            stage: Stage::new(),
+            progress: PodProgress::new(),
         }
     }
 
@@ -136,7 +136,7 @@ impl Bench {
         observed: Arc<ObservedPod>,
         grace: watch::Receiver<Option<Grace>>,
     ) -> KillPod {
-        KillPod { pod: pod.cloned(), observed, grace, stage: Stage::new() }
+        KillPod { pod: pod.cloned(), observed, grace, progress: PodProgress::new() }
     }
 
     /// Kills a pod, with a grace period of that many seconds if given.

@@ -42,12 +42,12 @@ async fn no_grace_means_no_hook_and_two_seconds() {
     bench.good_turn(&web).await;
     let (_sender, grace) = watch::channel(Some(Grace::from_secs(0)));
     let request = bench.kill_request(Some(&web), bench.observe(&web), grace);
-    let stage = request.stage.clone();
+    let progress = request.progress.clone();
     bench.runtime.kill_pod(request).await.expect("killed");
     assert_eq!(bench.graces(), ["web/main 2"]);
     assert_eq!(bench.cri.count("exec_sync"), 0);
     assert_eq!(bench.cri.count("stop_podsandbox"), 1);
-    let passed: Vec<_> = stage.passed().into_iter().map(|stage| stage.name).collect();
+    let passed: Vec<_> = progress.timings().into_iter().map(|step| step.name).collect();
     assert_eq!(passed, ["StopContainer main", "StopPodSandbox"]);
     assert!(bench.events().contains(&"Killing: Stopping container main".to_owned()));
 }
@@ -96,11 +96,11 @@ async fn a_shorter_grace_cuts_a_stop_short() {
     bench.good_turn(&web).await;
     let (sender, receiver) = watch::channel(None);
     let request = bench.kill_request(Some(&web), bench.observe(&web), receiver);
-    let (runtime, stage) = (bench.runtime.clone(), request.stage.clone());
+    let (runtime, progress) = (bench.runtime.clone(), request.progress.clone());
     let began = Instant::now();
     let kill = tokio::spawn(async move { runtime.kill_pod(request).await });
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let ends_at = || (stage.view().name.into_owned(), stage.view().until.map(|until| until - began));
+    let ends_at = || (progress.view().name.into_owned(), progress.view().until.map(|until| until - began));
     assert_eq!(ends_at(), ("StopContainer main".to_owned(), Some(Duration::from_secs(600))));
     sender.send_replace(Some(Grace::from_secs(1)));
     tokio::time::sleep(Duration::from_millis(1)).await;

@@ -2,8 +2,7 @@
 //!
 //! A timer of the process's CPU time raises `SIGPROF`; the handler walks the stack into memory that was mapped before
 //! and has no other user. The handler takes no lock, allocates nothing, and reads no clock. When sampling ends, its
-//! pages are returned to the kernel, so that one profile a year costs nothing for the rest of it; the `pprof` crate is
-//! not used because its tables stay allocated (64 MB).
+//! pages are returned to the kernel. The architecture document says why the `pprof` crate does not fit.
 
 use std::{
     sync::{
@@ -13,91 +12,94 @@ use std::{
     time::Duration,
 };
 
-use nix::libc;
+use nix::{
+    libc,
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+};
 
 /// Samples per second of CPU time; not a multiple of ten, so as not to synchronize with timers.
-pub const PER_SECOND: u32 = 99;
+pub const SAMPLES_PER_SECOND: u32 = 99;
 /// Maximum number of stack frames stored, innermost first.
-const DEPTH: usize = 96;
+const MAX_DEPTH: usize = 96;
 /// Maximum number of samples per profile; further ones are dropped.
-const MOST: usize = 8192;
+const MAX_SAMPLES: usize = 8192;
 
 /// Buffer that the signal handler writes. Mapped as all zeros: no samples.
 #[repr(C)]
-struct Store {
+struct Buffer {
     next: AtomicUsize,
-    slots: [Slot; MOST],
+    samples: [Sample; MAX_SAMPLES],
 }
 
 #[repr(C)]
-struct Slot {
+struct Sample {
     /// Number of frames; written last.
     length: AtomicUsize,
-    frames: [AtomicU64; DEPTH],
+    frames: [AtomicU64; MAX_DEPTH],
 }
 
-static STORE: AtomicPtr<Store> = AtomicPtr::new(std::ptr::null_mut());
+static BUFFER: AtomicPtr<Buffer> = AtomicPtr::new(std::ptr::null_mut());
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Why sampling cannot start.
+/// Reason why sampling cannot start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
+pub enum StartError {
     /// Another sampling is active.
     Busy,
     /// The kernel refused the memory, the signal handler, or the timer.
     Kernel,
 }
 
-/// Guard of an active sampling; dropping it stops the sampling.
+/// Active sampling; dropping it stops the sampling.
 #[derive(Debug)]
-pub struct Sampling(());
+pub struct CpuProfiler(());
 
-impl Sampling {
+impl CpuProfiler {
     /// Starts sampling.
     ///
     /// # Errors
     /// If another sampling is active, or the kernel refuses.
-    pub fn start() -> Result<Self, Refused> {
+    pub fn start() -> Result<Self, StartError> {
         if BUSY.swap(true, Ordering::AcqRel) {
-            return Err(Refused::Busy);
+            return Err(StartError::Busy);
         }
-        let sampling = Self(()); // from here on, dropping it cleans up
-        static MAPPED: LazyLock<Option<usize>> = LazyLock::new(|| map(size_of::<Store>()));
-        let store = MAPPED.ok_or(Refused::Kernel)?;
-        static HANDLED: LazyLock<bool> = LazyLock::new(handle);
+        let profiler = Self(()); // from here on, dropping it cleans up
+        static MAPPED: LazyLock<Option<usize>> = LazyLock::new(|| map(size_of::<Buffer>()));
+        let buffer = MAPPED.ok_or(StartError::Kernel)?;
+        static INSTALLED: LazyLock<bool> = LazyLock::new(install_handler);
         // The unwinder initializes itself at its first use, which must not happen in the signal handler.
         backtrace::trace(|_| true);
-        if !*HANDLED {
-            return Err(Refused::Kernel);
+        if !*INSTALLED {
+            return Err(StartError::Kernel);
         }
-        STORE.store(std::ptr::with_exposed_provenance_mut(store), Ordering::Release);
-        if set_timer(1_000_000 / PER_SECOND) { Ok(sampling) } else { Err(Refused::Kernel) }
+        BUFFER.store(std::ptr::with_exposed_provenance_mut(buffer), Ordering::Release);
+        if set_timer(1_000_000 / SAMPLES_PER_SECOND) { Ok(profiler) } else { Err(StartError::Kernel) }
     }
 
     /// Stacks so far: instruction addresses, innermost first, without the frames of the signal handler.
     pub fn stacks(&self) -> Vec<Vec<u64>> {
-        let store = STORE.load(Ordering::Acquire);
+        let buffer = BUFFER.load(Ordering::Acquire);
         // SAFETY: null, or the mapping that is never unmapped and whose parts are all atomics.
-        let Some(store) = (unsafe { store.as_ref() }) else { return Vec::new() };
-        let stack = |slot: &Slot| -> Vec<u64> {
-            let length = slot.length.load(Ordering::Acquire);
-            slot.frames.iter().take(length).map(|frame| frame.load(Ordering::Relaxed)).collect()
+        let Some(buffer) = (unsafe { buffer.as_ref() }) else { return Vec::new() };
+        let stack = |sample: &Sample| -> Vec<u64> {
+            let length = sample.length.load(Ordering::Acquire);
+            sample.frames.iter().take(length).map(|frame| frame.load(Ordering::Relaxed)).collect()
         };
-        let taken = store.next.load(Ordering::Acquire);
-        let stacks = store.slots.iter().take(taken).map(stack).filter(|stack| !stack.is_empty()).collect();
+        let taken = buffer.next.load(Ordering::Acquire);
+        let stacks = buffer.samples.iter().take(taken).map(stack).filter(|stack| !stack.is_empty()).collect();
         without_handler(stacks)
     }
 }
 
-impl Drop for Sampling {
+impl Drop for CpuProfiler {
     fn drop(&mut self) {
         set_timer(0);
-        let store = STORE.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        if !store.is_null() {
+        let buffer = BUFFER.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !buffer.is_null() {
             // A handler that still runs has a few microseconds of work left.
             std::thread::sleep(Duration::from_millis(2));
             // SAFETY: exactly our mapping; its pages read as zero afterwards, as they did at first.
-            let _kept = unsafe { libc::madvise(store.cast(), size_of::<Store>(), libc::MADV_DONTNEED) };
+            let _kept = unsafe { libc::madvise(buffer.cast(), size_of::<Buffer>(), libc::MADV_DONTNEED) };
         }
         BUSY.store(false, Ordering::Release);
     }
@@ -115,10 +117,10 @@ fn without_handler(mut stacks: Vec<Vec<u64>>) -> Vec<Vec<u64>> {
     stacks
 }
 
-extern "C" fn note(_signal: libc::c_int) {
+extern "C" fn sample(_signal: libc::c_int) {
     // SAFETY: null, or the mapping that is never unmapped and whose parts are all atomics.
-    let Some(store) = (unsafe { STORE.load(Ordering::Acquire).as_ref() }) else { return };
-    let Some(slot) = store.slots.get(store.next.fetch_add(1, Ordering::AcqRel)) else { return };
+    let Some(buffer) = (unsafe { BUFFER.load(Ordering::Acquire).as_ref() }) else { return };
+    let Some(sample) = buffer.samples.get(buffer.next.fetch_add(1, Ordering::AcqRel)) else { return };
     // SAFETY: errno belongs to this thread; its address is always valid.
     let errno = unsafe { *libc::__errno_location() };
     let mut length = 0;
@@ -126,20 +128,20 @@ extern "C" fn note(_signal: libc::c_int) {
     // lock (glibc ≥ 2.35) and allocates nothing after its first use.
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
-            if let Some(place) = slot.frames.get(length) {
+            if let Some(place) = sample.frames.get(length) {
                 place.store(frame.ip().addr() as u64, Ordering::Relaxed);
                 length += 1;
             }
-            length < DEPTH
+            length < MAX_DEPTH
         });
     }
-    slot.length.store(length, Ordering::Release);
+    sample.length.store(length, Ordering::Release);
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
 
 /// Maps private anonymous zeroed pages that are never unmapped; the address is exposed.
-pub(super) fn map(bytes: usize) -> Option<usize> {
+fn map(bytes: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at a place the kernel chooses touches nothing that exists.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
@@ -147,19 +149,16 @@ pub(super) fn map(bytes: usize) -> Option<usize> {
 }
 
 /// Installs the handler. It stays when sampling ends: a late signal would otherwise terminate the process.
-fn handle() -> bool {
-    // SAFETY: all zeros is a valid sigaction: no flags, an empty mask.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = note as *const () as usize;
-    action.sa_flags = libc::SA_RESTART;
-    // SAFETY: the handler has the right type and is async-signal-safe.
-    unsafe { libc::sigaction(libc::SIGPROF, &action, std::ptr::null_mut()) == 0 }
+fn install_handler() -> bool {
+    let action = SigAction::new(SigHandler::Handler(sample), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler is async-signal-safe.
+    unsafe { sigaction(Signal::SIGPROF, &action) }.is_ok()
 }
 
 /// Sets the interval of the profiling timer, microseconds of CPU time; 0 stops it.
-fn set_timer(every: u32) -> bool {
-    let every = libc::timeval { tv_sec: 0, tv_usec: libc::suseconds_t::from(every) };
-    let timer = libc::itimerval { it_interval: every, it_value: every };
+fn set_timer(interval: u32) -> bool {
+    let interval = libc::timeval { tv_sec: 0, tv_usec: libc::suseconds_t::from(interval) };
+    let timer = libc::itimerval { it_interval: interval, it_value: interval };
     // SAFETY: reads one struct of ours.
     unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) == 0 }
 }
@@ -172,8 +171,8 @@ mod tests {
 
     #[test]
     fn who_is_busy_is_seen() {
-        let sampling = Sampling::start().expect("the first");
-        assert_eq!(Sampling::start().err(), Some(Refused::Busy));
+        let sampling = CpuProfiler::start().expect("the first");
+        assert_eq!(CpuProfiler::start().err(), Some(StartError::Busy));
         let (began, mut sum) = (Instant::now(), 0_u64);
         while sampling.stacks().len() < 5 && began.elapsed() < Duration::from_secs(20) {
             sum = (0..1_000_000).fold(sum, |sum, n| std::hint::black_box(sum ^ n));
@@ -183,7 +182,7 @@ mod tests {
         let near = |ip: &u64| ip.abs_diff(here.addr() as u64) < 1 << 24;
         assert!(sampling.stacks().iter().any(|stack| stack.iter().any(near)), "a stack leads here");
         drop(sampling);
-        let again = Sampling::start().expect("it is over");
+        let again = CpuProfiler::start().expect("it is over");
         assert!(again.stacks().len() < 5, "nothing is left of the one before");
     }
 
