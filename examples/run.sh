@@ -17,7 +17,18 @@ bridge=berthrun0
 target="${CARGO_TARGET_DIR:-$PWD/target}"
 PATH="$PATH:/usr/sbin:/sbin"
 
+# Builds quickly; `make release` makes the small and fast program.
+profile=demo
+steps=3
+[ "$runtime" = embedded ] || steps=4
+step=0
+
 say() { printf '\n== %s\n' "$*"; }
+# The steps until the pods run.
+next_step() {
+    step=$((step + 1))
+    say "step $step of $steps: $*"
+}
 fail() {
     echo "$*" >&2
     exit 1
@@ -143,12 +154,14 @@ free_port 10248 "the agent (healthz)"
 free_port 10250 "the agent (main port)"
 free_port 8080 "the demo pod \"web\""
 
-say "building (release; the first time takes some minutes)"
-as_caller cargo build --release --bin berth --bin berth-shim
+next_step "building Berth (profile \"$profile\"; some minutes the first time, seconds later)"
+begun=$(date +%s)
+as_caller cargo build --profile "$profile" --bin berth --bin berth-shim
 [ "$runtime" = embedded ] || {
-    as_caller cargo build --release --example images
-    as_caller "$target/release/examples/images" "$target/demo-images.tar"
+    as_caller cargo build --profile "$profile" --example images
+    as_caller "$target/$profile/examples/images" "$target/demo-images.tar"
 }
+echo "built in $(($(date +%s) - begun)) s"
 
 rm -rf "$dir"
 mkdir -p "$dir/cni" "$dir/pods" "$dir/kubelet" "$dir/logs" "$dir/images"
@@ -173,7 +186,7 @@ containerRuntimeEndpoint: "unix://$socket"
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 TEXT
-    say "starting a private containerd under $dir"
+    next_step "starting a private containerd under $dir"
     # Sessions of their own: Ctrl-C is for this script, which ends them in order.
     setsid containerd --config "$dir/config.toml" >"$dir/containerd.log" 2>&1 9>&- &
     containerd=$!
@@ -200,15 +213,19 @@ embeddedRuntime:
 TEXT
 [ "$runtime" = embedded ] || start_containerd
 
-say "starting berth (log: $dir/berth.log)"
-BERTH_CONFIG="$dir/berth.yaml" setsid "$target/release/berth" run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
+next_step "starting the agent (log: $dir/berth.log)"
+BERTH_CONFIG="$dir/berth.yaml" setsid "$target/$profile/berth" run --config "$dir/standalone.yaml" --root-dir "$dir/kubelet" \
     --cert-dir "$dir/pki" --hostname-override "$(uname -n)" >"$dir/berth.log" 2>&1 9>&- &
 agent=$!
 
 wanted=$(find "$dir/pods" -name '*.yaml' | wc -l)
+next_step "waiting for $wanted demo pods"
 tries=0
+shown=0
 while :; do
     running=$(page http://127.0.0.1:10255/pods | grep -o '"phase":"Running"' | wc -l || true)
+    [ "$running" -eq "$shown" ] || echo "$running of $wanted pods are Running"
+    shown=$running
     [ "$running" -ge "$wanted" ] && break
     tries=$((tries + 1))
     if [ "$tries" -gt 600 ] || ! alive "$agent"; then

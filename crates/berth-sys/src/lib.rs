@@ -21,7 +21,6 @@ pub mod in_root;
 #[allow(unsafe_code, reason = "interface requests have no safe interface")]
 pub mod interface;
 pub mod kernel_log;
-#[allow(unsafe_code, reason = "Landlock has no safe interface")]
 pub mod landlock;
 pub mod logind;
 pub mod machine;
