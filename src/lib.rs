@@ -23,14 +23,14 @@
 //! | [`eviction`] | eviction manager: thresholds, ranking, reclaim |
 //! | [`shutdown`] | graceful node shutdown |
 //! | [`node`] | node object: registration, status, lease; OOM watcher |
-//! | [`serving`] | the server's ports, answered from snapshots of engine, status manager, PLEG, and statistics |
+//! | [`serving`] | server ports, backed by snapshots of engine, status manager, PLEG, and statistics |
 //! | [`diagnostics`] | what a pod is waiting for: `/debug/why`, `berth why` |
-//! | [`certificates`] | certificates of a node without a cluster: authority, administrator, serving pair |
-//! | [`standalone`] | ConfigMaps and Secrets of a directory; roles without an API server |
+//! | [`certificates`] | certificates of a standalone node: CA, administrator, serving pair |
+//! | [`standalone`] | ConfigMaps and Secrets from a directory; port implementations without an API server |
 //! | [`logging`] | the agent's own log |
-//! | `watchdog`, `task_supervisor` | notifications of systemd; tasks whose panic stops the agent |
+//! | `watchdog`, `task_supervisor` | systemd notifications; tasks whose panic stops the agent |
 //!
-//! Everything that stands alone is a crate under `crates/`; `docs/architecture.md` lists them, and says which module may
+//! Everything self-contained is a crate under `crates/`; `docs/architecture.md` lists them and defines which module may
 //! import which crate (checked by `tests/it/tidy.rs`).
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Arguments to commands, nothing else.
+//! Entry point: passes the arguments to the CLI.
 
 use std::process::ExitCode;
 

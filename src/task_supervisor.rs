@@ -1,7 +1,7 @@
 //! Supervisor of the tasks that run as long as the agent.
 //!
-//! A panic in one of them stops the agent: nothing else would do that task's work, and nobody would notice. systemd starts
-//! the agent again; pods keep running meanwhile.
+//! A panic in one of them stops the agent: nothing else would do that task's work, and the failure would go unnoticed.
+//! systemd restarts the agent; pods keep running meanwhile.
 
 use std::{
     panic::{AssertUnwindSafe, Location},
@@ -45,7 +45,7 @@ impl TaskSupervisor {
         let mut lost = self.lost.subscribe();
         match lost.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(said)) => said.clone(),
-            Ok(None) | Err(_) => std::future::pending().await, // cannot be: we hold the sender
+            Ok(None) | Err(_) => std::future::pending().await, // unreachable: `self` owns the sender
         }
     }
 

@@ -1,9 +1,8 @@
-//! What the service manager hears from us: that we are up, and again and again that we are alive
-//! (spec 01 §8.2).
+//! Notifies systemd (sd_notify) of readiness, and of liveness for its watchdog (spec 01 §8.2).
 //!
-//! The first beat comes before anything else is done. Until the checks are installed there is
-//! nothing to check, so that a start that takes long is no reason to be killed. Beats are made on
-//! the runtime that everything else runs on: if that is stuck there are none, which is the point.
+//! The first watchdog notification precedes everything else. Until the checks are installed every notification is sent,
+//! so that a slow start does not get the agent killed. Notifications are sent from the async runtime that runs all
+//! other tasks: if that runtime hangs there are none, as intended.
 
 use std::{
     ffi::OsStr,
@@ -26,36 +25,36 @@ use tracing::{error, warn};
 
 use berth_server::ports::Health;
 
-/// Pause before a message is sent the second and last time, up to a tenth longer.
+/// Delay before the only retry of a notification, plus up to 10 % jitter.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The checks that must pass for a beat; none until they are set.
+/// Checks that must pass for a watchdog notification; none until they are set.
 pub type Checks = Arc<OnceLock<Arc<dyn Health>>>;
 
-/// Takes messages about our state. Never blocks.
+/// Receiver of state notifications. Never blocks.
 pub trait Listener: Send + Sync + 'static {
-    /// Tells it.
+    /// Sends a state notification, for example `READY=1`.
     ///
     /// # Errors
-    /// It does not hear, for now or for ever.
+    /// The notification cannot be sent, now or ever.
     fn tell(&self, state: &str) -> io::Result<()>;
 }
 
-/// systemd, or who plays it.
+/// Notification socket of systemd or a compatible service manager.
 #[derive(Debug)]
 pub struct ServiceManager(UnixDatagram);
 
 impl ServiceManager {
-    /// The one that started us, where `NOTIFY_SOCKET` names it.
+    /// Connects to the socket in `NOTIFY_SOCKET`; `None` if the variable is unset or empty.
     ///
     /// # Errors
-    /// The name is none of a socket that is there.
+    /// The variable does not name an existing socket.
     pub fn of_environment() -> io::Result<Option<Self>> {
         let name = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty());
         name.map(|name| Self::at(&name)).transpose()
     }
 
-    /// The one that listens at that path; a leading `@` stands for the abstract name space.
+    /// Connects to a socket path; a leading `@` means the abstract namespace.
     fn at(name: &OsStr) -> io::Result<Self> {
         let address = match name.as_bytes().strip_prefix(b"@") {
             Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -74,7 +73,7 @@ impl Listener for ServiceManager {
     }
 }
 
-/// Tells that we are alive every half of `timeout`, as long as all checks pass, until `stop`.
+/// Sends a watchdog notification every half of `timeout`, as long as all checks pass, until `stop`.
 pub async fn beat(listener: Arc<dyn Listener>, timeout: Duration, checks: Checks, stop: CancellationToken) {
     let mut ticks = interval(timeout / 2);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -93,13 +92,13 @@ pub async fn beat(listener: Arc<dyn Listener>, timeout: Duration, checks: Checks
     }
 }
 
-/// The first check that fails, and why.
+/// Name and reason of the first check that fails.
 fn failing(checks: &Checks) -> Option<(&'static str, String)> {
     let checks = checks.get()?;
     checks.names().iter().find_map(|name| Some((*name, checks.check(name)?)))
 }
 
-/// Tells once, and once more where that failed.
+/// Sends a notification and retries once if that fails.
 pub async fn tell_twice(listener: &dyn Listener, state: &str) {
     let Err(error) = listener.tell(state) else { return };
     warn!(err = %error, state, "Failed to notify the service manager, trying once more");
@@ -166,7 +165,7 @@ mod tests {
         }
     }
 
-    /// Beats for a time, and what was heard of it.
+    /// Runs the watchdog for that time; returns when notifications arrived, in seconds.
     async fn heard(ear: Arc<Ear>, checks: Checks, time: Duration) -> Vec<u64> {
         let stop = CancellationToken::new();
         let beating = tokio::spawn(beat(ear.clone(), Duration::from_secs(20), checks, stop.clone()));
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(heard(Arc::default(), checks, Duration::from_secs(15)).await, [0, 10]);
     }
 
-    /// A loop that is held up: `/healthz` says so, and no beat is made until it turns again (spec 05 §11).
+    /// Sync loop that hangs: `/healthz` reports it, and no notification is sent until it runs again (spec 05 §11).
     #[tokio::test(start_paused = true)]
     async fn a_loop_that_is_held_up_is_told_by_healthz_and_by_silence() {
         let heartbeat = Heartbeat::new();
@@ -235,7 +234,7 @@ mod tests {
         drop(stop);
     }
 
-    /// Any task that lasts and hangs is named, and is a reason to be started anew (spec 05 §11).
+    /// A long-running task that hangs is named in the check, and systemd restarts the agent (spec 05 §11).
     #[tokio::test(start_paused = true)]
     async fn a_task_that_hangs_is_named_and_told_by_silence() {
         let (_, log) = logging::subscriber(&defaults().logging, Streams::single(Box::new(io::sink())));

@@ -1,4 +1,4 @@
-//! The shim as development and tests use it, beside `berth`.
+//! Shim binary for development and tests, built next to `berth`.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! For a node without a cluster: an authority of its own, and the certificate with which the local
-//! user may do everything. Nobody else gets in, so nothing is open.
+//! CA and administrator certificate of a standalone node.
+//!
+//! The certificate gives the local user full access. No other client is authorized, so that no endpoint is open.
 
 use std::path::Path;
 
@@ -13,24 +14,24 @@ use super::{
 };
 use berth_server::auth::{ClientCas, MASTERS, identify};
 
-/// How long the authority holds.
+/// Validity of the CA in days.
 const CA_DAYS: i64 = 3650;
-/// How long the administrator's certificate holds; it is made anew at a start near its end.
+/// Validity of the administrator's certificate in days; a start near its end renews it.
 const ADMIN_DAYS: i64 = 365;
 
-/// Where they are.
+/// Paths of the CA and the administrator's pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
-    /// The authority whose clients are believed.
+    /// CA that client certificates are verified against.
     pub authority: PairFiles,
-    /// The administrator.
+    /// Client pair of the administrator.
     pub client: PairFiles,
 }
 
-/// Makes what is missing, expires soon or does not fit together. Blocking.
+/// Creates or renews the files that are missing, expire soon, or do not match. Blocking.
 ///
 /// # Errors
-/// It cannot be made or written.
+/// A file cannot be created or written.
 pub fn keep_admin(directory: &Path, user: &str, now: Timestamp) -> Result<Admin, CertificateError> {
     let files =
         Admin { authority: PairFiles::of(directory, "berth-ca"), client: PairFiles::of(directory, "berth-admin") };
@@ -51,13 +52,12 @@ pub fn keep_admin(directory: &Path, user: &str, now: Timestamp) -> Result<Admin,
 fn stored(files: &PairFiles, now: Timestamp) -> Option<Authority> {
     let (Some(certificate), Some(key)) = files.read() else { return None };
     let is_young = Seen::read(&certificate).is_some_and(|seen| !seen.is_old(now));
-    // The two do not fit where a crash came between writing one and the other: what the key signs
-    // nobody would believe.
+    // Certificate and key do not match after a crash between the two writes: what the key signs would be rejected.
     let is_whole = is_young && fits(&certificate, &key);
     is_whole.then(|| Authority::load(Issued { certificate, key }).ok()).flatten()
 }
 
-/// Whether the certificate lets its holder in, for some time to come.
+/// True if the certificate authenticates an administrator and does not expire soon.
 fn is_good(files: &PairFiles, authority: &Issued, now: Timestamp) -> bool {
     let (Some(certificate), Some(key)) = files.read() else { return false };
     if !fits(&certificate, &key) {

@@ -1,4 +1,4 @@
-//! What a certificate on disk says. Pure.
+//! Reads the fields of a certificate that decide about its use and renewal. Pure.
 
 use std::net::IpAddr;
 
@@ -14,26 +14,26 @@ use x509_parser::{
     prelude::{FromDer, X509Certificate, X509Name},
 };
 
-/// Share of its life after which a certificate is made anew, in percent.
+/// Share of its validity period, in percent, after which a certificate is renewed.
 const OLD: i64 = 90;
 
-/// What counts of a certificate.
+/// Fields of a certificate that the agent uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Common names of holder and issuer.
+    /// Common names of subject and issuer.
     pub(super) names: (String, String),
-    /// DNS names and addresses it is for.
+    /// DNS names and IP addresses of the subject alternative names.
     pub(super) hosts: Vec<String>,
-    /// Unix seconds: first and last.
+    /// Validity period in Unix seconds: not before, not after.
     pub(super) valid: (i64, i64),
-    /// Whether a server may use it.
+    /// True if its extended key usage allows server authentication.
     pub(super) serves: bool,
-    /// SHA-256 of the public key with its algorithm, in base64: what clients pin.
+    /// SHA-256 of the public key info (SPKI), in base64: the pin for clients.
     pub(super) pin: String,
 }
 
 impl Seen {
-    /// The first certificate of a PEM text; `None` where there is none that can be read.
+    /// Parses the first certificate of a PEM text; `None` if there is none or it is invalid.
     pub fn read(pem: &str) -> Option<Self> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         let (_, certificate) = X509Certificate::from_der(&der).ok()?;
@@ -53,18 +53,18 @@ impl Seen {
         })
     }
 
-    /// Whether somebody who trusts it and calls a name it is for accepts it at that time.
+    /// True if a client that trusts it and connects by one of its names accepts it at that time.
     pub fn is_accepted(&self, now: Timestamp) -> bool {
         let (first, last) = self.valid;
         self.serves && (first..=last).contains(&now.as_second())
     }
 
-    /// SHA-256 of the public key with its algorithm, in base64.
+    /// SHA-256 of the public key info (SPKI), in base64.
     pub fn pin(&self) -> &str {
         &self.pin
     }
 
-    /// Whether the agent made it, ours or the reference: by the form of its names.
+    /// True if Berth or kubelet generated it, judged by the form of its names.
     pub fn is_self_made(&self) -> bool {
         let is_stamped = |name: &str, mark: &str| {
             name.rsplit_once('@').is_some_and(|(name, time)| name.ends_with(mark) && time.parse::<u64>().is_ok())
@@ -72,7 +72,7 @@ impl Seen {
         is_stamped(&self.names.0, "") && is_stamped(&self.names.1, "-ca")
     }
 
-    /// Whether most of its life is over, or it has not begun.
+    /// True if most of its validity period is over, or it is not yet valid.
     pub fn is_old(&self, now: Timestamp) -> bool {
         let (first, last) = self.valid;
         let share = (last.saturating_sub(first) / 100).saturating_mul(OLD);
@@ -80,7 +80,7 @@ impl Seen {
         now < first || now > first.saturating_add(share)
     }
 
-    /// Whether it is for that name or address.
+    /// True if it is valid for that DNS name or IP address.
     pub fn is_for(&self, host: &str) -> bool {
         let wanted = host.parse::<IpAddr>();
         self.hosts.iter().any(|own| match &wanted {
@@ -89,7 +89,7 @@ impl Seen {
         })
     }
 
-    /// A name it is for.
+    /// First DNS name it is for that is not a wildcard.
     pub fn any_name(&self) -> Option<&str> {
         self.hosts.iter().map(String::as_str).find(|host| host.parse::<IpAddr>().is_err() && !host.starts_with('*'))
     }
@@ -106,7 +106,7 @@ fn host(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// Whether a certificate and a key belong together.
+/// True if certificate and key belong together.
 pub fn fits(certificate: &str, key: &str) -> bool {
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes());
     let (Ok(certificate), Ok(key)) = (certificate, PrivateKeyDer::from_pem_slice(key.as_bytes())) else {
@@ -115,7 +115,7 @@ pub fn fits(certificate: &str, key: &str) -> bool {
     CertifiedKey::from_der(vec![certificate], key, &rustls::crypto::ring::default_provider()).is_ok()
 }
 
-/// Whether a certificate is for all of these.
+/// True if the certificate is valid for all of these hosts.
 pub fn covers(seen: &Seen, hosts: &[String]) -> bool {
     hosts.iter().all(|host| seen.is_for(host))
 }

@@ -1,4 +1,4 @@
-//! Makes keys and certificates: no files, no clock.
+//! Creates X.509 keys and certificates in memory, without files or clock.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// How far back a new certificate holds, for clients whose clocks are behind.
+/// Time before `now` at which a new certificate becomes valid, for clients whose clocks are behind.
 const BACK: SignedDuration = SignedDuration::from_hours(1);
 
-/// A certificate cannot be made.
+/// A certificate cannot be created or loaded.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make a certificate for {name}: {cause}")]
 pub struct MakeError {
@@ -23,7 +23,7 @@ fn wrong(name: &str) -> impl Fn(rcgen::Error) -> MakeError + '_ {
     move |cause| MakeError { name: name.to_owned(), cause }
 }
 
-/// When a certificate holds.
+/// Validity period of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     from: Timestamp,
@@ -31,7 +31,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// From an hour before `now`, for so many days.
+    /// Period of `days` days that starts one hour before `now`.
     pub fn days(now: Timestamp, days: i64) -> Self {
         let from = now.checked_sub(BACK).unwrap_or(now);
         let length = SignedDuration::from_hours(days.saturating_mul(24));
@@ -39,26 +39,26 @@ impl Validity {
     }
 }
 
-/// A certificate (chain) and its key, as PEM.
+/// Certificate (chain) and its key, as PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
-    /// The certificate; where it is one, the leaf first.
+    /// Certificate; in a chain, the leaf first.
     pub certificate: String,
-    /// The key, PKCS #8.
+    /// Private key, PKCS #8.
     pub key: String,
 }
 
-/// An authority that signs.
+/// Certificate authority that signs certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     own: Issued,
 }
 
 impl Authority {
-    /// A new one of that name.
+    /// Creates a self-signed CA with that common name.
     ///
     /// # Errors
-    /// The name cannot be written.
+    /// The name cannot be encoded or the key cannot be generated.
     pub fn create(name: &str, validity: Validity) -> Result<Self, MakeError> {
         let mut params = params(name, &[], validity);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -70,10 +70,10 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), own })
     }
 
-    /// One that was made before.
+    /// Loads a stored CA.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The certificate or key cannot be parsed.
     pub fn load(own: Issued) -> Result<Self, MakeError> {
         let wrong = wrong("the stored authority");
         let key = KeyPair::from_pem(&own.key).map_err(&wrong)?;
@@ -81,15 +81,15 @@ impl Authority {
         Ok(Self { issuer, own })
     }
 
-    /// Its own certificate and key.
+    /// Certificate and key of the CA.
     pub fn own(&self) -> &Issued {
         &self.own
     }
 
-    /// A server's certificate, with the authority's behind it.
+    /// Issues a server certificate, followed by the CA's certificate.
     ///
     /// # Errors
-    /// A name cannot be written.
+    /// A name cannot be encoded.
     pub fn serving(&self, name: &str, names: &[String], validity: Validity) -> Result<Issued, MakeError> {
         let mut params = params(name, &[], validity);
         params.subject_alt_names = CertificateParams::new(names).map_err(wrong(name))?.subject_alt_names;
@@ -98,10 +98,10 @@ impl Authority {
         Ok(issued)
     }
 
-    /// A client's certificate.
+    /// Issues a client certificate for a user and its groups.
     ///
     /// # Errors
-    /// A name cannot be written.
+    /// A name cannot be encoded.
     pub fn client(&self, user: &str, groups: &[&str], validity: Validity) -> Result<Issued, MakeError> {
         self.issue(params(user, groups, validity), ExtendedKeyUsagePurpose::ClientAuth, user)
     }

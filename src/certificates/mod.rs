@@ -1,10 +1,9 @@
-//! Certificates the agent makes itself: the serving pair where none is configured, and for a node
-//! without a cluster an authority of its own with an administrator's certificate (spec 01 §11.6,
-//! spec 04 §7).
+//! Certificates the agent issues: serving pair, and CA and administrator of a standalone node.
 //!
-//! What is made lies in the certificate directory, keys with mode 0600, each file replaced as a
-//! whole; whoever serves with it follows the files. Keys are EC P-256: the reference makes RSA
-//! keys, which cost thirty times as much in every handshake.
+//! The serving pair is created if none is configured; the CA and the administrator's certificate if the node has no
+//! cluster. All are in the certificate directory; keys have mode 0600, each file is replaced atomically, and servers
+//! reload the files. Keys are EC P-256: kubelet creates RSA keys, which cost thirty times as much in every handshake.
+//! Implements spec 04 §7 and spec 01 §11.6 for them.
 
 mod admin;
 mod look;
@@ -23,63 +22,63 @@ pub use serving::Serving;
 
 use berth_sys::atomic_file;
 
-/// A certificate cannot be had.
+/// A certificate pair cannot be loaded, created, or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// One of two files is missing.
+    /// Only one file of the pair exists; the path is that of the missing file.
     #[error("error reading {0}, certificate and key must be supplied as a pair")]
     HalfAPair(String),
-    /// What is there cannot be read, so that nobody knows whether it is good.
+    /// An existing file cannot be read, so its validity is unknown.
     #[error("cannot read {path}: {cause}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// I/O error.
         cause: io::Error,
     },
-    /// It cannot be made.
+    /// The pair cannot be created.
     #[error(transparent)]
     Make(#[from] MakeError),
-    /// It cannot be written.
+    /// The pair cannot be written.
     #[error("cannot write {path}: {cause}")]
     Write {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// I/O error.
         cause: io::Error,
     },
 }
 
-/// Readable by all.
+/// File mode of certificates.
 const PUBLIC: u32 = 0o644;
-/// Readable by us.
+/// File mode of keys.
 const PRIVATE: u32 = 0o600;
 
-/// A certificate and its key on disk.
+/// Paths of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairFiles {
-    /// The certificate, PEM.
+    /// Certificate file, PEM.
     pub certificate: PathBuf,
-    /// The key, PEM.
+    /// Key file, PEM.
     pub key: PathBuf,
 }
 
 impl PairFiles {
-    /// `name.crt` and `name.key` in a directory.
+    /// Paths of `name.crt` and `name.key` in a directory.
     pub fn of(directory: &Path, name: &str) -> Self {
         Self { certificate: directory.join(format!("{name}.crt")), key: directory.join(format!("{name}.key")) }
     }
 
-    /// What they hold; `None` for what is not there or cannot be read.
+    /// Reads certificate and key; `None` for a file that is missing or unreadable.
     pub fn read(&self) -> (Option<String>, Option<String>) {
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         (read(&self.certificate), read(&self.key))
     }
 
-    /// What they hold; `None` for what is not there.
+    /// Reads certificate and key; `None` for a missing file.
     ///
     /// # Errors
-    /// Something is there and cannot be read.
+    /// A file exists and cannot be read.
     pub fn read_or_tell(&self) -> Result<(Option<String>, Option<String>), CertificateError> {
         let read = |path: &Path| match std::fs::read(path) {
             Ok(content) => Ok(Some(String::from_utf8_lossy(&content).into_owned())),
@@ -89,10 +88,10 @@ impl PairFiles {
         Ok((read(&self.certificate)?, read(&self.key)?))
     }
 
-    /// Writes both, the key first: a certificate without a key must never be found.
+    /// Writes both files, the key first: a certificate must never exist without its key.
     ///
     /// # Errors
-    /// Whatever writing says.
+    /// A directory or file cannot be written.
     pub fn write(&self, issued: &Issued) -> Result<(), CertificateError> {
         let write = |path: &Path, text: &str, mode: u32| {
             let directory = path.parent().unwrap_or(Path::new("."));

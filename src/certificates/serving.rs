@@ -1,5 +1,6 @@
-//! The serving pair where none is configured: `kubelet.crt` and `kubelet.key`, made on first
-//! sight and again before they expire (spec 01 §11.6, §20; the reference never renews them).
+//! Serving pair of the agent if none is configured: `kubelet.crt` and `kubelet.key`.
+//!
+//! Created at the first start and renewed before it expires (spec 01 §11.6, §20; kubelet never renews it).
 
 use std::{path::Path, time::Duration};
 
@@ -14,12 +15,12 @@ use super::{
     make::{Authority, MakeError, Validity},
 };
 
-/// How long a pair holds.
+/// Validity of a pair in days.
 const DAYS: i64 = 365;
-/// How often its age is looked at.
+/// Interval between checks of the pair's age.
 const PERIOD: Duration = Duration::from_secs(3600);
 
-/// The pair and whom it is for.
+/// Serving pair and the names it is for.
 #[derive(Clone, Debug)]
 pub struct Serving {
     files: PairFiles,
@@ -27,7 +28,7 @@ pub struct Serving {
     also: Vec<String>,
 }
 
-/// What is to be done about a pair.
+/// Action needed for a pair.
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
     Nothing,
@@ -35,7 +36,7 @@ enum Due {
     Refuse(CertificateErrorKind),
 }
 
-/// Which file a pair lacks.
+/// File that is missing from a pair.
 #[derive(Debug, PartialEq, Eq)]
 enum CertificateErrorKind {
     NoCertificate,
@@ -43,21 +44,21 @@ enum CertificateErrorKind {
 }
 
 impl Serving {
-    /// In a directory, for the node's host name and, on top of what the reference does, for others.
+    /// Pair in `directory` for the node's host name and, unlike kubelet's, for the additional names in `also`.
     pub fn new(directory: &Path, host: &str, also: Vec<String>) -> Self {
         Self { files: PairFiles::of(directory, "kubelet"), host: host.to_owned(), also }
     }
 
-    /// Where it is.
+    /// Paths of the pair.
     pub fn files(&self) -> &PairFiles {
         &self.files
     }
 
-    /// Makes the pair if there is none, or if it is one of ours that grows old or is for others.
-    /// A pair somebody has put there is left alone, however old. Blocking.
+    /// Creates the pair if there is none, or renews it if the agent issued it and it is old or lacks a name. A pair
+    /// that was not issued by the agent is never changed, however old it is. Blocking.
     ///
     /// # Errors
-    /// Half a pair; or it cannot be read, made or written.
+    /// One file of the pair is missing; or the pair cannot be read, created, or written.
     pub fn ensure(&self, now: Timestamp) -> Result<(), CertificateError> {
         let (certificate, key) = self.files.read_or_tell()?;
         match self.due(certificate.as_deref(), key.as_deref(), now) {
@@ -76,7 +77,7 @@ impl Serving {
         }
     }
 
-    /// Looks at the pair's age until stopped. What cannot be done is told and tried again.
+    /// Checks the pair periodically until stopped. Errors are logged and retried at the next check.
     pub async fn keep(self, now: impl Fn() -> Timestamp + Send, stop: CancellationToken) {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -102,7 +103,7 @@ impl Serving {
             (Some(certificate), Some(key)) => (certificate, key),
         };
         let Some(seen) = Seen::read(certificate).filter(Seen::is_self_made) else { return Due::Nothing };
-        // The two do not fit where a crash came between writing one and the other.
+        // Certificate and key do not match after a crash between the two writes.
         let is_good = !seen.is_old(now) && covers(&seen, &self.names()) && fits(certificate, key);
         if is_good { Due::Nothing } else { Due::Make }
     }

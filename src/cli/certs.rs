@@ -1,4 +1,4 @@
-//! `berth certs`: a development authority and what it signs, for a node without a cluster.
+//! `berth certs`: development certificate authority and certificates for a standalone node.
 
 use std::{
     net::IpAddr,
@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use crate::certificates::{Authority, PairFiles, Validity};
 
-/// Days an authority holds by default; what it signs holds a year.
+/// Validity in days: of the authority, and of the certificates it signs.
 const CA_DAYS: i64 = 3650;
 const DAYS: i64 = 365;
 
@@ -51,9 +51,9 @@ pub(super) fn run(command: &Command) -> ExitCode {
     }
 }
 
-/// Writes all files; what they are for is the answer.
+/// Writes all files; returns the instructions for their use.
 fn init(wanted: &Init, now: Timestamp) -> Result<String> {
-    // What is shown goes into a configuration file, which may lie elsewhere.
+    // The printed paths go into a configuration file in another directory.
     let dir = std::path::absolute(&wanted.dir).with_context(|| wanted.dir.display().to_string())?;
     let files = ["ca", "server", "admin"].map(|name| PairFiles::of(&dir, name));
     let present = files.iter().flat_map(|pair| [&pair.certificate, &pair.key]).find(|path| path.exists());
@@ -69,7 +69,7 @@ fn init(wanted: &Init, now: Timestamp) -> Result<String> {
     for (pair, issued) in files.iter().zip([authority.own(), &server, &admin]) {
         pair.write(issued)?;
     }
-    // This machine's own name need not resolve.
+    // This machine's own name may not resolve.
     let reach = wanted.hosts.first().map_or("127.0.0.1", String::as_str);
     Ok(told(&dir, &names, reach))
 }
@@ -83,7 +83,7 @@ fn machine_name() -> Result<String> {
     Ok(name)
 }
 
-/// A node is called from itself, too.
+/// Adds local names: the node is also called from itself.
 fn with_local(mut hosts: Vec<String>) -> Vec<String> {
     for local in ["localhost", "127.0.0.1", "::1"] {
         if !hosts.iter().any(|host| host == local) {

@@ -1,4 +1,4 @@
-//! `berth config`: the defaults, and what is wrong with a file, without starting anything.
+//! `berth config`: prints configuration defaults and validates a file, without starting the agent.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `berth cri`: our own runtime on a socket, for crictl and other agents.
+//! `berth cri`: serves the embedded runtime on a socket, for crictl and other agents.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ pub struct Arguments {
     socket: Option<String>,
 }
 
-/// Serves until told to end; pods go on.
+/// Serves until stopped by a signal; pods keep running.
 pub fn run(arguments: Arguments) -> ExitCode {
     wiring::embedded::serve(arguments.socket)
 }

@@ -1,4 +1,4 @@
-//! `berth drain`: lets the pods of this node go in the order of a shutdown, and admits pods again.
+//! `berth drain`: stops the pods of this node in graceful-shutdown order; `--cancel` admits pods again.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -12,11 +12,11 @@ use tokio::{
 
 use crate::wiring::drain::{Answer, Ask, Door};
 
-/// Where the agent's files are where nothing is said.
+/// Default root directory of the agent.
 const ROOT: &str = "/var/lib/kubelet";
-/// How long the agent may take to answer, in addition to what it says itself.
+/// Timeout of an answer, in addition to the grace period that the agent announces.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of all answers.
+/// Maximum size of all answers, in bytes.
 const LONGEST: u64 = 4 << 10;
 
 /// What is to become of the pods.
@@ -30,7 +30,7 @@ pub(super) struct Wanted {
     root_dir: PathBuf,
 }
 
-/// Asks the agent, and waits until it is done.
+/// Sends the request to the agent and waits until it is done.
 pub(super) async fn ask(wanted: Wanted) -> Result<ExitCode> {
     let socket = wanted.root_dir.join(Door::NAME);
     let stream = UnixStream::connect(&socket).await.with_context(|| {

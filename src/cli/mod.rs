@@ -1,7 +1,7 @@
-//! What people type: one file per command.
+//! Command line interface: one file per command.
 //!
-//! Called as `kubelet` (a link will do) we are kubelet: its flags, its texts, its exit codes. Called
-//! by any other name we are `berth` with commands of our own, of which `run` takes kubelet's flags.
+//! Invoked as `kubelet` (also through a symbolic link), it behaves as kubelet: its flags, texts, and exit codes. Under
+//! any other name it is `berth`, with its own commands, of which `run` takes kubelet's flags.
 
 mod certs;
 mod config;
@@ -80,7 +80,7 @@ fn version_line() -> String {
     format!("{} (kubelet {})", version::BERTH, version::VERSION)
 }
 
-/// Runs the command that `args` (program name first) ask for.
+/// Runs the command given by `args` (program name first).
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.collect();
     let is_kubelet = args.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == "kubelet");
@@ -90,7 +90,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let berth = match Berth::try_parse_from(args) {
         Ok(berth) => berth,
         Err(told) => {
-            // Help and version are "errors" too; a closed terminal is no reason to fail otherwise.
+            // Help and version are clap "errors" too; a failed print does not change the exit code.
             let _ = told.print();
             return ExitCode::from(u8::try_from(told.exit_code()).unwrap_or(1));
         }

@@ -1,4 +1,4 @@
-//! `berth run`, and kubelet itself: from the command line to a running agent.
+//! `berth run` and `kubelet`: from the command line to a running agent.
 
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
@@ -10,12 +10,12 @@ use berth_config::{HostFacts, Notice, Personality, Request, StartupError, fields
 /// Runs the agent with kubelet's flags.
 pub fn run(personality: Personality, flags: &[OsString]) -> ExitCode {
     let mut loading = berth_config::load(personality, flags, &HostFacts::probe());
-    // Whoever reads JSON lines wants nothing else on the stream.
+    // A consumer of JSON logs expects no other text on the stream.
     let deprecations = if loading.logging.format == "json" {
         loading.deprecations.drain(..).map(Notice::DeprecatedFlag).collect()
     } else {
         for line in &loading.deprecations {
-            // Where nobody can read it, the agent starts all the same.
+            // The agent starts even if standard error is not writable.
             let _ = writeln!(std::io::stderr(), "{line}");
         }
         Vec::new()
@@ -36,7 +36,7 @@ pub fn run(personality: Personality, flags: &[OsString]) -> ExitCode {
     }
 }
 
-/// Tells why there is no agent the way the reference does: one line of the log.
+/// Reports a startup failure as kubelet does: one log line.
 fn fail(failure: &StartupError, log: &LoggingConfiguration, notices: &[Notice]) -> ExitCode {
     if let Err(cause) = logging::start(log) {
         eprintln!("{failure} ({cause})");

@@ -1,21 +1,21 @@
-//! Tables as people read them: columns three spaces apart, ages, colours on terminals only. Pure.
+//! Text tables for terminals: columns three spaces apart, ages, optional color. Pure.
 
 use jiff::Timestamp;
 
-/// A colour.
+/// Text color, with its meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Colour {
-    /// All is well.
+    /// Healthy.
     Green,
-    /// Not yet.
+    /// In progress.
     Yellow,
-    /// Something is wrong.
+    /// Failed.
     Red,
-    /// Of no importance.
+    /// Unimportant.
     Dim,
 }
 
-/// A piece of a row.
+/// Table cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cell {
     text: String,
@@ -23,7 +23,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// In a colour. Whoever wrote the text, it does nothing to the terminal.
+    /// Creates a cell with an optional color. Control characters in the text are replaced.
     pub fn painted(text: impl Into<String>, colour: Option<Colour>) -> Self {
         Self { text: tame(&text.into()), colour }
     }
@@ -35,13 +35,13 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// Columns three spaces apart.
+/// Renders rows without color.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let cells: Vec<Vec<Cell>> = rows.iter().map(|row| row.iter().map(Cell::from).collect()).collect();
     painted(&cells, false)
 }
 
-/// Columns three spaces apart, in colours where the reader can show them.
+/// Renders rows, with color if `in_colour`.
 pub fn painted(rows: &[Vec<Cell>], in_colour: bool) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
@@ -51,7 +51,7 @@ pub fn painted(rows: &[Vec<Cell>], in_colour: bool) -> String {
     for row in rows {
         let last = row.len().saturating_sub(1);
         for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // Nothing is behind the last one that it would have to be kept apart from.
+            // The last cell needs no padding.
             let width = if at == last { 0 } else { *width };
             let padding = width.saturating_sub(cell.text.chars().count());
             out.push_str(&paint(&cell.text, cell.colour.filter(|_| in_colour)));
@@ -65,7 +65,7 @@ pub fn painted(rows: &[Vec<Cell>], in_colour: bool) -> String {
     out
 }
 
-/// A text in a colour.
+/// Wraps a text in ANSI color codes.
 pub fn paint(text: &str, colour: Option<Colour>) -> String {
     let Some(colour) = colour else { return text.to_owned() };
     let code = match colour {
@@ -77,7 +77,7 @@ pub fn paint(text: &str, colour: Option<Colour>) -> String {
     format!("\u{1b}[{code}m{text}\u{1b}[0m")
 }
 
-/// As kubectl tells it: the largest unit that fits.
+/// Age as kubectl prints it: one unit, the largest that fits.
 pub fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
     match seconds {
@@ -88,7 +88,7 @@ pub fn age(since: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Seconds in three digits or so.
+/// Duration in seconds as text with about three digits.
 pub fn seconds(seconds: f64) -> String {
     match seconds {
         s if s < 0.001 => "0".to_owned(),
@@ -101,14 +101,14 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// What foreign bytes do to a terminal they must not do here: control characters are shown, not sent; nor do they turn the
-/// direction of what stands beside them.
+/// Replaces control characters and bidirectional text controls, so that foreign text cannot control the terminal or
+/// reorder the text beside it.
 pub fn tame(text: &str) -> String {
     let turns = |c| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars().map(|c| if c.is_control() || turns(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// A text of several lines as one of at most so many characters.
+/// Joins a text of several lines into one line of at most `most` characters.
 pub fn line(text: &str, most: usize) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let joined = words.join(" ");

@@ -1,6 +1,6 @@
-//! Why a pod is as it is: one document for people and programs.
+//! Pod diagnostics document: why a pod is in its current state, for people and programs.
 //!
-//! Gathered from what is known anyway: status, the worker's steps and errors, what probes came to.
+//! Built from existing data: pod status, steps and errors of the pod worker, and probe results.
 
 use std::time::Duration;
 
@@ -17,211 +17,211 @@ use berth_ports::{StepTiming, StepView, SyncError};
 use berth_status::lookup::{State, last_exit, state, waiting_reason};
 use berth_types::{Pod, PodRef, api};
 
-/// The document of `/debug/why/{namespace}/{pod}`.
+/// Body of `/debug/why/{namespace}/{pod}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Why {
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its UID.
+    /// UID of the pod.
     pub uid: String,
-    /// Who wants it; empty where nobody does any more.
+    /// Source of the pod's definition; empty if no source contains the pod any more.
     pub source: String,
-    /// `status.phase`; empty before there is a status.
+    /// `status.phase`; empty before the first status.
     pub phase: String,
     /// `status.reason`.
     pub reason: String,
     /// `status.message`.
     pub message: String,
-    /// Where it is in its life: `sync`, `terminating`, `terminated`, …; `preempting` where others are killed for it first,
-    /// `admission` where it waits for the node's labels, `refused` where nobody works on it.
+    /// Lifecycle state: `sync`, `terminating`, `terminated`, …; `preempting` while other pods are killed to make space
+    /// for it, `admission` while it waits for the node's labels, `refused` if no pod worker handles it.
     pub life: String,
-    /// What it waits for.
+    /// What the pod waits for; `None` if it waits for nothing.
     pub waits: Option<Waits>,
-    /// Why turns failed, the latest last.
+    /// Errors of failed syncs, the latest last.
     pub errors: Vec<Failed>,
-    /// Its containers.
+    /// Init, regular, and ephemeral containers, in this order.
     pub containers: Vec<Container>,
-    /// What its probes came to.
+    /// Probe results.
     pub probes: Vec<Probe>,
-    /// Its conditions that do not hold.
+    /// Conditions with status `False`; empty for pods in a terminal phase.
     pub unmet: Vec<Condition>,
-    /// How long each step took, in the order of the pod's start.
+    /// Duration of each step, in the order of the pod's start.
     pub stages: Vec<Passed>,
 }
 
-/// A wait.
+/// Current wait of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Waits {
-    /// What for, in the agent's words.
+    /// Stage the pod waits in, as the agent names it.
     pub stage: String,
-    /// The same as the label of `berth_pod_waiting_seconds`.
+    /// Value of the label of `berth_pod_waiting_seconds`.
     pub reason: String,
-    /// Since when; `None` where nobody noted it.
+    /// Start of the wait; `None` if unknown.
     pub since: Option<Timestamp>,
-    /// For how long, seconds.
+    /// Duration of the wait so far, in seconds.
     pub seconds: f64,
-    /// When it ends by itself.
+    /// When the wait ends by itself (a back-off or deadline, for example).
     pub until: Option<Timestamp>,
 }
 
-/// A failure.
+/// Repeated error of a sync.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Failed {
-    /// Why.
+    /// Error text.
     pub text: String,
-    /// How often in a row.
+    /// Number of consecutive occurrences.
     pub times: u64,
-    /// When first.
+    /// First occurrence.
     pub first: Option<Timestamp>,
-    /// When last.
+    /// Latest occurrence.
     pub last: Option<Timestamp>,
 }
 
-/// A container.
+/// Status of a container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
-    /// Its name.
+    /// Container name.
     pub name: String,
-    /// `running`, `waiting`, `terminated`; `unknown` before there is a status.
+    /// `running`, `waiting`, or `terminated`; `unknown` before the first status.
     pub state: String,
-    /// Why.
+    /// Reason of that state.
     pub reason: String,
-    /// More about that.
+    /// Message of that state.
     pub message: String,
-    /// Whether it is ready.
+    /// Readiness, `ready` of the container status.
     pub ready: bool,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: i32,
-    /// How its last instance ended.
+    /// Termination of the last instance.
     pub last_exit: Option<Exit>,
 }
 
-/// An end.
+/// Termination of a container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Exit {
-    /// The exit code.
+    /// Exit code.
     pub code: i32,
     /// `Error`, `OOMKilled`, …
     pub reason: String,
-    /// When.
+    /// Time of the exit.
     pub at: Option<Timestamp>,
 }
 
-/// A probe.
+/// Results of one probe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Probe {
-    /// Whom it asks.
+    /// Name of the probed container.
     pub container: String,
-    /// Whether that is the instance before the one of today.
+    /// True if the results belong to the previous instance of the container.
     pub previous: bool,
     /// `Liveness`, `Readiness` or `Startup`.
     pub kind: String,
-    /// Attempts in a row that came to the same, the latest last.
+    /// Runs of equal results, the latest last.
     pub runs: Vec<ProbeRun>,
 }
 
-/// Attempts in a row that came to the same.
+/// Consecutive attempts with the same result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProbeRun {
     /// `success`, `warning`, `failure` or `error`.
     pub outcome: String,
-    /// What was said the last time.
+    /// Output or error of the latest attempt.
     pub text: String,
-    /// How many.
+    /// Number of attempts.
     pub times: u64,
-    /// When the first ended.
+    /// End of the first attempt.
     pub first: Option<Timestamp>,
-    /// When the last ended.
+    /// End of the latest attempt.
     pub last: Option<Timestamp>,
 }
 
-/// A condition that does not hold.
+/// Pod condition with status `False`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
-    /// Its type.
+    /// Condition type.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Why.
+    /// Condition reason.
     pub reason: String,
-    /// More about that.
+    /// Condition message.
     pub message: String,
 }
 
-/// How long a step took.
+/// Timing of a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Passed {
-    /// Its name.
+    /// Stage name.
     pub stage: String,
-    /// How often it was passed.
+    /// Number of times the stage was passed.
     pub times: u64,
-    /// Seconds the first time, when the pod started.
+    /// Duration of the first pass, at the pod's start, in seconds.
     pub first_seconds: f64,
-    /// Seconds the last time.
+    /// Duration of the latest pass, in seconds.
     pub last_seconds: f64,
-    /// Most seconds.
+    /// Longest duration, in seconds.
     pub longest_seconds: f64,
 }
 
-/// What is known of a pod.
+/// Inputs of the document.
 #[derive(Default)]
 pub struct Known<'a> {
-    /// Its definition, where somebody wants it.
+    /// Definition of the pod; `None` if no source contains it.
     pub pod: Option<&'a Pod>,
-    /// Its status.
+    /// Status of the pod.
     pub status: Option<&'a api::PodStatus>,
-    /// Where it stands, where somebody works on it.
+    /// Status of the pod worker; `None` if there is none.
     pub standing: Option<&'a Standing>,
-    /// What its worker waits for, or the pod before it has one.
+    /// Step that the pod worker waits in, or the pod before it has a worker.
     pub step: Option<StepView>,
-    /// Why its turns failed.
+    /// Errors of failed syncs.
     pub errors: Vec<SyncError>,
-    /// How long its steps took.
+    /// Timings of the startup steps.
     pub timings: Vec<StepTiming>,
-    /// What its probes came to, by container and instance.
+    /// Probe results by container and instance.
     pub probes: Vec<Probed>,
 }
 
-/// What a probe of a container came to.
+/// Results of a probe of one container instance.
 pub struct Probed {
-    /// Of which container.
+    /// Container name.
     pub container: String,
-    /// Of which of its instances.
+    /// Instance of that container.
     pub instance: Instance,
-    /// What it came to.
+    /// Results, the latest last.
     pub history: History,
 }
 
-/// An instance of a container.
+/// Instance of a container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Instance {
-    /// That of today.
+    /// Current instance.
     Current,
-    /// The one before.
+    /// Previous instance.
     Previous,
 }
 
-/// The present, by both clocks.
+/// Current time of both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// As people tell it.
+    /// Wall clock.
     pub wall: Timestamp,
-    /// As time passes.
+    /// Monotonic clock.
     pub steady: Instant,
 }
 
 impl Now {
-    /// A moment as people tell it.
+    /// Converts a monotonic instant to wall time; `None` if it is out of range.
     pub(super) fn wall(&self, at: Instant) -> Option<Timestamp> {
         let signed = |duration: Duration| SignedDuration::try_from(duration).ok();
         match at.checked_duration_since(self.steady) {
@@ -231,7 +231,7 @@ impl Now {
     }
 }
 
-/// The document of what is known.
+/// Builds the document.
 pub fn document(id: &PodRef, known: &Known<'_>, now: Now) -> Why {
     let status = known.status;
     let text = |of: fn(&api::PodStatus) -> &Option<String>| status.and_then(|s| of(s).clone()).unwrap_or_default();
@@ -311,7 +311,7 @@ fn probe(probed: &Probed) -> Probe {
     }
 }
 
-/// A pod that has ended fulfils none, and need not.
+/// A pod in a terminal phase does not have to meet its conditions.
 fn unmet(status: &api::PodStatus) -> Vec<Condition> {
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Vec::new();
@@ -335,7 +335,7 @@ fn passed(step: &StepTiming) -> Passed {
     }
 }
 
-/// To the millisecond.
+/// Seconds, rounded to milliseconds.
 pub(super) fn seconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1000.0).round() / 1000.0
 }

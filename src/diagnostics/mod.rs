@@ -1,5 +1,7 @@
-//! Tells why a pod is as it is, and how long pods wait for what (`/debug/why/{namespace}/{pod}`,
-//! `berth_pod_waiting_seconds`). Reads snapshots only, so that it answers when nothing else does.
+//! Pod diagnostics: `/debug/why/{namespace}/{pod}` and the metric `berth_pod_waiting_seconds`.
+//!
+//! Reports why a pod is in its current state and how long pods wait for what. Reads snapshots only, so that it answers
+//! even if everything else hangs.
 
 mod document;
 mod waiting;
@@ -23,15 +25,15 @@ use berth_server::ports::Explains;
 use berth_status::{StatusManager, lookup::last_exit};
 use berth_types::{ContainerId, Pod, PodRef, PodUid, api};
 
-/// The snapshots that are read.
+/// Implements the endpoint from the snapshots of engine, status manager, and probe manager.
 pub struct PodStories {
-    /// The pods.
+    /// Pods and their workers.
     pub pods: PodReader,
-    /// Statuses.
+    /// Pod statuses.
     pub status: Arc<StatusManager>,
-    /// Outcomes of probes.
+    /// Probe results.
     pub probes: Arc<probes::Manager>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -41,7 +43,7 @@ impl Explains for PodStories {
         let snapshot = self.pods.latest();
         let pod = snapshot.desired.iter().find(|pod| is_it(pod.id())).cloned();
         let standings = &snapshot.workers;
-        // Whom somebody wants comes first, then whoever is still on its way out.
+        // A desired pod takes precedence over one of the same name that is still terminating.
         let wanted = |standing: &&Standing| pod.as_ref().is_some_and(|pod| *pod.uid() == standing.id.uid);
         let leaving = || standings.iter().filter(|standing| is_it(&standing.id)).min_by_key(|s| s.life.is_finished());
         let standing = standings.iter().find(wanted).or_else(|| if pod.is_none() { leaving() } else { None });
@@ -75,7 +77,7 @@ impl PodStories {
                 told.map(move |history| Probed { container: container.name.clone(), instance, history })
             };
             let current = container.container_id.as_deref();
-            // One that has ended and has no successor may be told of twice.
+            // A terminated container without a successor may appear as both the current and the previous instance.
             let before = before.filter(|before| current != Some(before));
             of(current, Instance::Current).chain(of(before, Instance::Previous))
         });
@@ -83,7 +85,7 @@ impl PodStories {
     }
 }
 
-/// Scrapes tell for how long some pod has been waiting for what: of each what its document says.
+/// Registers `berth_pod_waiting_seconds`: per scrape, each pod's wait as reported in its diagnostics document.
 pub fn count_waits(registry: &Registry, engine: &EngineHandle, status: Arc<StatusManager>, clock: Arc<dyn Clock>) {
     let reader = engine.pods.clone();
     PodWaits::register(registry, move || {

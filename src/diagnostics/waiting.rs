@@ -1,5 +1,6 @@
-//! What a pod waits for: its worker's step, or, where that has nothing to do, what the pod itself has yet to do. One
-//! answer for the document and for the gauge.
+//! Current wait of a pod, used by both the diagnostics document and the waiting gauge.
+//!
+//! It is the step of the pod worker or, if that is idle, what the pod itself has yet to do.
 
 use jiff::Timestamp;
 
@@ -9,7 +10,7 @@ use berth_ports::StepView;
 use berth_status::lookup::{self, State, state};
 use berth_types::{Pod, api};
 
-/// What it waits for; `None` where it waits for nothing.
+/// Returns the current wait of a pod; `None` if it waits for nothing.
 pub fn waits(step: Option<&StepView>, pod: Option<&Pod>, status: Option<&api::PodStatus>, now: Now) -> Option<Waits> {
     let step = step?;
     if step.name == IDLE {
@@ -27,7 +28,7 @@ pub fn waits(step: Option<&StepView>, pod: Option<&Pod>, status: Option<&api::Po
     })
 }
 
-/// What a pod that nobody has anything to do for has yet to do, and since when.
+/// What a pod with an idle worker has yet to do, and since when: init containers, startup, readiness, readiness gates.
 fn own(pod: &Pod, status: &api::PodStatus) -> Option<(String, Option<Timestamp>)> {
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return None;
@@ -49,17 +50,17 @@ fn own(pod: &Pod, status: &api::PodStatus) -> Option<(String, Option<Timestamp>)
     }
     let moved = |type_: &str| lookup::condition(status, type_)?.last_transition_time.as_ref().map(|time| time.0);
     if let Some((unready, started)) = running().find(|(status, _)| !status.ready) {
-        // Another container may have been unready before it.
+        // Another container may have been unready before this one.
         let since = moved("ContainersReady").or_else(|| moved("Ready")).max(started);
         return Some((format!("readiness of {}", unready.name), since));
     }
     let gates = pod.spec().readiness_gates.iter().flatten();
     let closed = gates.map(|gate| gate.condition_type.as_str()).find(|type_| !lookup::is_true(status, type_))?;
-    // It may never have been told of; the pod is unready since then at the latest.
+    // The gate's condition may never have been set; the pod is unready since then at the latest.
     Some((format!("readiness gate {closed}"), moved(closed).or_else(|| moved("Ready"))))
 }
 
-/// Since when a container runs; `None` where it does not.
+/// Start of a running container; `None` if it is not running.
 fn running_since(status: &api::ContainerStatus) -> Option<Option<Timestamp>> {
     let running = || status.state.as_ref()?.running.as_ref()?.started_at.as_ref().map(|time| time.0);
     (state(status) == State::Running).then(running)

@@ -1,4 +1,4 @@
-//! What the evictor acts through: pods are killed by the engine, resources are freed by runtime and image manager.
+//! Eviction adapters: pods through the engine, reclaim through runtime manager and image manager.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -28,20 +28,20 @@ use berth_stats::{
 };
 use berth_types::{Pod, PodUid};
 
-/// What was measured of a disk longer ago does not say who filled it.
+/// Maximum age of disk measurements for [`Needs::DisksNow`]: older ones do not show which pod filled the disk.
 const MEASURED: Duration = Duration::from_secs(5);
-/// How long the removal of what nobody needs may take.
+/// Deadline for the removal of dead containers and for the removal of unused images.
 const RECLAIM_LIMIT: Duration = Duration::from_secs(120);
 
-/// The pods as the engine drives them.
+/// [`Pods`] of the engine.
 pub struct EnginePods {
-    /// The pods.
+    /// Reads the pods of this node.
     pub pods: PodReader,
-    /// Takes kills.
+    /// Receives kill commands of the sync loop.
     pub commands: mpsc::Sender<Command>,
-    /// Allocated resources.
+    /// Allocated resources of pods.
     pub allocations: Allocations,
-    /// What pods use.
+    /// Resource usage of pods.
     pub statistics: StatsProvider,
 }
 
@@ -104,15 +104,15 @@ fn usage(pod: &PodStats) -> PodUse {
     }
 }
 
-/// Removes dead containers, unused images, and page cache.
+/// [`Reclaim`] of this node: dead containers, unused images, and page cache.
 pub struct Removal {
     /// Removes dead containers.
     pub runtime: Arc<RuntimeManager>,
     /// Removes images.
     pub images: Arc<images::Manager>,
-    /// Which pods' content may go.
+    /// Decides whether the content of a pod may be removed.
     pub fates: Arc<dyn PodStateProvider>,
-    /// Takes back page cache.
+    /// Reclaims page cache.
     pub page_cache: PageCache,
 }
 

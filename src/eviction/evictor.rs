@@ -1,5 +1,6 @@
-//! Frees what is short: what nobody needs first, then one pod at a time. One task owns who is on the way out.
-//! Behaviour: spec 05 §3.4 steps 8-13, §3.6-3.7.
+//! Evictor: reclaims node-level resources first, then evicts one pod at a time.
+//!
+//! One task owns the list of pods whose eviction timed out. Implements spec 05 §3.4 steps 8-13, §3.6-3.7.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -31,66 +32,67 @@ use berth_metrics::EvictionMetrics;
 use berth_ports::{Event, EventSink, Pulse};
 use berth_types::{Pod, PodUid};
 
-/// How often limits of pods are looked at, and how long nothing is tried again that could not be done.
+/// Period of the check of local storage limits; also how long a signal is suspended for which no pod could be evicted.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How long what could not be asked is left alone.
+/// Delay before usage is read again after a failed read.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long a pod that was evicted is waited for before another is thought of.
+/// Timeout for the cleanup of an evicted pod, before another one is considered.
 const GONE: Duration = Duration::from_secs(30);
-/// How long a disk takes to show that something was removed from it: runtimes free in the background.
+/// Delay until a disk shows freed space: runtimes delete in the background.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How often pages of files are taken back before a pod has to go.
+/// Maximum number of page cache reclaims before a pod is evicted.
 const TAKINGS: usize = 4;
-/// How many of them may bring nothing where a hard threshold is met: who fills memory is faster.
+/// Maximum number of consecutive reclaims without effect while a hard threshold is met: the workload that fills memory
+/// is faster.
 const FRUITLESS: usize = 2;
-/// How long they may take altogether then. A slow kernel needs most of it.
+/// Deadline for all reclaims together while a hard threshold is met. A slow kernel needs most of it.
 const TAKING: Duration = Duration::from_secs(2);
-/// Seconds that are left to a pod where a hard threshold is met.
+/// Grace period in seconds while a hard threshold is met.
 const SHORT: i64 = 1;
-/// How long a fresh look is waited for.
+/// Timeout for a fresh observation of the watcher.
 const LOOK_PATIENCE: Duration = Duration::from_secs(15);
 
-/// What the evictor needs of others.
+/// Dependencies of the evictor.
 pub struct EvictorDeps {
-    /// The pods.
+    /// The pods of this node.
     pub pods: Arc<dyn Pods>,
-    /// Frees what nobody needs.
+    /// Reclaims resources that nothing uses.
     pub reclaim: Arc<dyn Reclaim>,
-    /// Takes events.
+    /// Receives events.
     pub events: Arc<dyn EventSink>,
-    /// What is counted.
+    /// Eviction metrics.
     pub metrics: EvictionMetrics,
-    /// Tells that the task lives.
+    /// Reports that the task is alive.
     pub pulse: Pulse,
 }
 
-/// Evicts; see the module's documentation.
+/// Evictor of this node; see the module's documentation.
 pub struct Evictor {
     config: Arc<EvictionConfig>,
     deps: EvictorDeps,
     began: Instant,
     pictures: watch::Receiver<Option<Arc<Picture>>>,
-    /// Told to end and still there: they are not waited for again.
+    /// Pods whose cleanup timed out: they are not waited for again.
     stuck: HashSet<PodUid>,
-    /// For which signals nothing could be done, and until when that is not tried again.
+    /// Signals for which nothing could be done, each with the time until which it is suspended.
     held: BTreeMap<Signal, Instant>,
     limits_at: Instant,
-    /// No pod was there that could have been evicted: it begins, and was told of none yet, or of critical ones only.
+    /// No evictable pod existed: the agent starts and knows no pod yet, or critical pods only.
     is_alone: bool,
 }
 
-/// What a pass came to.
+/// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Outcome {
-    /// Something is free now, or will be: look again at once.
+    /// Resources were freed or will be: evaluate again immediately.
     Freed,
     /// Nothing had to be done.
     Nothing,
-    /// Nothing could be done for that signal; not again before that much time.
+    /// Nothing could be done for that signal; it is suspended for that duration.
     Failed(Signal, Duration),
 }
 
-/// What a pass is for.
+/// Reason for a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cause {
     Shortage,
@@ -98,7 +100,7 @@ enum Cause {
 }
 
 impl Evictor {
-    /// An evictor to run; `pictures` are the watcher's, of which moments count from `began`.
+    /// Creates an evictor to run. `pictures` are the watcher's observations, whose moments count from `began`.
     pub fn new(
         config: Arc<EvictionConfig>,
         deps: EvictorDeps,
@@ -117,7 +119,7 @@ impl Evictor {
         }
     }
 
-    /// Evicts until stopped.
+    /// Evicts until `stop` is cancelled.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -142,14 +144,15 @@ impl Evictor {
         }
     }
 
-    /// Waits until something is to be done.
+    /// Waits until a threshold is due or limits have to be checked.
     async fn wait(&mut self) -> Cause {
         loop {
             self.deps.pulse.works();
             let now = Instant::now();
             self.held.retain(|_, until| *until > now);
             if self.is_alone && self.deps.pods.active().iter().any(|pod| self.may_go(pod)) {
-                // Of what is relieved first only: for the others it may be of no help, and nobody has to hurry.
+                // Resumes only the signal that ranks first: the new pods may not help with the others, and those can
+                // wait.
                 let picture = self.latest();
                 let mut due = picture.due.iter().map(|(threshold, _)| threshold.signal);
                 if let Some(first) = due.find(|signal| self.held.contains_key(signal)) {
@@ -170,7 +173,7 @@ impl Evictor {
                     if is_found {
                         return Cause::Shortage;
                     }
-                    std::future::pending::<()>().await; // the watcher is gone
+                    std::future::pending::<()>().await; // the watcher has ended
                 }
                 () = sleep_until(limits_at), if self.config.local_storage => return Cause::Limits,
                 () = sleep_until(again) => {}
@@ -178,13 +181,13 @@ impl Evictor {
         }
     }
 
-    /// Lets pods go that take more of the disk than they may.
+    /// Evicts pods that exceed their limits on local storage.
     async fn keep_limits(&mut self) -> Outcome {
         let active = self.deps.pods.active();
         if !active.iter().any(|pod| has_limits(pod)) {
             return Outcome::Nothing;
         }
-        // All that pods are held to lies on the node's disk.
+        // All limits of pods apply to the node's file system.
         let candidates = self.unless_memory_is_short(Signal::NodeFs, self.candidates(active, Needs::Disks)).await;
         let Some(candidates) = candidates.flatten() else { return Outcome::Nothing };
         self.evict_exceeding(&candidates).await
@@ -206,12 +209,12 @@ impl Evictor {
         }
         let gone = join_all(found.iter().map(|(pod, verdict)| self.evict(pod, verdict))).await;
         self.remember(found.iter().zip(gone).filter(|(_, is_gone)| !is_gone).map(|((pod, _), _)| pod.uid().clone()));
-        // What was seen before they went says nothing any more.
+        // Observations from before the evictions are outdated.
         self.look_after(self.began.elapsed() + SETTLE).await;
         Outcome::Freed
     }
 
-    /// Frees what the first threshold that is met calls for, of those for which something may be done.
+    /// Frees resources for the first threshold that is met and not suspended.
     async fn relieve(&mut self) -> Outcome {
         let Some(signal) = first_but(&self.held, &self.latest()) else { return Outcome::Nothing };
         let needs = match signal {
@@ -247,8 +250,8 @@ impl Evictor {
         self.evict_one(signal, &picture, candidates).await
     }
 
-    /// Does that for a signal, unless memory gets short beyond a hard threshold meanwhile, which waits for nothing else.
-    /// Images that are being removed go all the same, and dead containers in another round.
+    /// Runs `work` for a signal; returns `None` if a hard memory threshold is met meanwhile, which takes precedence.
+    /// An image removal that has begun still completes; dead containers are removed in another pass.
     async fn unless_memory_is_short<T>(&self, signal: Signal, work: impl Future<Output = T>) -> Option<T> {
         let mut pictures = self.pictures.clone();
         let is_it =
@@ -261,7 +264,7 @@ impl Evictor {
         }
     }
 
-    /// Has pages of files taken back as long as that helps; says how the node and its pods stand then.
+    /// Reclaims page cache as long as that helps; returns the resulting observation and candidates.
     async fn take_pages(
         &mut self,
         signal: Signal,
@@ -270,7 +273,7 @@ impl Evictor {
     ) -> (Arc<Picture>, Vec<Candidate>) {
         let until = Instant::now() + TAKING;
         let mut fruitless = 0;
-        // Who fills memory goes on meanwhile.
+        // The workload that fills memory continues meanwhile.
         for _ in 0..TAKINGS {
             let is_hard = picture.due.iter().any(|(due, _)| due.signal == signal && due.is_hard());
             if is_hard && (fruitless == FRUITLESS || Instant::now() >= until) {
@@ -288,15 +291,15 @@ impl Evictor {
                 break;
             }
             fruitless = if after < before { 0 } else { fruitless + 1 };
-            // Whose pages were taken is not the one who fills memory.
+            // The pod whose page cache was reclaimed is not necessarily the one that fills memory.
             let active = self.deps.pods.active();
             candidates = self.candidates(active, Needs::Memory).await.unwrap_or(candidates);
         }
         (picture, candidates)
     }
 
-    /// Has pages of files taken back where they are what is missing: they count as used, and can be had. Says whether it
-    /// was tried.
+    /// Reclaims page cache if memory is what is missing: active file pages count as used, but can be reclaimed. Returns
+    /// whether that was attempted.
     async fn take_back(&self, signal: Signal, picture: &Picture, candidates: &mut [Candidate]) -> bool {
         let Some((bytes, least)) = shortage(picture, signal).filter(|_| is_memory(signal)) else { return false };
         rank(candidates, signal, picture.layout);
@@ -310,7 +313,7 @@ impl Evictor {
         is_tried
     }
 
-    /// Frees what nobody needs, where that helps; says whether anything was tried.
+    /// Reclaims node-level resources that help with the signal; returns whether anything was attempted.
     async fn reclaim(&self, signal: Signal, layout: Layout) -> bool {
         let (containers, images) = reclaims(signal, layout);
         self.deps.pulse.works();
@@ -324,7 +327,7 @@ impl Evictor {
         containers || images
     }
 
-    /// Lets the first pod go that may; none where that signal calls for it no more.
+    /// Evicts the first candidate that may be evicted; none if the signal is no longer due.
     async fn evict_one(&mut self, signal: Signal, picture: &Picture, mut candidates: Vec<Candidate>) -> Outcome {
         let is_it = |due: &&(Threshold, Moment)| due.0.signal == signal;
         let Some((first, since)) = picture.due.iter().find(is_it) else { return Outcome::Freed };
@@ -354,7 +357,7 @@ impl Evictor {
             if !self.evict(pod, &verdict).await {
                 self.remember([pod.uid().clone()].into_iter());
             }
-            // What was seen before it went says nothing any more.
+            // Observations from before the eviction are outdated.
             let settle = if signal == Signal::Pid { Duration::ZERO } else { SETTLE };
             self.look_after(self.began.elapsed() + settle).await;
             return Outcome::Freed;
@@ -364,7 +367,7 @@ impl Evictor {
         Outcome::Failed(signal, PERIOD)
     }
 
-    /// Lets a pod go and waits until it is gone; says whether it is.
+    /// Evicts a pod and waits for its cleanup; returns whether that completed.
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> bool {
         let event = Event::warning(pod.id(), "Evicted", verdict.message.clone());
         self.deps.events.record(event.annotated(verdict.annotations.iter().cloned()));
@@ -385,8 +388,9 @@ impl Evictor {
         is_gone
     }
 
-    /// Stops a pod. One that was given time has none left once a hard threshold is crossed, of whatever: nobody else is
-    /// evicted meanwhile. Where nothing could be done for one, nobody has to hurry for it.
+    /// Stops a pod. A running grace period is shortened once any hard threshold is met, because no other pod is evicted
+    /// meanwhile.
+    /// Suspended signals other than the pod's own do not shorten it: nothing can be done for them.
     async fn end(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String> {
         let mut pictures = self.pictures.clone();
         let may_help = |signal: Signal| signal.as_str() == verdict.signal || !self.is_held(signal);
@@ -401,12 +405,12 @@ impl Evictor {
         self.deps.pods.evict(pod, &Verdict { grace: SHORT, ..verdict.clone() }).await
     }
 
-    /// Whether nothing is tried for that signal now; what holds may be over while something else is under way.
+    /// Returns whether a signal is suspended now; a suspension may expire during another operation.
     fn is_held(&self, signal: Signal) -> bool {
         self.held.get(&signal).is_some_and(|until| *until > Instant::now())
     }
 
-    /// Whether a pod may be told to go, and was not yet in vain.
+    /// Returns whether a pod may be evicted: it is not critical, and no eviction of it timed out.
     fn may_go(&self, pod: &Pod) -> bool {
         !pod.is_critical() && !self.stuck.contains(pod.uid())
     }
@@ -417,7 +421,7 @@ impl Evictor {
         self.stuck.retain(|uid| active.contains(uid));
     }
 
-    /// Pods with what they take; `None` where that could not be asked.
+    /// Combines pods with their usage; `None` if usage could not be read.
     async fn candidates(&self, active: Vec<Arc<Pod>>, needs: Needs) -> Option<Vec<Candidate>> {
         let mut usages = match self.deps.pods.usages(needs).await {
             Ok(usages) => usages,
@@ -434,7 +438,7 @@ impl Evictor {
         self.pictures.borrow().clone().unwrap_or_default()
     }
 
-    /// How the node stands by a look that began later than that.
+    /// Waits for an observation that began after `at`; returns the latest one after a timeout.
     async fn look_after(&mut self, at: Moment) -> Arc<Picture> {
         let is_later = |picture: &Option<Arc<Picture>>| picture.as_ref().is_some_and(|picture| picture.at > at);
         if timeout(LOOK_PATIENCE, self.pictures.wait_for(is_later)).await.is_err() {
@@ -444,12 +448,12 @@ impl Evictor {
     }
 }
 
-/// What is to be relieved first, but for what is on hold.
+/// The first due signal that is not suspended.
 fn first_but(held: &BTreeMap<Signal, Instant>, picture: &Picture) -> Option<Signal> {
     picture.due.iter().map(|(threshold, _)| threshold.signal).find(|signal| !held.contains_key(signal))
 }
 
-/// Whether the node is short of nothing any more, which is told.
+/// Returns whether no threshold is met any more, and logs that.
 fn is_relieved(picture: &Picture) -> bool {
     let is_resolved = is_resolved(&picture.thresholds, &picture.seen);
     if is_resolved {
@@ -458,7 +462,8 @@ fn is_relieved(picture: &Picture) -> bool {
     is_resolved
 }
 
-/// What is missing of a signal, and what is to be left. A soft threshold whose grace has not passed calls for nothing yet.
+/// Amount of a signal that is missing, and the amount that has to be available then. A soft threshold within its grace
+/// period requires nothing yet.
 fn shortage(picture: &Picture, signal: Signal) -> Option<(u64, u64)> {
     let due: Vec<Threshold> = picture.due.iter().map(|(threshold, _)| threshold.clone()).collect();
     missing(&due, &picture.seen, signal)
@@ -468,7 +473,7 @@ const fn is_memory(signal: Signal) -> bool {
     matches!(signal, Signal::Memory | Signal::AllocatableMemory)
 }
 
-/// What of the node's own helps with a signal: dead containers, images.
+/// Node-level resources that help with a signal: (dead containers, unused images).
 const fn reclaims(signal: Signal, layout: Layout) -> (bool, bool) {
     match (signal, layout) {
         (Signal::Memory | Signal::AllocatableMemory | Signal::Pid, _)

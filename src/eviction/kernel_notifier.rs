@@ -1,5 +1,7 @@
-//! Listens to the kernel's word on memory, so that a shortage is looked at before the next look is due.
-//! Behaviour: spec 05 §3.2 (`kernelMemcgNotification`), §3.10.
+//! Kernel notifications of memory pressure (PSI, `memory.events`, memcg usage thresholds).
+//!
+//! Each one triggers a re-evaluation of thresholds before the next scheduled one.
+//! Implements spec 05 §3.2 (`kernelMemcgNotification`), §3.10.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,23 +20,23 @@ use tracing::debug;
 use super::ports::Alarm;
 use berth_sys::memory_events::{GroupEvents, Stalls, UsageLine};
 
-/// Where the kernel tells of the whole machine, whatever its control groups.
+/// PSI file of the whole machine, independent of control groups.
 const STALLS: &str = "/proc/pressure/memory";
-/// Where the unified hierarchy is.
+/// Mount point of the unified cgroup hierarchy (v2).
 pub const UNIFIED: &str = "/sys/fs/cgroup";
-/// The group of all, of the old hierarchy.
+/// Root memory cgroup of the cgroup v1 hierarchy.
 const ROOT_GROUP: &str = "/sys/fs/cgroup/memory";
-/// Least time between two lines: what is crossed is looked at anyway.
+/// Minimum interval between registrations of a usage threshold: a crossing is observed by polling anyway.
 const REDRAW: Duration = Duration::from_secs(1);
-/// A line moves with the page cache; so much of it is not worth a new one.
+/// Minimum distance, in bytes, of a new usage threshold from the registered one: it moves with the page cache.
 const SLACK: u64 = 16 << 20;
 
-/// Rings when there may be something else to see.
+/// Notifier of the watcher: an observation may have changed.
 #[derive(Default)]
 pub struct Bell(Notify);
 
 impl Bell {
-    /// There may be.
+    /// Notifies the watcher; notifications coalesce.
     pub fn ring(&self) {
         self.0.notify_one();
     }
@@ -47,7 +49,7 @@ impl Alarm for Bell {
     }
 }
 
-/// Rings when tasks wait for memory, where the kernel tells.
+/// Notifies `bell` when tasks stall on memory, if the kernel supports PSI.
 pub async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
     let stalls = match Stalls::of(Path::new(STALLS)) {
         Ok(stalls) => stalls,
@@ -66,7 +68,7 @@ pub async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
     }
 }
 
-/// Rings when the group of all pods meets its limit, where it is of the unified hierarchy.
+/// Notifies `bell` when the cgroup of all pods reaches its memory limit, if it is in the unified hierarchy.
 pub async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken) {
     let directory: PathBuf = Path::new(UNIFIED).join(group.trim_start_matches('/'));
     let mut events = match GroupEvents::of(&directory) {
@@ -86,7 +88,7 @@ pub async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken)
     }
 }
 
-/// Rings when the use of memory crosses the latest line, where the kernel has the old hierarchy.
+/// Notifies `bell` when memory usage crosses the latest threshold of `lines`, on cgroup v1.
 pub async fn hear_usage(mut lines: watch::Receiver<Option<u64>>, bell: Arc<Bell>, stop: CancellationToken) {
     let mut drawn: Option<(u64, UsageLine)> = None;
     loop {
@@ -120,7 +122,7 @@ pub async fn hear_usage(mut lines: watch::Receiver<Option<u64>>, bell: Arc<Bell>
     }
 }
 
-/// Whether a line has to be drawn anew.
+/// Returns whether a usage threshold has to be registered again.
 fn is_elsewhere(drawn: Option<u64>, wanted: u64) -> bool {
     drawn.is_none_or(|drawn| drawn.abs_diff(wanted) > SLACK)
 }

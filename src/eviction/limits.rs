@@ -1,4 +1,6 @@
-//! Pods that take more of the node's disk than they may. Pure. Behaviour: spec 05 §3.6.
+//! Local storage limits: finds pods that exceed them. Pure.
+//!
+//! Implements spec 05 §3.6.
 
 use super::{
     message::Verdict,
@@ -11,13 +13,13 @@ use berth_types::{
     resources::{EPHEMERAL_STORAGE, Overhead, pod_limits},
 };
 
-/// Whether a pod has a limit of its own on the node's disk: only these are measured for it.
+/// Returns whether a pod has a limit on local storage: usage is only measured for these.
 pub fn has_limits(pod: &Pod) -> bool {
     empty_dirs(pod).next().is_some() || total(pod).is_some()
 }
 
-/// Why a pod has to go for its own limits; the first that it exceeds. Nothing where it does not, or where what it takes is
-/// not known.
+/// Why a pod is evicted for its own limits: the first limit that it exceeds. `None` if it exceeds none, or if its usage
+/// is unknown.
 pub fn exceeded(candidate: &Candidate, layout: Layout) -> Option<Verdict> {
     let (pod, usage) = (&candidate.pod, candidate.usage.as_ref()?);
     let (signal, message) = empty_dir(pod, usage)
@@ -33,7 +35,7 @@ fn empty_dir(pod: &Pod, usage: &PodUse) -> Option<String> {
     Some(format!("Usage of EmptyDir volume {name:?} exceeds the limit {:?}. ", limit.canonical()))
 }
 
-/// Volumes with a limit, and the limit.
+/// `emptyDir` volumes with a positive size limit, and the limit.
 fn empty_dirs(pod: &Pod) -> impl Iterator<Item = (String, Amount)> {
     pod.spec().volumes().filter_map(|volume| {
         let limit = Amount::try_from(volume.empty_dir.as_ref()?.size_limit.as_ref()?).ok()?;

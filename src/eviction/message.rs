@@ -1,4 +1,6 @@
-//! What an evicted pod is told. Pure. Behaviour: spec 05 §3.7.
+//! Eviction message, event annotations, and metric label of an evicted pod. Pure.
+//!
+//! Implements spec 05 §3.7.
 
 use super::{
     signals::{Observations, resource},
@@ -11,22 +13,23 @@ use berth_types::{
     resources::{EPHEMERAL_STORAGE, MEMORY, request_of, zero},
 };
 
-/// Why a pod has to go.
+/// Why and how a pod is evicted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
-    /// The status' message and the event's.
+    /// Message of status and event.
     pub message: String,
     /// Annotations of the event.
     pub annotations: Vec<(&'static str, String)>,
-    /// Label of the metric.
+    /// Label of the eviction metric.
     pub signal: &'static str,
-    /// Whether the node's shortage is the reason, and not the pod's own limit: its condition `DisruptionTarget` says so.
+    /// Whether node pressure is the reason, and not the pod's own limit: the pod then gets the condition
+    /// `DisruptionTarget`.
     pub is_disruption: bool,
-    /// Seconds to end in.
+    /// Grace period, in seconds.
     pub grace: i64,
 }
 
-/// Why a pod has to go for the first of `due`, which are sorted.
+/// Builds the verdict for the first threshold of `due`, which is sorted; `None` if `due` is empty.
 pub fn verdict(candidate: &Candidate, due: &[Threshold], seen: &Observations, grace: i64) -> Option<Verdict> {
     let signal = due.first()?.signal;
     let starved = resource(signal);
@@ -41,7 +44,7 @@ pub fn verdict(candidate: &Candidate, due: &[Threshold], seen: &Observations, gr
     Some(Verdict { message, annotations, signal: signal.as_str(), is_disruption: true, grace })
 }
 
-/// Says who takes more than it requests; returns the event's annotations.
+/// Appends to `message` who uses more than it requests; returns the annotations of the event.
 fn offenders(candidate: &Candidate, starved: &str, message: &mut String) -> Vec<(&'static str, String)> {
     let (pod, Some(usage)) = (&candidate.pod, &candidate.usage) else { return Vec::new() };
     let mut annotations = Vec::new();

@@ -1,16 +1,17 @@
-//! Eviction: who has to go before the node itself starves.
+//! Eviction: frees resources and evicts pods before the node itself starves.
 //!
 //! ```text
-//!  gauges (memory, disks, processes) ─► watcher ─► pressures ─► node conditions, admission
-//!  the kernel's word ─────────────────────┘ │
+//!  statistics of memory, disks, PIDs ─► watcher ─► pressures ─► node conditions, admission
+//!  kernel notifiers ──────────────────────┘ │
 //!                                           ▼
 //!  statistics of pods ────────────────► evictor ─► images, dead containers; then one pod
 //! ```
 //!
-//! The watcher looks at the node: sooner the nearer a threshold is, and a few times a second while one is met. It owns
-//! what is remembered of thresholds and tells pressures at once. The evictor acts on what it says, one thing at a time:
-//! it frees what nobody needs, looks again, and lets one pod go; not before that one is gone does it think of another.
-//! Everything that decides is pure; everything it needs of others is a role in [`ports`]. Behaviour: spec 05 §3.
+//! The watcher observes the node: more often the nearer a threshold is, and several times a second while one is met. It
+//! owns the state of thresholds and reports pressures immediately. The evictor acts on its observations, one action at
+//! a time: it reclaims node-level resources, observes again, and evicts one pod; it considers another pod only once
+//! that one is cleaned up or a timeout has passed. All decisions are pure functions; dependencies are the traits of
+//! [`ports`]. Implements spec 05 §3.
 
 pub mod actions;
 mod evictor;
@@ -36,15 +37,15 @@ pub use watcher::{Picture, Watcher, WatcherDeps};
 
 use berth_config::eviction::Threshold;
 
-/// What the room is told.
+/// Configuration of eviction.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct EvictionConfig {
-    /// Thresholds as configured.
+    /// Configured thresholds.
     pub thresholds: Vec<Threshold>,
     /// `evictionPressureTransitionPeriod`.
     pub transition: Duration,
     /// `evictionMaxPodGracePeriod`, seconds.
     pub max_pod_grace: i64,
-    /// `localStorageCapacityIsolation`: whether pods are held to their limits on the disk.
+    /// `localStorageCapacityIsolation`: whether local storage limits of pods are enforced.
     pub local_storage: bool,
 }

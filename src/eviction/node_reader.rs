@@ -1,4 +1,4 @@
-//! Reads what eviction watches of this machine: memory, processes, and the file systems of node, images, and layers.
+//! Reads memory, processes, and file systems of node, images, and writable layers for eviction.
 
 use std::{
     io,
@@ -28,18 +28,18 @@ use berth_cri::ImageService;
 use berth_stats::{MemorySeen, NodeLook, disk::FileSystem, file_system};
 use berth_sys::blocking_pool::BlockingPool;
 
-/// How long one look at a file system, or at the kernel's files, may take.
+/// Deadline for reading a file system, or the kernel's files.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// How long the runtime may take to say where its images are.
+/// Deadline for the runtime to report the file systems of its images.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
-/// How often it is asked, before and after it has said so.
+/// Interval between `ImageFsInfo` requests: before the runtime has reported a path, and after that.
 const ASK_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
 
-/// A file system by a path on it. While a look at it hangs, there is no other.
+/// A file system, identified by a path on it. At most one read is in flight: one that hangs blocks further ones.
 struct Disk {
     path: PathBuf,
     is_busy: AtomicBool,
-    /// As of the last look that showed something.
+    /// Device as of the last successful read.
     device: Mutex<Option<u64>>,
     read: fn(&Path) -> io::Result<(u64, FileSystem)>,
 }
@@ -75,14 +75,14 @@ impl Disk {
     }
 }
 
-/// The file systems on which the runtime keeps images and writable layers.
+/// File systems on which the runtime stores images and writable layers.
 #[derive(Default)]
 pub struct ImagePlaces {
     known: Mutex<[Option<Arc<Disk>>; 2]>,
 }
 
 impl ImagePlaces {
-    /// Asks the runtime now and then: it may be started anew with other directories.
+    /// Polls the runtime: it may restart with other directories.
     pub async fn follow(self: Arc<Self>, images: Arc<dyn ImageService>, notifier: Arc<Bell>, stop: CancellationToken) {
         loop {
             let asked = tokio::select! {
@@ -104,7 +104,7 @@ impl ImagePlaces {
                             }
                             after
                         }
-                        // It does not know yet; where they were they still are.
+                        // The runtime does not know yet; the previous paths stay valid.
                         None => before,
                     }
                 }
@@ -118,8 +118,8 @@ impl ImagePlaces {
         }
     }
 
-    /// Takes them in; says whether they are others than before. Where layers are may not be told for once: they are
-    /// where they were, unless images have moved.
+    /// Stores the paths and returns whether they changed. A missing path of writable layers leaves the previous one in
+    /// place, unless the path of images changed.
     fn set(&self, paths: [Option<String>; 2]) -> bool {
         let mut is_news = false;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,21 +139,21 @@ impl ImagePlaces {
     }
 }
 
-/// Reads memory, processes and file systems of this machine.
+/// Reads memory, processes, and file systems of this machine.
 pub struct NodeReader {
     look: Arc<NodeLook>,
-    /// While a look at the kernel's files hangs, there is no other.
+    /// One thread: a read of the kernel's files that hangs blocks further ones.
     kernel: BlockingPool,
     node: Arc<Disk>,
     places: Arc<ImagePlaces>,
     thresholds: Vec<Threshold>,
-    /// Use of memory from which on the machine is short of it.
+    /// Memory usage from which on the node is short of memory.
     line: watch::Sender<Option<u64>>,
 }
 
 impl NodeReader {
-    /// Reads cgroups through `look`, and the file system of the root directory. `usage_limit` receives the use of memory
-    /// at which the first of `thresholds` is met.
+    /// Creates a reader that reads cgroups through `look`, and the file system of the root directory. `usage_limit`
+    /// receives the memory usage at which the first of `thresholds` is met.
     pub fn new(
         look: NodeLook,
         root_directory: PathBuf,
@@ -196,7 +196,7 @@ impl Gauges for NodeReader {
     }
 }
 
-/// The use of memory, page cache included, at which the first threshold is met.
+/// Memory usage, page cache included, at which the first threshold is met.
 fn usage_line(thresholds: &[Threshold], seen: MemorySeen) -> Option<u64> {
     let of_memory = thresholds.iter().filter(|threshold| threshold.signal == Signal::Memory);
     let capacity = i64::try_from(seen.total).ok()?;
@@ -228,19 +228,19 @@ mod tests {
         assert_eq!(usage_line(&[], seen), None);
     }
 
-    /// As a file system whose server is gone; only the first look waits for it.
+    /// Simulates a file system whose server does not answer; only the first read waits for it.
     #[tokio::test]
     async fn a_disk_that_hangs_holds_up_one_look_and_no_other_disk() {
         fn dead(_: &Path) -> io::Result<(u64, FileSystem)> {
             let (kept, never) = std::sync::mpsc::channel::<()>();
-            let _ = never.recv_timeout(LOOK_LIMIT * 3); // nobody sends
+            let _ = never.recv_timeout(LOOK_LIMIT * 3); // the sender never sends
             drop(kept);
             Err(io::ErrorKind::TimedOut.into())
         }
         let hung = Arc::new(Disk { read: dead, ..Disk::at("/".into()) });
         let well = Arc::new(Disk::at("/".into()));
         assert!(hung.look().await.is_none());
-        // Another look would have to wait as long.
+        // A second read of the same file system would have to wait as long.
         let again = timeout(LOOK_LIMIT / 2, async { (hung.look().await, well.look().await) }).await;
         let (hung, well) = again.expect("nobody waits for what hangs");
         assert!(hung.is_none() && well.is_some());
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(Arc::new(Disk::at("/no/such/place".into())).look().await, None);
     }
 
-    /// Says where images and layers are: that first, and so on.
+    /// A runtime that reports paths of images and writable layers in this order.
     struct Runtime {
         answers: Mutex<VecDeque<cri::ImageFsInfoResponse>>,
         asked: Mutex<Vec<Instant>>,

@@ -1,6 +1,7 @@
-//! Takes back memory that pods hold and can do without: pages of files they have read. Those that were read more than
-//! once count as used, so that a node can seem short of memory that the kernel could have at any time.
-//! Behaviour: spec 05 §3.10.
+//! Reclaims page cache of pods before a pod is evicted for memory.
+//!
+//! File pages that were read more than once (active) count as used, so a node can appear short of memory that the
+//! kernel could reclaim at any time. Implements spec 05 §3.10.
 
 use std::{
     fs,
@@ -27,33 +28,35 @@ use berth_stats::{
 };
 use berth_types::PodUid;
 
-/// How long the kernel is waited for.
+/// Timeout for the kernel's reclaim.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Taken beyond twice what is missing: who fills memory goes on, and the kernel takes a little less than it was asked for.
+/// Bytes reclaimed beyond twice what is missing: the workload continues to fill memory, and the kernel reclaims
+/// slightly less than requested.
 const MARGIN: u64 = 64 << 20;
-/// Pages that come back sooner are needed: who takes them again and again makes a node that does nothing but read.
+/// Period of the reclaim budget. Pages that are read again sooner are needed: reclaiming them repeatedly makes the node
+/// thrash.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// The page cache of pods, on the unified hierarchy; the old ones cannot be asked for some of it.
+/// Page cache of pods on cgroup v2; cgroup v1 cannot reclaim a given amount.
 pub struct PageCache {
     machine: PathBuf,
     unified: PathBuf,
     groups: Arc<dyn PodGroups>,
-    /// The kernel is at it: it may take longer than it is waited for.
+    /// A reclaim is in flight: it may take longer than its timeout.
     is_busy: watch::Sender<bool>,
-    /// And was waited for a second time, which is enough.
+    /// A second caller has already waited for it; no other one waits.
     is_given_up: AtomicBool,
     budget: Arc<Mutex<Budget>>,
 }
 
 impl PageCache {
-    /// `machine` is `/`, `unified` is where the unified hierarchy is mounted.
+    /// Creates it; `machine` is `/`, `unified` is the mount point of the unified hierarchy.
     pub fn new(machine: PathBuf, unified: PathBuf, groups: Arc<dyn PodGroups>) -> Self {
         let (is_busy, is_given_up) = (watch::Sender::default(), AtomicBool::default());
         Self { machine, unified, groups, is_busy, is_given_up, budget: Arc::default() }
     }
 
-    /// See [`super::ports::Reclaim::page_cache`].
+    /// Implements [`super::ports::Reclaim::page_cache`].
     pub async fn take_back(&self, worst: &PodUid, missing: Missing) -> bool {
         let (machine, own) = (self.machine.clone(), self.groups.of_pod(worst));
         let directory = |group: String| self.unified.join(group.trim_start_matches('/'));
@@ -63,7 +66,7 @@ impl PageCache {
             if self.is_given_up.swap(true, Ordering::AcqRel) {
                 return false;
             }
-            // What it was asked for before may do.
+            // The reclaim in flight may suffice.
             let mut is_busy = self.is_busy.subscribe();
             return timeout(LIMIT, is_busy.wait_for(|is_busy| !is_busy)).await.is_ok_and(|done| done.is_ok());
         }
@@ -77,13 +80,14 @@ impl PageCache {
         });
         match timeout(LIMIT, taking).await {
             Ok(taken) => taken.unwrap_or(false),
-            // It is at it: another look shows what came of it so far, and it is not asked for more before it is done.
+            // The kernel continues: the next observation shows the effect so far, and no further reclaim starts before
+            // it ends.
             Err(_) => true,
         }
     }
 }
 
-/// How much may still be taken in a while: as much as there was when it began.
+/// Bytes that may still be reclaimed in a period: as many as there were when it began.
 #[derive(Debug, Default)]
 struct Budget {
     until: Option<Instant>,
@@ -91,7 +95,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// Whether so many bytes may be taken now, of those that are there.
+    /// Returns whether `bytes` may be reclaimed now, of `there` bytes of page cache, and deducts them.
     fn grants(&mut self, now: Instant, bytes: u64, there: u64) -> bool {
         if self.until.is_none_or(|until| until <= now) {
             (self.until, self.left) = (Some(now + WINDOW), there);
@@ -102,10 +106,10 @@ impl Budget {
     }
 }
 
-/// Blocks as long as the kernel needs.
+/// Reclaims; blocks as long as the kernel needs. Returns whether the kernel attempted it.
 fn take(machine: &Path, own: &[PathBuf], all: &Path, missing: Missing, may: impl FnOnce(u64, u64) -> bool) -> bool {
     if missing.of_machine && host::memory(machine).available < missing.least {
-        return false; // there is none to be had
+        return false; // the page cache of the machine is not enough
     }
     let stat = |group: &Path| fs::read(group.join("memory.stat")).ok().map(|text| memory_stat(&text));
     let own = own.iter().find_map(|group| Some((group, stat(group)?)));
@@ -121,7 +125,8 @@ fn take(machine: &Path, own: &[PathBuf], all: &Path, missing: Missing, may: impl
     from_own || from_all
 }
 
-/// Whether the kernel has tried: where it found less it says so, and another look shows what came of it.
+/// Requests a reclaim; returns whether the kernel attempted it. A partial reclaim (`EAGAIN`) counts: the next
+/// observation shows the effect.
 fn ask(group: &Path, bytes: u64) -> bool {
     let file = fs::OpenOptions::new().write(true).open(group.join("memory.reclaim"));
     match file.and_then(|mut file| file.write_all(bytes.to_string().as_bytes())) {
@@ -130,8 +135,8 @@ fn ask(group: &Path, bytes: u64) -> bool {
     }
 }
 
-/// How much the worst pod's group and that of all pods are asked for, in bytes; `None` where their page cache is not
-/// enough. The kernel takes first what was read once, and does not count as used.
+/// Bytes to reclaim from the cgroup of the worst pod and from that of all pods; `None` if their page cache does not
+/// suffice. The kernel reclaims inactive pages first, which do not count as used, so those are added.
 fn shares(own: MemoryStat, all: MemoryStat, missing: u64) -> Option<[u64; 2]> {
     let wanted = missing.saturating_mul(2).saturating_add(MARGIN);
     let of_own = wanted.min(own.active_file);
@@ -201,7 +206,7 @@ mod tests {
         }
     }
 
-    /// A machine on which so many kibibytes are to be had, and pods hold these pages.
+    /// A machine with so many KiB available, whose pods have these pages.
     fn machine(available: u64) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a directory");
         let lay = |file: &str, content: String| {

@@ -1,4 +1,4 @@
-//! What eviction needs of others.
+//! Traits of eviction's dependencies: node statistics, kernel notifications, pods, and reclaim.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,80 +14,80 @@ use super::{
 };
 use berth_types::{Pod, PodUid};
 
-/// Looks at the node. Has deadlines of its own: what hangs is absent.
+/// Reads statistics of the node. Implementations have their own deadlines: a value whose read hangs is absent.
 #[async_trait]
 pub trait Gauges: Send + Sync + 'static {
-    /// One look; its time is left to the caller.
+    /// Reads once; the caller sets [`Readings::at`].
     async fn look(&self) -> Readings;
 }
 
-/// Says that something may have changed before the next look was due: a word of the kernel.
+/// Kernel notification that a threshold may be crossed: re-evaluate now.
 #[async_trait]
 pub trait Alarm: Send + Sync + 'static {
-    /// Waits for the next word; for ever where there is none to come. Safe to drop.
+    /// Waits for the next notification; forever if there is no source of them. Cancel-safe.
     async fn rung(&self);
 }
 
-/// What has to be known of pods.
+/// Scope of pod usage that a caller needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
-    /// Memory: known at once.
+    /// Memory; available immediately.
     Memory,
-    /// Processes: known at once.
+    /// Processes; available immediately.
     Processes,
-    /// Everything, disks included, as it was measured last.
+    /// Everything, with the last measurement of disks.
     Disks,
-    /// Everything, and disks as they are now.
+    /// Everything, with a fresh measurement of disks.
     DisksNow,
 }
 
 /// The pods of this node.
 #[async_trait]
 pub trait Pods: Send + Sync + 'static {
-    /// Those that run or are to, with the resources they hold.
+    /// Pods that run or are to run, with their allocated resources.
     fn active(&self) -> Vec<Arc<Pod>>;
-    /// What each takes; has a deadline.
+    /// Usage of each pod; has a deadline.
     ///
     /// # Errors
-    /// Why that is not known.
+    /// Why usage is not known.
     async fn usages(&self, needs: Needs) -> Result<HashMap<PodUid, PodUse>, String>;
-    /// Stops a pod for good and waits until none of its containers runs, as long as its grace allows.
+    /// Stops a pod for good and waits until none of its containers runs, at most as long as its grace period allows.
     ///
     /// # Errors
-    /// It still runs.
+    /// The pod still runs.
     async fn evict(&self, pod: &Arc<Pod>, verdict: &Verdict) -> Result<(), String>;
-    /// Waits until nothing of a pod is left; safe to drop.
+    /// Waits until a pod is cleaned up. Cancel-safe.
     async fn gone(&self, pod: &PodUid);
 }
 
 /// Memory that the node is short of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Missing {
-    /// Bytes until the node is short of none.
+    /// Bytes until no threshold is met.
     pub bytes: u64,
-    /// Bytes that are to be left then.
+    /// Bytes that have to be available then.
     pub least: u64,
-    /// Whether the machine is short of it, or the pods together.
+    /// Whether the machine is short of memory, or the pods together are (allocatable).
     pub of_machine: bool,
 }
 
-/// Frees what nobody needs. Has deadlines.
+/// Reclaims resources that nothing uses. Implementations have deadlines.
 #[async_trait]
 pub trait Reclaim: Send + Sync + 'static {
-    /// Removes dead containers, also those of pods that have ended.
+    /// Removes dead containers, also those of terminated pods.
     ///
     /// # Errors
     /// What could not be removed.
     async fn containers(&self) -> Result<(), String>;
-    /// Removes images that nothing runs from.
+    /// Removes images that no container uses.
     ///
     /// # Errors
     /// What could not be removed.
     async fn images(&self) -> Result<(), String>;
-    /// Takes back pages of files that pods have read, of the pod first that would have to go, where that can be enough;
-    /// says whether it was tried.
+    /// Reclaims page cache of pods, beginning with the pod that would be evicted, if that can suffice. Returns whether
+    /// it was attempted.
     async fn page_cache(&self, worst: &PodUid, missing: Missing) -> bool;
 }
 
-/// Hears which pressures there are, and which of them only an earlier agent has seen, whenever that changes.
+/// Callback on each change: all pressures, and those of them that only an earlier agent observed.
 pub type Pressures = Arc<dyn Fn(&BTreeSet<Condition>, &BTreeSet<Condition>) + Send + Sync>;

@@ -1,5 +1,6 @@
-//! Which thresholds are met and for how long, and which pressures the node reports. Pure.
-//! Behaviour: spec 05 §3.4 steps 4-7, §4.5.
+//! Evaluates thresholds: which are met, for how long, and which node conditions result. Pure.
+//!
+//! Implements spec 05 §3.4 steps 4-7, §4.5.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,38 +10,39 @@ use std::{
 use super::signals::{Condition, Moment, Observations, is_short};
 use berth_config::eviction::{Signal, Threshold};
 
-/// What is remembered between two looks.
+/// State kept between two observations.
 #[derive(Clone, Debug, Default)]
 pub struct Pressure {
-    /// Since when each threshold is met.
+    /// Thresholds that are met, each with the time since when.
     first: Vec<(Threshold, Moment)>,
-    /// Until when a condition is reported, unless a threshold of it is met again.
+    /// Reported conditions, each with the time until which it is reported unless a threshold of it is met again.
     conditions: BTreeMap<Condition, Moment>,
-    /// Those of them that only an earlier agent has seen.
+    /// Conditions of these that only an earlier agent observed.
     restored: BTreeSet<Condition>,
-    /// Thresholds that called for a pod: they hold until enough is free again.
+    /// Thresholds that were due: they stay met until their minimum reclaim is available as well.
     called: Vec<Threshold>,
-    /// When each signal was seen last.
+    /// Time of the last observation of each signal.
     seen: BTreeMap<Signal, Moment>,
 }
 
-/// What one look came to.
+/// Result of one evaluation.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Turn {
-    /// Pressures to be reported.
+    /// Conditions to report.
     pub conditions: BTreeSet<Condition>,
-    /// Those of them that only an earlier agent has seen: no reason to refuse a pod.
+    /// Conditions of these that only an earlier agent observed: they do not reject pods at admission.
     pub restored: BTreeSet<Condition>,
-    /// Until when, unless a threshold is met again.
+    /// Time until which each condition is reported, unless a threshold of it is met again.
     pub until: Vec<(Condition, Moment)>,
-    /// Thresholds for which something has to go now, the first first, and since when they call for it.
+    /// Thresholds that require action now, the first one first, each with the time since when it is due.
     pub due: Vec<(Threshold, Moment)>,
-    /// Whether any threshold is met, however long.
+    /// Whether any threshold is met, regardless of its grace period.
     pub is_met: bool,
 }
 
 impl Pressure {
-    /// What an earlier agent would have reported for so long: that it ended is no reason to say that all is well.
+    /// State with the conditions that an earlier agent would still report for these durations, each limited to
+    /// `transition`: a restart does not end a pressure.
     pub fn restored(left: impl IntoIterator<Item = (Condition, Duration)>, transition: Duration) -> Self {
         let conditions: BTreeMap<_, _> =
             left.into_iter().map(|(condition, left)| (condition, left.min(transition))).collect();
@@ -48,8 +50,8 @@ impl Pressure {
         Self { conditions, restored, ..Self::default() }
     }
 
-    /// Takes a look in: `thresholds` are those in force, sorted by signal; `transition` is how long a pressure is
-    /// reported after its cause is gone.
+    /// Evaluates an observation. `thresholds` are those in force, sorted by signal; `transition` is how long a
+    /// condition is reported after its cause has ended.
     pub fn turn(&mut self, thresholds: &[Threshold], seen: &Observations, now: Moment, transition: Duration) -> Turn {
         let is_met = |threshold: &&Threshold| {
             let Some(seen) = seen.get(&threshold.signal) else { return false };
@@ -61,7 +63,7 @@ impl Pressure {
             let known = self.first.iter().find(|(known, _)| known == threshold);
             known.map_or(now, |(_, since)| *since)
         };
-        // That somebody could not look for once does not say that all is well, nor that anything has to go.
+        // A signal that is missing once neither ends a pressure nor requires an eviction.
         let is_lost = |signal: &Signal| {
             let last = self.seen.get(signal).filter(|_| !seen.contains_key(signal));
             last.is_some_and(|last| now.saturating_sub(*last) < BLIND)
@@ -96,7 +98,7 @@ impl Pressure {
     }
 }
 
-/// Whether the node is short of nothing, and so much more is free as is to be reclaimed.
+/// Returns whether no threshold is met, minimum reclaim included.
 pub fn is_resolved(thresholds: &[Threshold], seen: &Observations) -> bool {
     let is_short = |threshold: &Threshold| {
         seen.get(&threshold.signal).is_some_and(|seen| is_short(seen, threshold.below, threshold.min_reclaim))
@@ -104,7 +106,8 @@ pub fn is_resolved(thresholds: &[Threshold], seen: &Observations) -> bool {
     !thresholds.iter().any(is_short)
 }
 
-/// What is missing of a signal until the node is short of it no more, and what is to be left then; in its unit.
+/// Amount of a signal that is missing until no threshold is met, and the amount that has to be available then, both in
+/// the signal's unit.
 pub fn missing(thresholds: &[Threshold], seen: &Observations, signal: Signal) -> Option<(u64, u64)> {
     let seen = seen.get(&signal)?;
     let level = |threshold: &Threshold| {
@@ -116,22 +119,23 @@ pub fn missing(thresholds: &[Threshold], seen: &Observations, signal: Signal) ->
     Some((u64::try_from(missing).ok().filter(|bytes| *bytes > 0)?, least.unsigned_abs()))
 }
 
-/// For how long what was seen of a signal that cannot be looked at is no reason to forget.
+/// How long the state of a signal is kept that cannot be observed.
 const BLIND: Duration = Duration::from_secs(30);
-/// Least time between two looks right before a file system's threshold, of which nothing but a look tells.
+/// Minimum interval between observations close to a file system's threshold, for which the kernel has no notification.
 pub const NEAR: Duration = Duration::from_millis(100);
-/// Least time between two looks otherwise: also while a threshold is met, which may be for long.
+/// Minimum interval between observations otherwise, also while a threshold is met, which may last long.
 pub const SOONEST: Duration = Duration::from_millis(250);
-/// Most time between two looks.
+/// Maximum interval between observations.
 pub const LATEST: Duration = Duration::from_secs(10);
 
-/// How long until the next look: no longer than it can take, at the fastest believable rate, until a threshold is
-/// met; and soon while one is, or while a pressure is reported, which is to end in time, or memory could not be seen.
+/// Delay until the next observation: at most the time until a threshold can be met at the fastest plausible rate. It is
+/// short while a threshold is met, while a condition is reported, which has to end in time, and while memory or
+/// processes could not be observed.
 pub fn pause(thresholds: &[Threshold], seen: &Observations, turn: &Turn) -> Duration {
     if turn.is_met {
         return SOONEST;
     }
-    // Of what there always is, and kills if there is none.
+    // Memory and processes always exist, and the node fails without them.
     let is_lost = |threshold: &Threshold| {
         matches!(threshold.signal, Signal::Memory | Signal::Pid) && !seen.contains_key(&threshold.signal)
     };
@@ -147,7 +151,7 @@ pub fn pause(thresholds: &[Threshold], seen: &Observations, turn: &Turn) -> Dura
     thresholds.iter().filter_map(until).min().unwrap_or(latest).min(latest)
 }
 
-/// How much of something may go in a second.
+/// Fastest plausible consumption of a signal's resource, per second.
 const fn fastest(signal: Signal) -> u64 {
     match signal {
         Signal::Memory | Signal::AllocatableMemory => 4 << 30,
@@ -157,7 +161,7 @@ const fn fastest(signal: Signal) -> u64 {
     }
 }
 
-/// Seconds that a pod has to end when it has to go for that threshold; `own` is what it asks for itself.
+/// Grace period, in seconds, of a pod that is evicted for that threshold; `own` is the one of its spec.
 pub fn grace(threshold: &Threshold, longest: i64, own: Option<i64>) -> i64 {
     if threshold.is_hard() { 1 } else { own.map_or(longest, |own| own.min(longest)) }
 }
@@ -183,7 +187,8 @@ mod tests {
         [(signal, Observation { available: amount(available), capacity: 8 << 30, at })].into()
     }
 
-    /// What turns at these seconds with so much memory left come to: conditions, and signals due.
+    /// Evaluates these memory readings at these seconds; returns whether a condition is reported, and the number of due
+    /// thresholds.
     fn turns(threshold: &Threshold, looks: &[(u64, &str)]) -> Vec<(bool, usize)> {
         let mut pressure = Pressure::default();
         let all = [threshold.clone()];
@@ -274,8 +279,8 @@ mod tests {
         assert_eq!((turn.due.len(), turn.due[0].0.signal, turn.due[0].1), (1, Signal::Pid, MINUTE));
     }
 
-    /// What turns at these seconds come to: since when the threshold calls, where it does. Nothing is seen where nothing
-    /// is told.
+    /// Evaluates these readings at these seconds; returns since when the threshold is due, where it is. `None` is a
+    /// missing observation.
     fn calls(threshold: &Threshold, looks: &[(u64, Option<&str>)]) -> Vec<Option<u64>> {
         let (mut pressure, all) = (Pressure::default(), [threshold.clone()]);
         let turn = |(second, available): &(u64, Option<&str>)| {
@@ -298,7 +303,7 @@ mod tests {
         let more = Threshold { min_reclaim: Some(Level::Quantity(amount("1Gi"))), ..hard(Signal::Memory, "2Gi") };
         let called = [(0, Some("1Gi")), (1, None), (2, Some("2500Mi")), (40, Some("2500Mi"))];
         assert_eq!(calls(&more, &called), [Some(0), None, Some(0), Some(0)]);
-        // Nobody was called in the dark.
+        // The threshold was not due while the signal was missing.
         let more = Threshold { grace: Some(Duration::from_secs(1)), ..more };
         assert_eq!(calls(&more, &called), [None; 4]);
     }

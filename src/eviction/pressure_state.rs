@@ -1,5 +1,6 @@
-//! Keeps which pressures the node reports, so that an agent that starts anew does not say that all is well.
-//! Behaviour: spec 05 §3.10.
+//! Checkpoint of reported node pressures: they survive a restart of the agent.
+//!
+//! Implements spec 05 §3.10.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,22 +16,23 @@ use tracing::warn;
 use super::{Picture, signals::Condition};
 use berth_ports::{Clock, OneWrite, StateFile};
 
-/// How long the file may take.
+/// Deadline for reading or writing the file.
 const FILE: Duration = Duration::from_secs(10);
-/// How old what it says of a pressure that goes on may become.
+/// Maximum age of the file's content while a pressure lasts.
 const AGE: Duration = Duration::from_secs(10);
 
-/// What is kept.
+/// Content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Written {
-    /// In which life of the machine it was.
+    /// Boot ID of the machine at the time of the write.
     boot_id: String,
-    /// By type, until when each is reported.
+    /// By condition type, the time until which each is reported.
     until: BTreeMap<String, Timestamp>,
 }
 
-/// What an earlier agent reported, and for how long it still would have; nothing where that is not known.
+/// Pressures that an earlier agent reported, and for how long it would still report them; empty if the file cannot be
+/// read.
 pub async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
     let content = match timeout(FILE, file.read()).await {
         Ok(Ok(content)) => content.unwrap_or_default(),
@@ -39,7 +41,7 @@ pub async fn restored(file: &dyn StateFile, boot_id: &str, now: Timestamp) -> Ve
     left(&content, boot_id, now)
 }
 
-/// Of another life of the machine only what is on disks is left.
+/// After a reboot only disk pressure is kept.
 fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Duration)> {
     let written: Written = serde_json::from_slice(content).unwrap_or_default();
     let is_same_life = written.boot_id == boot_id && !boot_id.is_empty();
@@ -52,20 +54,20 @@ fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Durati
     [Condition::Memory, Condition::Disk, Condition::Pid].into_iter().filter(may_last).filter_map(left).collect()
 }
 
-/// Who keeps it.
+/// Writes the checkpoint.
 pub struct Keeper {
-    /// Where.
+    /// The checkpoint file.
     pub file: Arc<dyn StateFile>,
-    /// This life of the machine.
+    /// Current boot ID of the machine.
     pub boot_id: String,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// When moments of pictures begin.
+    /// Instant from which moments of observations count.
     pub began: Instant,
 }
 
 impl Keeper {
-    /// Keeps it from now on, until stopped.
+    /// Writes the checkpoint on each change, and periodically while a pressure lasts, until stopped.
     pub async fn run(self, mut pictures: watch::Receiver<Option<Arc<Picture>>>, stop: CancellationToken) {
         let mut writes = OneWrite::new(self.file.clone(), FILE);
         let (mut kept, mut at): (Option<Vec<Condition>>, _) = (None, Instant::now());
@@ -81,7 +83,7 @@ impl Keeper {
             if kept.as_ref() == Some(&reported) && !is_stale {
                 continue;
             }
-            // A node without pressure that never had any needs no file.
+            // A node that never reported a pressure needs no file.
             if kept.is_none() && reported.is_empty() && matches!(timeout(FILE, self.file.read()).await, Ok(Ok(None))) {
                 kept = Some(reported);
                 continue;
@@ -103,7 +105,7 @@ impl Keeper {
         let until =
             picture.pressures.iter().map(|(condition, until)| (condition.as_str().to_owned(), wall(*until))).collect();
         let written = Written { boot_id: self.boot_id.clone(), until };
-        serde_json::to_vec(&written).unwrap_or_default() // texts and times
+        serde_json::to_vec(&written).unwrap_or_default() // only strings and timestamps
     }
 }
 

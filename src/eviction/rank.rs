@@ -1,28 +1,30 @@
-//! Who has to go first. Pure. Behaviour: spec 05 §3.5, §3.7.
+//! Ranks pods for eviction. Pure.
+//!
+//! Implements spec 05 §3.5, §3.7.
 
 use std::cmp::Reverse;
 
 use super::{signals::Layout, usage::Candidate};
 use berth_config::eviction::Signal;
 
-/// Sorts pods so that who has to go first for that signal is first.
+/// Sorts pods by eviction order for that signal.
 ///
-/// Of memory and disks: who takes more than it requests, then who matters less, then who takes more beyond its request;
-/// of processes: who matters less, then who has more. Of whom nothing is known stands before equals.
+/// Memory and disks: pods that exceed their request first, then lower priority, then larger excess over the request.
+/// Processes: lower priority, then more processes. Pods of unknown usage precede their equals.
 pub fn rank(candidates: &mut [Candidate], signal: Signal, layout: Layout) {
     let key = |candidate: &Candidate| {
         let priority = candidate.pod.spec().priority.unwrap_or_default();
         let (taken, requested) = (candidate.taken(signal, layout), candidate.requested(signal));
         let over = i128::from(taken).saturating_sub(i128::from(requested));
         let is_known = candidate.usage.is_some();
-        // Processes are not requested: to take any is not to take too many.
+        // Processes have no requests: using some is no excess.
         let (first, is_within) = if signal == Signal::Pid { (true, true) } else { (is_known, over <= 0) };
         (first, is_within, priority, is_known, Reverse(over))
     };
     candidates.sort_by_cached_key(key);
 }
 
-/// Whether a pod stays whatever happens.
+/// Returns whether a pod is never evicted (critical pods).
 pub fn is_exempt(candidate: &Candidate) -> bool {
     candidate.pod.is_critical()
 }
@@ -122,7 +124,7 @@ mod tests {
             (Signal::ContainerFsInodes, Layout::DedicatedImages, layers),
             (Signal::NodeFsInodes, Layout::Split, all),
             (Signal::ContainerFs, Layout::Split, all),
-            // Nothing of a pod lies there: as they stand.
+            // No data of a pod is on that file system: the order stays.
             (Signal::ImageFs, Layout::Split, ["layers", "logs", "volumes"]),
         ] {
             assert_eq!(order(candidates(), signal, layout), expected, "{} {layout:?}", signal.as_str());

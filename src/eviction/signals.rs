@@ -1,4 +1,6 @@
-//! What there is of each thing the node may be short of. Pure. Behaviour: spec 05 §3.1, §3.3.
+//! Eviction signals: readings of the node, and what is available of each resource. Pure.
+//!
+//! Implements spec 05 §3.1, §3.3.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,10 +10,10 @@ use berth_types::{
     resources::{EPHEMERAL_STORAGE, MEMORY},
 };
 
-/// Since the agent began.
+/// Time since the agent's start.
 pub type Moment = Duration;
 
-/// A pressure that the node reports. In the order in which it is told.
+/// Pressure condition of the node, in the order of reporting.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Condition {
     /// `MemoryPressure`
@@ -23,7 +25,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// The condition's type.
+    /// Type of the node condition.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "MemoryPressure",
@@ -32,7 +34,7 @@ impl Condition {
         }
     }
 
-    /// Which one a signal stands for.
+    /// Condition of a signal.
     pub const fn of(signal: Signal) -> Self {
         match signal {
             Signal::Memory | Signal::AllocatableMemory => Self::Memory,
@@ -47,7 +49,7 @@ impl Condition {
     }
 }
 
-/// The resource that a signal tells of, as messages name it.
+/// Resource name of a signal, as used in messages.
 pub const fn resource(signal: Signal) -> &'static str {
     match signal {
         Signal::Memory | Signal::AllocatableMemory => MEMORY,
@@ -60,87 +62,87 @@ pub const fn resource(signal: Signal) -> &'static str {
 /// Memory of the machine, or of all pods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryReading {
-    /// All of it, or the limit.
+    /// Total bytes, or the limit.
     pub total: u64,
-    /// In use and not to be taken back at once.
+    /// Bytes in use that are not reclaimable immediately.
     pub working_set: u64,
 }
 
-/// A file system.
+/// Reading of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DiskReading {
-    /// The device: equal ones are one.
+    /// Device number: equal ones are the same file system.
     pub device: u64,
-    /// Bytes altogether.
+    /// Total bytes.
     pub capacity: u64,
-    /// Bytes that users may use.
+    /// Bytes available to unprivileged users.
     pub available: u64,
-    /// Inodes altogether.
+    /// Total inodes.
     pub inodes: u64,
-    /// Inodes left.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
-/// One look at the node; what could not be read is absent.
+/// One reading of the node; values that could not be read are absent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Readings {
-    /// When.
+    /// Time of the reading.
     pub at: Moment,
-    /// The machine.
+    /// Memory of the machine.
     pub memory: Option<MemoryReading>,
-    /// All pods, where they have a limit.
+    /// Memory of all pods, if they have a limit.
     pub pods_memory: Option<MemoryReading>,
-    /// The file system of the root directory.
+    /// File system of the root directory.
     pub node_fs: Option<DiskReading>,
-    /// That of images.
+    /// File system of images.
     pub image_fs: Option<DiskReading>,
-    /// That of writable layers.
+    /// File system of writable layers.
     pub container_fs: Option<DiskReading>,
-    /// The most processes there may be, and how many there are.
+    /// Maximum number of processes, and the current number.
     pub processes: Option<(u64, u64)>,
-    /// Devices of these file systems as they were seen last: one that cannot be looked at for once has not moved.
+    /// Last known devices of these file systems: one that cannot be read once has not moved.
     pub devices: Devices,
 }
 
-/// Devices of file systems; absent where they were never seen.
+/// Devices of file systems; absent before the first successful read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Devices {
-    /// Of the root directory.
+    /// Device of the root directory.
     pub node: Option<u64>,
-    /// Of images.
+    /// Device of images.
     pub images: Option<u64>,
-    /// Of writable layers, where they have a place of their own.
+    /// Device of writable layers, if they have a path of their own.
     pub containers: Option<u64>,
 }
 
-/// What was seen of a signal.
+/// Observation of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Observation {
-    /// What is left.
+    /// Amount that is available.
     pub available: Amount,
-    /// What there is altogether.
+    /// Total amount.
     pub capacity: i64,
-    /// When it was seen.
+    /// Time of the observation.
     pub at: Moment,
 }
 
-/// What was seen, by signal.
+/// Observations by signal.
 pub type Observations = BTreeMap<Signal, Observation>;
 
-/// Which file systems lie where.
+/// Which file systems images, writable layers, and node files share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Layout {
-    /// All on one.
+    /// All share one file system.
     #[default]
     Single,
-    /// Images and writable layers have one of their own.
+    /// Images and writable layers share one of their own.
     DedicatedImages,
-    /// Images have one of their own, writable layers lie with the node's files.
+    /// Images have one of their own; writable layers are on the node's file system.
     Split,
 }
 
 impl Readings {
-    /// Which file systems lie where; on one where that cannot be told.
+    /// Layout of the file systems; [`Layout::Single`] if it cannot be determined.
     pub fn layout(&self) -> Layout {
         let device = |disk: Option<DiskReading>, last: Option<u64>| disk.map(|disk| disk.device).or(last);
         let (node, images) = (device(self.node_fs, self.devices.node), device(self.image_fs, self.devices.images));
@@ -152,7 +154,7 @@ impl Readings {
         }
     }
 
-    /// What is left of each thing.
+    /// Available amount of each signal.
     pub fn observations(&self) -> Observations {
         let mut all = Observations::new();
         let mut see = |signal, available: u64, capacity: u64, format| {
@@ -166,7 +168,7 @@ impl Readings {
                 see(signal, left, left.saturating_add(memory.working_set), Format::BinarySi);
             }
         }
-        // Where writable layers have no place of their own they lie with images.
+        // Writable layers without a path of their own share the file system of images.
         let layers = self.container_fs.or(self.image_fs.filter(|_| self.devices.containers.is_none()));
         for (bytes, inodes, disk) in [
             (Signal::NodeFs, Signal::NodeFsInodes, self.node_fs),
@@ -175,7 +177,7 @@ impl Readings {
         ] {
             let Some(disk) = disk else { continue };
             see(bytes, disk.available, disk.capacity, Format::BinarySi);
-            // Some file systems have inodes without number.
+            // Some file systems allocate inodes dynamically and report 0.
             if disk.inodes != 0 {
                 see(inodes, disk.inodes_free, disk.inodes, Format::DecimalSi);
             }
@@ -187,7 +189,8 @@ impl Readings {
     }
 }
 
-/// Thresholds as they hold with that layout: those of writable layers are those of where they lie.
+/// Thresholds in force with that layout, sorted by signal: those of writable layers are copied from the file system
+/// that stores them.
 pub fn in_force(configured: &[Threshold], layout: Layout) -> Vec<Threshold> {
     let source = |signal| match (layout, signal) {
         (Layout::DedicatedImages, Signal::ImageFs) | (Layout::Single | Layout::Split, Signal::NodeFs) => {
@@ -208,7 +211,7 @@ pub fn in_force(configured: &[Threshold], layout: Layout) -> Vec<Threshold> {
     all
 }
 
-/// Whether less is left than that level; with `more`, than the two together.
+/// Returns whether less than `below` is available; with `more`, less than their sum.
 pub fn is_short(seen: &Observation, below: Level, more: Option<Level>) -> bool {
     let bound = below.of(seen.capacity);
     let bound = more.map_or(bound, |more| bound.plus(more.of(seen.capacity)));

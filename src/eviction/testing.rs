@@ -1,4 +1,4 @@
-//! Honest fakes of what eviction needs of others.
+//! Fakes of eviction's dependencies, and a simulated node for tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -28,7 +28,7 @@ use berth_types::{Pod, PodUid};
 
 const GI: u64 = 1 << 30;
 
-/// A node of 8 GiB and a disk of 100, on which pods take what they are said to.
+/// A node with 8 GiB of memory and a disk of 100 GiB, on which pods use the given amounts.
 pub struct Node {
     state: Mutex<State>,
     moved: watch::Sender<u64>,
@@ -37,24 +37,23 @@ pub struct Node {
 
 struct State {
     memory_used: u64,
-    /// What of it are pages of files, which can be taken back.
+    /// Bytes of used memory that are reclaimable page cache.
     page_cache: u64,
     disk_used: u64,
-    /// What images take, and that nobody needs.
+    /// Bytes of unused images.
     images: u64,
-    /// Images and writable layers have a disk of their own, and images that nobody needs take that much of its 100 GiB.
+    /// Bytes of unused images on a separate disk of 100 GiB for images and writable layers, if there is one.
     image_disk_used: Option<u64>,
-    /// How many processes there may be, and how many do not belong to pods.
+    /// Maximum number of processes, and the number of those outside pods.
     processes: Option<(u64, u64)>,
-    /// How long the removal of containers takes, how long the kernel takes for pages of files, and how long it takes to
-    /// measure disks.
+    /// Durations of the removal of containers, of the kernel's page cache reclaim, and of a disk measurement.
     removal: Duration,
     taking: Duration,
     measuring: Duration,
-    /// What was asked of pods, and what is not told when it is asked for the next time.
+    /// Requested scopes of pod usage, and the scope whose next request fails.
     asked: Vec<Needs>,
     refused: Option<Needs>,
-    /// Pages that are taken back are used for something else at once.
+    /// Reclaimed pages are used for something else immediately.
     fills: bool,
     pods: BTreeMap<String, Running>,
     told: Vec<String>,
@@ -66,7 +65,7 @@ struct State {
 struct Running {
     pod: Arc<Pod>,
     usage: PodUse,
-    /// How long it takes to end.
+    /// Time that the pod needs to terminate.
     ends_in: Duration,
 }
 
@@ -151,7 +150,7 @@ impl Pods for Node {
     async fn gone(&self, pod: &PodUid) {
         let mut moved = self.moved.subscribe();
         while self.with(|state| state.pods.values().any(|running| running.pod.uid() == pod)) {
-            let _ = moved.changed().await; // it lives as long as the node
+            let _ = moved.changed().await; // the sender lives as long as the node
         }
     }
 }
@@ -190,7 +189,7 @@ impl EventSink for Node {
     }
 }
 
-/// A node with its watcher and its evictor at work.
+/// A node with running watcher and evictor.
 pub struct World {
     node: Arc<Node>,
     registry: Registry,
@@ -199,7 +198,7 @@ pub struct World {
 }
 
 impl World {
-    /// A node whose thresholds are those of a configuration with these fields.
+    /// Creates a node with the thresholds of these configuration fields.
     pub fn new(fields: &Value) -> Self {
         let map = |name: &str| serde_json::from_value(fields[name].clone()).unwrap_or_default();
         let mut config = defaults::defaults();
@@ -254,12 +253,12 @@ impl World {
         Self { node, registry, pulses, stop }
     }
 
-    /// A pod that runs and takes so much memory.
+    /// Adds a running pod with that memory usage, in bytes.
     pub fn pod(&self, name: &str, memory: u64, spec: &Value) {
         self.running(name, PodUse { memory: Some(memory), ..PodUse::default() }, spec, Duration::from_millis(100));
     }
 
-    /// A pod of a file that runs and takes so much memory.
+    /// Adds a running static pod with that memory usage, in bytes.
     pub fn static_pod(&self, name: &str, memory: u64) {
         let usage = PodUse { memory: Some(memory), ..PodUse::default() };
         let metadata = json!({"name": name, "namespace": "n", "uid": name,
@@ -267,7 +266,7 @@ impl World {
         self.put(metadata, usage, &json!({}), Duration::ZERO);
     }
 
-    /// A pod that runs, takes that, and needs so long to end.
+    /// Adds a running pod with that usage, which takes `ends_in` to terminate.
     pub fn running(&self, name: &str, usage: PodUse, spec: &Value, ends_in: Duration) {
         self.put(json!({"name": name, "namespace": "n", "uid": name}), usage, spec, ends_in);
     }
@@ -283,94 +282,94 @@ impl World {
         self.node.with(|state| state.pods.insert(name, Running { pod, usage, ends_in }));
     }
 
-    /// What does not belong to pods takes that much memory.
+    /// Sets the memory usage outside pods, in bytes.
     pub fn memory_used(&self, bytes: u64) {
         self.node.with(|state| (state.memory_used, state.page_cache) = (bytes, 0));
     }
 
-    /// As [`World::memory_used`], with so much of it pages of files that can be taken back.
+    /// Like [`World::memory_used`], with `of_files` bytes of it as reclaimable page cache.
     pub fn page_cache(&self, used: u64, of_files: u64) {
         self.node.with(|state| (state.memory_used, state.page_cache) = (used, of_files));
     }
 
-    /// The disk holds that much that nobody can remove, and that much of images.
+    /// Sets the disk usage: bytes that cannot be removed, and bytes of unused images.
     pub fn disk_used(&self, bytes: u64, images: u64) {
         self.node.with(|state| (state.disk_used, state.images) = (bytes, images));
     }
 
-    /// Images and writable layers have a disk of their own, of which images that nobody needs take that much.
+    /// Adds a separate disk for images and writable layers, with `used` bytes of unused images.
     pub fn images_apart(&self, used: u64) {
         self.node.with(|state| state.image_disk_used = Some(used));
     }
 
-    /// There may be so many processes, and so many do not belong to pods.
+    /// Sets the maximum number of processes, and the number of those outside pods.
     pub fn processes(&self, most: u64, others: u64) {
         self.node.with(|state| state.processes = Some((most, others)));
     }
 
-    /// The removal of containers takes so long.
+    /// Sets the duration of the removal of containers.
     pub fn slow_removal(&self, time: Duration) {
         self.node.with(|state| state.removal = time);
     }
 
-    /// The kernel takes so long to take pages of files back.
+    /// Sets the duration of the kernel's page cache reclaim.
     pub fn slow_taking(&self, time: Duration) {
         self.node.with(|state| state.taking = time);
     }
 
-    /// It takes so long to measure what pods take of disks.
+    /// Sets the duration of a disk measurement.
     pub fn slow_measuring(&self, time: Duration) {
         self.node.with(|state| state.measuring = time);
     }
 
-    /// What pods take is not told the next time that it is asked for.
+    /// Makes the next request for that scope of pod usage fail.
     pub fn refuses_once(&self, needs: Needs) {
         self.node.with(|state| state.refused = Some(needs));
     }
 
-    /// What was asked of pods since the last time.
+    /// Scopes of pod usage requested since the last call.
     pub fn asked(&self) -> Vec<Needs> {
         self.node.with(|state| std::mem::take(&mut state.asked))
     }
 
-    /// Whatever is taken back is used for something else at once.
+    /// Makes reclaimed memory be used for something else immediately.
     pub fn fills(&self) {
         self.node.with(|state| state.fills = true);
     }
 
-    /// The kernel says that there may be something to see.
+    /// Simulates a kernel notification.
     pub fn ring(&self) {
         self.node.bell.notify_one();
     }
 
-    /// How often the node was looked at.
+    /// Number of readings of the node.
     pub fn looks(&self) -> u64 {
         self.node.with(|state| state.looks)
     }
 
-    /// Looks at the node hang from now on.
+    /// Makes readings of the node hang from now on.
     pub fn hang(&self) {
         self.node.with(|state| state.hangs = true);
     }
 
-    /// Waits that long; those at work are heard of meanwhile.
+    /// Waits that long; asserts that watcher and evictor report that they are alive.
     pub async fn wait(&self, seconds: f64) {
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
         assert_eq!(self.pulses.each_ref().map(Pulse::silent_for), [None, None]);
     }
 
-    /// What was done, told and removed since the last time.
+    /// Actions and events recorded since the last call.
     pub fn told(&self) -> Vec<String> {
         self.node.with(|state| std::mem::take(&mut state.told))
     }
 
-    /// Pressures as they are now.
+    /// Current pressure conditions.
     pub fn conditions(&self) -> Vec<&'static str> {
         let last = self.node.with(|state| state.conditions.last().cloned().unwrap_or_default());
         last.iter().map(|condition| condition.as_str()).collect()
     }
 
-    /// How many pods were evicted for a signal.
+    /// Number of evicted pods of a signal.
     pub fn evicted(&self, signal: &str) -> u64 {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name() == "kubelet_evictions");

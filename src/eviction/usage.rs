@@ -1,4 +1,6 @@
-//! What pods take of the node, as far as it decides who goes. Pure. Behaviour: spec 05 §3.3, §3.5.
+//! Resource usage of pods, as far as it matters for eviction. Pure.
+//!
+//! Implements spec 05 §3.3, §3.5.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,53 +12,53 @@ use berth_types::{
     resources::{EPHEMERAL_STORAGE, MEMORY, Overhead, amount_of, amounts, pod_requests},
 };
 
-/// What something takes of a disk.
+/// Disk usage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DiskUse {
-    /// Bytes.
+    /// Used bytes.
     pub bytes: u64,
-    /// Inodes.
+    /// Used inodes.
     pub inodes: u64,
 }
 
-/// What a container takes.
+/// Usage of a container.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ContainerUse {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// Memory, bytes of the working set.
+    /// Memory: bytes of the working set.
     pub memory: Option<u64>,
-    /// Its writable layer.
+    /// Disk usage of the writable layer.
     pub rootfs: Option<DiskUse>,
-    /// Its logs.
+    /// Disk usage of the logs.
     pub logs: Option<DiskUse>,
 }
 
-/// What a pod takes.
+/// Usage of a pod.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PodUse {
-    /// Memory, bytes of the working set.
+    /// Memory: bytes of the working set.
     pub memory: Option<u64>,
-    /// Processes.
+    /// Number of processes.
     pub processes: Option<u64>,
-    /// Bytes of the node's disk, all together.
+    /// Total bytes of local ephemeral storage.
     pub storage: Option<u64>,
-    /// Volumes by name.
+    /// Disk usage of volumes, by name.
     pub volumes: Vec<(String, DiskUse)>,
-    /// Containers, in the order of the statistics.
+    /// Usage of containers, in the order of the statistics.
     pub containers: Vec<ContainerUse>,
 }
 
-/// A pod that runs.
+/// An active pod that eviction considers.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The pod, with the resources it holds.
+    /// The pod, with its allocated resources.
     pub pod: Arc<Pod>,
-    /// What it takes; `None` where that is not known.
+    /// Usage of the pod; `None` if unknown.
     pub usage: Option<PodUse>,
 }
 
-/// Parts of a pod that lie on a disk.
+/// Parts of a pod that are stored on a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Parts {
     rootfs: bool,
@@ -70,7 +72,7 @@ impl Parts {
     const LAYERS: Self = Self { rootfs: true, logs: false, volumes: false };
     const NONE: Self = Self { rootfs: false, logs: false, volumes: false };
 
-    /// Which of them lie on the disk of a signal.
+    /// Parts that are stored on the file system of a signal.
     fn on(signal: Signal, layout: Layout) -> Self {
         match (signal, layout) {
             (Signal::NodeFs | Signal::NodeFsInodes, Layout::DedicatedImages) => Self::OF_NODE,
@@ -85,7 +87,7 @@ impl Parts {
 }
 
 impl Candidate {
-    /// What it takes of what a signal tells of; 0 where that is not known.
+    /// Usage of the signal's resource; 0 if unknown.
     pub fn taken(&self, signal: Signal, layout: Layout) -> u64 {
         let Some(usage) = &self.usage else { return 0 };
         match signal {
@@ -110,7 +112,7 @@ impl Candidate {
         })
     }
 
-    /// What it requests of what a signal tells of: nothing of inodes and processes.
+    /// Request of the signal's resource; 0 for inodes and processes, which cannot be requested.
     pub fn requested(&self, signal: Signal) -> u64 {
         let request = match signal {
             Signal::Memory | Signal::AllocatableMemory => self.request(MEMORY),
@@ -120,7 +122,7 @@ impl Candidate {
         u64::try_from(request.value()).unwrap_or_default()
     }
 
-    /// What the pod requests: its overhead counts only on top of something.
+    /// Request of the pod; its overhead is added only if the request is not zero.
     fn request(&self, resource: &str) -> Amount {
         let own = amount_of(&pod_requests(self.pod.spec(), Overhead::Excluded), resource);
         if own.is_zero() {
@@ -130,7 +132,7 @@ impl Candidate {
     }
 }
 
-/// Volumes that lie on the node's disk.
+/// Names of volumes that are stored on the node's disk.
 fn local_volumes(pod: &Pod) -> BTreeSet<String> {
     let is_local = |volume: &berth_types::api::Volume| {
         let on_disk = volume.empty_dir.as_ref().is_some_and(|dir| dir.medium.as_deref() != Some("Memory"));

@@ -1,5 +1,6 @@
-//! Looks at the node and says how it stands. One task owns what is remembered of thresholds.
-//! Behaviour: spec 05 §3.4 steps 1-7, §3.10.
+//! Watcher: observes the node, evaluates thresholds, and publishes the result.
+//!
+//! One task owns the state of thresholds. Implements spec 05 §3.4 steps 1-7, §3.10.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -20,58 +21,58 @@ use berth_config::eviction::Threshold;
 use berth_metrics::EvictionMetrics;
 use berth_ports::Pulse;
 
-/// A look that takes longer shows nothing.
+/// Deadline of an observation; a slower one has no readings.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
-/// Least time between two looks: an alarm may ring without end.
+/// Minimum interval between observations: kernel notifications may arrive continuously.
 const SPACING: Duration = Duration::from_millis(100);
 
-/// How the node stands, as of one look.
+/// Snapshot of the node's state, from one observation.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Picture {
-    /// When the look began.
+    /// Time at which the observation began.
     pub at: Moment,
-    /// What was seen.
+    /// Observations by signal.
     pub seen: Observations,
-    /// Which file systems lie where.
+    /// Layout of the file systems.
     pub layout: Layout,
     /// Thresholds in force, sorted.
     pub thresholds: Arc<[Threshold]>,
-    /// Those for which something has to go, the first first, and since when they call for it.
+    /// Thresholds that require action, the first one first, each with the time since when it is due.
     pub due: Vec<(Threshold, Moment)>,
-    /// Pressures that are reported, and until when unless a threshold is met again.
+    /// Reported pressures, each with the time until which it is reported unless a threshold is met again.
     pub pressures: Vec<(Condition, Moment)>,
 }
 
-/// What the watcher needs of others.
+/// Dependencies of the watcher.
 pub struct WatcherDeps {
-    /// Looks.
+    /// Reads statistics of the node.
     pub gauges: Arc<dyn Gauges>,
-    /// Says when to look before it is time.
+    /// Kernel notifications.
     pub alarm: Arc<dyn Alarm>,
-    /// Hears which pressures there are.
+    /// Callback for changed pressures.
     pub pressures: Pressures,
-    /// What is counted.
+    /// Eviction metrics.
     pub metrics: EvictionMetrics,
-    /// Pressures that an earlier agent reported, and for how long it still would have.
+    /// Pressures that an earlier agent reported, and for how long it would still report them.
     pub restored: Vec<(Condition, Duration)>,
-    /// Tells that the task lives.
+    /// Reports that the task is alive.
     pub pulse: Pulse,
 }
 
-/// Looks at the node; see the module's documentation.
+/// Watcher of this node; see the module's documentation.
 pub struct Watcher {
     config: Arc<EvictionConfig>,
     deps: WatcherDeps,
     began: Instant,
     pressure: Pressure,
-    /// What is reported, and what of it only an earlier agent has seen.
+    /// Last reported conditions, and those of them that only an earlier agent observed.
     told: [BTreeSet<Condition>; 2],
     pictures: watch::Sender<Option<Arc<Picture>>>,
 }
 
 impl Watcher {
-    /// A watcher to run, and how the node stands; `None` before the first look.
+    /// Creates a watcher to run, and the receiver of its snapshots; `None` before the first one.
     pub fn new(
         config: Arc<EvictionConfig>,
         deps: WatcherDeps,
@@ -83,7 +84,7 @@ impl Watcher {
         (watcher, seen)
     }
 
-    /// Looks until stopped.
+    /// Observes until `stop` is cancelled.
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             self.deps.pulse.works();
@@ -105,7 +106,7 @@ impl Watcher {
         }
     }
 
-    /// One look; says how long to wait for the next.
+    /// Observes once; returns the delay until the next observation.
     async fn look(&mut self) -> Duration {
         let at = self.began.elapsed();
         let readings = match timeout(LOOK_LIMIT, self.deps.gauges.look()).await {
@@ -132,7 +133,7 @@ impl Watcher {
         pause
     }
 
-    /// Where a signal has several thresholds the last one counts: the least, as a rule.
+    /// Exports metrics. If a signal has several thresholds, the first one of the list is exported, usually the lowest.
     fn count(&self, thresholds: &[Threshold], seen: &Observations) {
         for threshold in thresholds.iter().rev() {
             let Some(seen) = seen.get(&threshold.signal) else { continue };

@@ -1,10 +1,12 @@
-//! The JSON line: one object per record. Spec 01 §6.2.
+//! JSON format of a log record: one object per line.
+//!
+//! Implements spec 01 §6.2.
 
 use serde_json::{Map, Number, Value as Json, json};
 
 use super::record::{Record, Severity, Value};
 
-/// The line of a record, with its newline.
+/// Formats a record as a line with its newline.
 pub(super) fn line(record: &Record<'_>) -> String {
     let mut object = Map::new();
     let millis = record.at.as_nanosecond() as f64 / 1e6;
@@ -25,7 +27,7 @@ pub(super) fn line(record: &Record<'_>) -> String {
     line
 }
 
-/// The file with the folder it lies in.
+/// File name with its parent directory.
 fn caller(file: &str) -> &str {
     let mut slashes = file.rmatch_indices('/').map(|(at, _)| at);
     slashes.nth(1).and_then(|at| file.get(at + 1..)).unwrap_or(file)
@@ -41,7 +43,7 @@ fn field(key: &str, value: &Value) -> Json {
     }
 }
 
-/// `namespace/name` as an object.
+/// Object reference from `namespace/name`.
 fn reference(text: &str) -> Json {
     match text.split_once('/') {
         Some((namespace, name)) => json!({"name": name, "namespace": namespace}),

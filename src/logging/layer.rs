@@ -1,4 +1,4 @@
-//! From `tracing` events to lines on streams.
+//! `tracing` layer that filters and formats events and writes them to the log streams.
 
 use std::sync::Arc;
 
@@ -18,14 +18,14 @@ use super::{
     verbosity::{Verbosity, implied, is_ours},
 };
 
-/// How records are written down.
+/// Log format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Format {
     Text,
     Json,
 }
 
-/// The layer.
+/// Layer that writes klog lines.
 pub(super) struct Klog {
     format: Format,
     verbosity: Arc<Verbosity>,
@@ -45,10 +45,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Klog {
         Some(self.verbosity.ceiling())
     }
 
-    /// What can be told from the call site alone; a record with a level of its own is looked at later.
+    /// Filters by call site; an event with an explicit level is filtered in `event_enabled`.
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
         if metadata.is_span() {
-            // What other crates keep in their spans does not belong into our lines.
+            // Span fields of other crates do not belong in the agent's records.
             return is_ours(metadata);
         }
         if metadata.fields().field("v").is_some() {

@@ -1,13 +1,15 @@
-//! The log: klog's text and JSON lines out of `tracing` events. Spec 01 §6, 08 §14.
+//! Agent log: formats `tracing` events as klog text or JSON lines.
+//!
+//! Implements spec 01 §6, 08 §14.
 //!
 //! ```text
 //!  error!  warn!  info!(v = 2)  debug!  trace!
-//!     E      W        I v2       I v4    I v6      one line each, after a look at the verbosity
+//!     E      W        I v2       I v4    I v6      one line each, filtered by verbosity
 //! ```
 //!
-//! Error and warning are always written. Fields of the enclosing spans come first, those of the event
-//! after; `err` stands before all. A span whose fields shall always be there is an `info_span!`. Other crates' chatter needs four levels more than ours. The
-//! verbosity can be changed while we run, through [`LogHandle`].
+//! Errors and warnings are always written. Fields of the enclosing spans come first, those of the event after; `err`
+//! precedes all. A span whose fields must always be present is an `info_span!`. Records of other crates need a
+//! verbosity four levels higher than the agent's own. [`LogHandle`] changes the verbosity at run time.
 
 mod json;
 mod layer;
@@ -34,11 +36,11 @@ use berth_config::{
 use layer::{Format, Klog};
 use verbosity::Verbosity;
 
-/// Longest time between two flushes: the watchdog takes a log that was not written out for two minutes for one that hangs,
-/// whatever was configured.
+/// Maximum flush period: the watchdog treats a log that was not flushed for two minutes as hanging, whatever period is
+/// configured.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What can be done to the log while it is written.
+/// Controls the running log. Cheap to clone.
 #[derive(Clone)]
 pub struct LogHandle {
     verbosity: Arc<Verbosity>,
@@ -46,18 +48,18 @@ pub struct LogHandle {
 }
 
 impl LogHandle {
-    /// The level up to which records are written.
+    /// Verbosity: the level up to which records are written.
     pub fn verbosity(&self) -> u32 {
         self.verbosity.level()
     }
 
-    /// Changes that level, for everything written from now on.
+    /// Sets the verbosity for all later records.
     pub fn set_verbosity(&self, level: u32) {
         self.verbosity.set_level(level);
         tracing::callsite::rebuild_interest_cache();
     }
 
-    /// Writes out what is buffered.
+    /// Flushes buffered records.
     ///
     /// # Errors
     /// The stream cannot be written.
@@ -65,12 +67,12 @@ impl LogHandle {
         self.streams.flush()
     }
 
-    /// How long ago the log was last written out without an error; the watchdog asks.
+    /// Time since the last successful flush; the watchdog checks it.
     pub fn since_flush(&self) -> Duration {
         self.streams.since_flush()
     }
 
-    /// Writes out what is buffered every `period`, at least every minute, until `stop`, and once more then.
+    /// Flushes every `period`, at most every millisecond and at least every minute, until `stop`, and once more then.
     pub async fn keep_flushing(self, period: Duration, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(period.clamp(Duration::from_millis(1), LONGEST));
         loop {
@@ -79,14 +81,14 @@ impl LogHandle {
                 () = stop.cancelled() => break,
                 _ = ticks.tick() => {}
             }
-            // A log that cannot be written has nowhere to say so; `since_flush` shows it.
+            // A failed flush cannot be logged; `since_flush` reports it.
             let _ = self.flush();
         }
         let _ = self.flush();
     }
 }
 
-/// A subscriber that writes to `streams` as `config` says, and its handle.
+/// Creates a subscriber that writes to `streams` as configured, and its handle.
 pub fn subscriber(config: &LoggingConfiguration, streams: Streams) -> (impl Subscriber + Send + Sync, LogHandle) {
     let format = if config.format == "json" { Format::Json } else { Format::Text };
     let handle = LogHandle {
@@ -97,10 +99,10 @@ pub fn subscriber(config: &LoggingConfiguration, streams: Streams) -> (impl Subs
     (Registry::default().with(layer), handle)
 }
 
-/// Starts the log of this process.
+/// Installs the global subscriber of this process.
 ///
 /// # Errors
-/// There is one already.
+/// A global subscriber is already installed.
 pub fn start(config: &LoggingConfiguration) -> Result<LogHandle, tracing::subscriber::SetGlobalDefaultError> {
     let OutputRoutingOptions { split_stream, info_buffer_size } =
         if config.format == "json" { &config.options.json } else { &config.options.text };
@@ -111,8 +113,8 @@ pub fn start(config: &LoggingConfiguration) -> Result<LogHandle, tracing::subscr
     Ok(handle)
 }
 
-/// Writes what every log begins with: the version, what loading noticed, and at higher verbosity the
-/// flags (1) and the effective configuration (5, secrets masked).
+/// Writes the first records of every log: the version, notices from loading the configuration, and at higher verbosity
+/// the flags (1) and the effective configuration (5, secrets masked).
 pub fn open(loaded: &Loaded) {
     info!(kubeletVersion = %loaded.version, "Kubelet version");
     for (name, value) in &loaded.flag_values {

@@ -1,10 +1,10 @@
-//! What loading the configuration had to tell, as log lines: message and keys of each kind.
+//! Logs the notices from loading the configuration, each with its own message and keys.
 
 use tracing::{info, warn};
 
 use berth_config::{NotYet, Notice};
 
-/// Writes a notice.
+/// Logs a notice.
 pub fn tell(notice: &Notice) {
     match notice {
         Notice::LenientDecoding { error, hints } => {

@@ -1,4 +1,4 @@
-//! One log record: what an event and its spans say, before it has a format.
+//! Log record: severity, source location, and fields of an event and its spans, before formatting.
 
 use std::fmt::{Debug, Write as _};
 
@@ -7,7 +7,7 @@ use tracing::{
     field::{Field, Visit},
 };
 
-/// How bad it is.
+/// Severity of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Severity {
     Info,
@@ -25,18 +25,18 @@ impl Severity {
     }
 }
 
-/// The value of a field.
+/// Value of a field.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Value {
-    /// A string, an error, or what prints as one.
+    /// String, error, or other value printed as a string.
     Text(String),
-    /// A number or boolean, as JSON.
+    /// Number or boolean in JSON notation.
     Plain(String),
-    /// A list of strings.
+    /// List of strings.
     List(Vec<String>),
 }
 
-/// What an event or a span says.
+/// Fields of an event or a span.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Fields {
     pub(super) message: String,
@@ -52,7 +52,8 @@ impl Fields {
         fields
     }
 
-    /// Adds a value; of two with one key the later stands, and stands at its own place.
+    /// Adds a value. A later value replaces an earlier one with the same key and takes the later position, unless both
+    /// are equal.
     pub(super) fn add(&mut self, key: &'static str, value: Value) {
         if let Some(at) = self.values.iter().position(|(known, _)| *known == key) {
             if self.values.get(at).is_some_and(|(_, known)| *known == value) {
@@ -67,7 +68,7 @@ impl Fields {
         match field.name() {
             "message" => self.message = text,
             "err" | "error" => self.error = Some(text),
-            // A field called "message" would be taken for the record's own message.
+            // A field called "message" would replace the record's own message.
             "eventMessage" => self.add("message", Value::Text(text)),
             name => self.add(name.strip_prefix("r#").unwrap_or(name), Value::Text(text)),
         }
@@ -81,7 +82,7 @@ impl Fields {
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let mut text = String::new();
-        // Writing to a string fails only if the value's own Debug does; what it wrote so far is kept.
+        // Writing to a string fails only if the value's `Debug` fails; the text so far is used.
         let _ = write!(text, "{value:?}");
         match serde_json::from_str::<Vec<String>>(&text) {
             Ok(list) if text.starts_with('[') => self.add(field.name(), Value::List(list)),
@@ -125,7 +126,7 @@ impl Visit for Fields {
     }
 }
 
-/// Only the level of an event, without looking at the rest.
+/// Visitor that extracts the level of an event only.
 #[derive(Default)]
 pub(super) struct LevelOf(pub(super) Option<u32>);
 
@@ -143,16 +144,16 @@ impl Visit for LevelOf {
     }
 }
 
-/// A record, ready to be written down.
+/// Record ready to be formatted.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Record<'a> {
     pub(super) severity: Severity,
-    /// When, in local time where the format wants it.
+    /// Time of the event; the format converts it to local time if needed.
     pub(super) at: jiff::Timestamp,
-    /// Source file, as the compiler knows it.
+    /// Source file, as the compiler reports it.
     pub(super) file: &'a str,
     pub(super) line: u32,
-    /// Level of an info record.
+    /// Verbosity level of an info record.
     pub(super) level: u32,
     pub(super) fields: Fields,
 }

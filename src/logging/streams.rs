@@ -1,4 +1,4 @@
-//! Where lines go: one stream, or info and errors apart.
+//! Output streams of the log: one for all records, or separate ones for info and errors.
 
 use std::{
     io::{self, BufWriter, Write},
@@ -8,7 +8,7 @@ use std::{
 
 type Stream = Mutex<Box<dyn Write + Send>>;
 
-/// The streams of the log.
+/// Output streams of the log.
 pub struct Streams {
     info: Option<Stream>,
     all: Stream,
@@ -16,12 +16,13 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Everything to standard error.
+    /// Writes all records to standard error.
     pub fn standard_error() -> Self {
         Self::single(Box::new(io::stderr()))
     }
 
-    /// Info to standard output through a buffer of that many bytes (0 is none), errors to standard error.
+    /// Writes info and warning records to standard output through a buffer of that many bytes (0: unbuffered), errors
+    /// to standard error.
     pub fn split(buffer: usize) -> Self {
         let info: Box<dyn Write + Send> = match buffer {
             0 => Box::new(io::stdout()),
@@ -30,17 +31,17 @@ impl Streams {
         Self { info: Some(Mutex::new(info)), ..Self::standard_error() }
     }
 
-    /// Everything to `stream`.
+    /// Writes all records to `stream`.
     pub fn single(stream: Box<dyn Write + Send>) -> Self {
         Self { info: None, all: Mutex::new(stream), flushed: Mutex::new(Instant::now()) }
     }
 
-    /// Info to the one, errors to the other.
+    /// Writes info and warning records to `info`, errors to `errors`.
     pub fn pair(info: Box<dyn Write + Send>, errors: Box<dyn Write + Send>) -> Self {
         Self { info: Some(Mutex::new(info)), ..Self::single(errors) }
     }
 
-    /// Writes a line. A log that cannot be written has nowhere to say so.
+    /// Writes a line. A failed write cannot be logged and is ignored.
     pub(super) fn write(&self, is_error: bool, line: &str) {
         let stream = self.info.as_ref().filter(|_| !is_error).unwrap_or(&self.all);
         let _ = stream.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());

@@ -1,4 +1,4 @@
-//! Lines as operators read them.
+//! Tests of the agent log: text and JSON lines, verbosity, and streams.
 
 use std::{
     io::{self, Write},
@@ -14,7 +14,7 @@ use berth_config::{
     fields::{LoggingConfiguration, VModuleItem},
 };
 
-/// A stream that keeps what is written.
+/// Writer that keeps its output in memory.
 #[derive(Clone, Default)]
 struct Paper(Arc<Mutex<Vec<u8>>>);
 
@@ -48,7 +48,7 @@ fn written(config: &LoggingConfiguration, say: impl FnOnce(&LogHandle)) -> Strin
     paper.text()
 }
 
-/// The lines without their headers.
+/// Lines without their klog headers.
 fn bodies(text: &str) -> Vec<&str> {
     text.lines().map(|line| line.split_once("] ").map_or(line, |(_, body)| body)).collect()
 }
@@ -164,7 +164,7 @@ fn split_streams_part_errors_from_the_rest() {
     assert!(handle.since_flush() < Duration::from_secs(60));
 }
 
-/// Counts how often it is flushed.
+/// Writer that counts its flushes.
 #[derive(Clone)]
 struct Sink(tokio::sync::watch::Sender<u32>);
 

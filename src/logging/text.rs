@@ -1,6 +1,8 @@
-//! klog's text line. Spec 01 §6.1.
+//! klog text format of a log record.
 //!
 //! `Lmmdd hh:mm:ss.uuuuuu PPPPPPP file:line] "message" err="…" key="value" …`
+//!
+//! Implements spec 01 §6.1.
 
 use std::fmt::Write as _;
 
@@ -9,7 +11,7 @@ use jiff::tz::TimeZone;
 use super::record::{Record, Severity, Value};
 use berth_config::text::quote;
 
-/// The line of a record, with its newline. Writing to a string cannot fail, hence the ignored results.
+/// Formats a record as a line with its newline. Writing to a string cannot fail, so the results are ignored.
 pub(super) fn line(record: &Record<'_>, zone: &TimeZone, pid: u32) -> String {
     let mut out = String::with_capacity(160);
     let letter = match record.severity {
@@ -50,7 +52,7 @@ pub(super) fn line(record: &Record<'_>, zone: &TimeZone, pid: u32) -> String {
     out
 }
 
-/// A string: quoted, or as an indented block if it has more lines than one.
+/// Formats a string value: quoted, or as an indented block if it has several lines.
 fn text(out: &mut String, key: &str, value: &str) {
     if !value.contains('\n') {
         let _ = write!(out, " {key}={}", quote(value));

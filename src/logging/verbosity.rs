@@ -1,4 +1,4 @@
-//! Which records are written: the level of the process, and of single files.
+//! Verbosity filter: the process-wide level and the levels of single files (`vmodule`).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -6,10 +6,10 @@ use tracing::{Level, Metadata, level_filters::LevelFilter};
 
 use berth_config::fields::VModuleItem;
 
-/// Records of other crates need this much more.
+/// Additional verbosity that records of other crates require.
 const FOREIGN: u32 = 4;
 
-/// The level of the process, and those of single files.
+/// Process-wide level, and levels of single files.
 pub(super) struct Verbosity {
     level: AtomicU32,
     files: Vec<VModuleItem>,
@@ -28,7 +28,7 @@ impl Verbosity {
         self.level.store(level, Ordering::Relaxed);
     }
 
-    /// The level that holds for a source file: the first pattern that fits, or the process's.
+    /// Verbosity of a source file: that of the first matching pattern, otherwise the process-wide level.
     pub(super) fn of_file(&self, file: &str) -> u32 {
         let base = file.rsplit('/').next().unwrap_or(file);
         let stem = base.strip_suffix(".rs").unwrap_or(base);
@@ -36,19 +36,19 @@ impl Verbosity {
         fitting.map_or_else(|| self.level(), |item| item.verbosity)
     }
 
-    /// The most anything in the process may say.
+    /// Maximum `tracing` level that the process may log.
     pub(super) fn ceiling(&self) -> LevelFilter {
         let most = self.files.iter().map(|item| item.verbosity).chain([self.level()]).max().unwrap_or(0);
         match most {
             0..3 => LevelFilter::INFO,
-            // What is told at 3 by `debug!(v = 3)` costs nothing below.
+            // `debug!(v = 3)` is disabled at lower levels without cost.
             3..6 => LevelFilter::DEBUG,
             _ => LevelFilter::TRACE,
         }
     }
 }
 
-/// The level of a record that names none; warnings and errors have none and are always written.
+/// Verbosity level of a record without an explicit one; `None` for warnings and errors, which are always written.
 pub(super) fn implied(metadata: &Metadata<'_>) -> Option<u32> {
     let ours = match *metadata.level() {
         Level::ERROR | Level::WARN => return None,
@@ -59,22 +59,22 @@ pub(super) fn implied(metadata: &Metadata<'_>) -> Option<u32> {
     Some(if is_ours(metadata) { ours } else { ours + FOREIGN })
 }
 
-/// Whether the record or span comes from a crate of this workspace.
+/// True if the record or span comes from a crate of this workspace.
 pub(super) fn is_ours(metadata: &Metadata<'_>) -> bool {
     is_of_workspace(metadata.target())
 }
 
-/// Whether a target, which is a path of modules, begins with a crate of this workspace: `berth` or `berth_*`.
+/// True if a target (a module path) begins with a crate of this workspace: `berth` or `berth_*`.
 fn is_of_workspace(target: &str) -> bool {
     let root = target.split("::").next().unwrap_or_default();
     root == "berth" || root.starts_with("berth_")
 }
 
-/// `*`, `?` and letters; what vmodule patterns are made of.
+/// Matches a `vmodule` pattern: `*`, `?`, and literal characters.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
-    // Where the last star stands, and how much of the text it swallows so far.
+    // Position of the last star, and the end of the text it matches so far.
     let mut star: Option<(usize, usize)> = None;
     loop {
         match (pattern.get(p), text.get(t)) {

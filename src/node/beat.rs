@@ -1,31 +1,33 @@
-//! Calls of the heartbeat: a line of their own, and a deadline that the server knows. Pure. Spec 10 §2.1.
+//! Heartbeat API calls: own request class, and a deadline sent to the server. Pure.
+//!
+//! Implements spec 10 §2.1.
 
 use std::time::Duration;
 
 use berth_api::api::{Call, Line};
 
-/// The deadline of heartbeats: the smaller one of status frequency and lease duration.
+/// Deadline of heartbeats: the smaller of status update frequency and lease duration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Beat(pub(super) Duration);
 
 impl Beat {
-    /// On the heartbeat's line.
+    /// Marks a call as heartbeat, with the full deadline.
     pub(super) fn on(self, call: Call) -> Call {
         self.within(call, self.0)
     }
 
-    /// How long a step may take that asks twice.
+    /// Maximum duration of a step that makes two requests.
     pub(super) fn step(self) -> Duration {
         self.0.saturating_mul(2)
     }
 
-    /// The same, given up earlier; the server is told the usual deadline.
+    /// Marks a call as heartbeat with a shorter local timeout; the server gets the full deadline.
     pub(super) fn within(self, call: Call, deadline: Duration) -> Call {
         call.on(Line::Heartbeat).query("timeout", text(self.0)).within(deadline.min(self.0))
     }
 }
 
-/// As Go writes it: `10s`, `1m30s`, `500ms`.
+/// Formats a duration as Go does: `10s`, `1m30s`, `500ms`.
 fn text(duration: Duration) -> String {
     let (seconds, millis) = (duration.as_secs(), duration.subsec_millis());
     match (seconds / 60, seconds % 60, millis) {

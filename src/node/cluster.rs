@@ -1,7 +1,8 @@
-//! This node in a cluster: its object, its lease, and what hangs on them. Spec 05 §4-5, 10 §4.1-4.2.
+//! Cluster-facing node tasks: node object, status, lease, CSINode, resource slices.
 //!
-//! [`start`] gives the tasks; each owns its state and ends with its token. What other rooms know
-//! comes in as values and `watch`es, what pods have to know of the node goes out as facts.
+//! Implements spec 05 §4-5, 10 §4.1-4.2. [`start`] returns the tasks; each owns its state and ends when its token is
+//! cancelled. State of other modules comes in as values and `watch`es; what pods need to know of the node is
+//! published as facts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,16 +26,16 @@ use berth_metrics::NodeMetrics;
 use berth_ports::{Clock, EventSink, NodeFacts, Pulse, RuntimeState};
 use berth_types::api;
 
-/// The configuration's part.
+/// Configuration of the node tasks.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
-    /// What the status is made of.
+    /// Constant inputs of the node status.
     pub status: StatusSettings,
-    /// What a new object takes from us.
+    /// Fields of a newly registered node object.
     pub origin: Origin,
     /// `registerNode`.
     pub register: bool,
-    /// Whether a node that was deleted is registered again; off, as in the reference.
+    /// Whether a deleted node is registered again; default off, as in kubelet.
     pub reregister: bool,
     /// `nodeStatusUpdateFrequency`.
     pub update_frequency: Duration,
@@ -42,73 +43,73 @@ pub struct ClusterConfig {
     pub report_frequency: Duration,
     /// `nodeLeaseDurationSeconds`.
     pub lease_seconds: i32,
-    /// Whether nothing is remembered of device plugins: extended resources of an existing object
-    /// begin at zero.
+    /// Whether no checkpoint of device plugins exists: extended resources of an existing node object then start at
+    /// zero.
     pub devices_lost: bool,
-    /// Whether slices of device drivers are ours to remove (gate `DynamicResourceAllocation`).
+    /// Whether ResourceSlices of device drivers are removed (gate `DynamicResourceAllocation`).
     pub wipes_slices: bool,
 }
 
-/// Hears which volumes the API server knows to be in use.
+/// Callback with the volumes in use that the API server has recorded.
 pub type VolumesReported = Arc<dyn Fn(&[String]) + Send + Sync>;
 
-/// Who is asked, and what others know.
+/// Dependencies of the node tasks.
 #[derive(Clone)]
 pub struct NodeDeps {
-    /// The API server.
+    /// API client.
     pub api: Arc<dyn ApiClient>,
-    /// The watch on the own node.
+    /// Watch cache of this node's object.
     pub nodes: Store<api::Node>,
-    /// Facts about the node: pressures, shutdown and features are read, labels, taints, addresses
-    /// and foreign resources are written.
+    /// Facts about the node: pressures, shutdown, and features are read; labels, taints, addresses, and extended
+    /// resources are written.
     pub facts: watch::Sender<Arc<NodeFacts>>,
-    /// What the runtime check finds.
+    /// Result of the runtime check.
     pub runtime: watch::Receiver<Arc<RuntimeState>>,
     /// `<name>://<version>` of the runtime.
     pub runtime_version: watch::Receiver<String>,
     /// Images of the runtime, as last listed; `None` before the first list.
     pub images: Arc<dyn Fn() -> Option<Vec<NodeImage>> + Send + Sync>,
-    /// Device plugins.
+    /// Resources of device plugins.
     pub devices: watch::Receiver<Arc<Devices>>,
-    /// Volumes in use; `None` before the volume manager knows.
+    /// Volumes in use; `None` before the volume manager has reported them.
     pub volumes_in_use: watch::Receiver<Option<Vec<String>>>,
-    /// Hears which volumes the API server knows to be in use.
+    /// Callback with the volumes in use that the API server has recorded.
     pub volumes_reported: VolumesReported,
-    /// Hears the node's pod ranges, comma-joined, for the runtime.
+    /// Receives the node's pod CIDRs, comma-joined, for the runtime.
     pub pod_cidr: watch::Sender<String>,
-    /// The machine's network.
+    /// Addresses and routes of the machine.
     pub network: Arc<dyn HostNetwork>,
-    /// Takes events.
+    /// Event sink.
     pub events: Arc<dyn EventSink>,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
-    /// Uniform in 0..1.
+    /// Random source for jitter, uniform in 0..1.
     pub chance: Arc<dyn Fn() -> f64 + Send + Sync>,
-    /// What is counted.
+    /// Node metrics.
     pub metrics: NodeMetrics,
-    /// Tell that the tasks live.
+    /// Liveness of the tasks.
     pub pulses: NodePulses,
 }
 
-/// Signs of life of those who keep the node known.
+/// Liveness of the lease and status tasks.
 #[derive(Clone, Debug, Default)]
 pub struct NodePulses {
-    /// Of who keeps the lease.
+    /// Liveness of the lease task.
     pub lease: Pulse,
-    /// Of who keeps the status.
+    /// Liveness of the status task.
     pub status: Pulse,
 }
 
-/// What ends the tasks.
+/// Cancellation tokens of the tasks.
 #[derive(Clone, Debug)]
 pub struct Stops {
-    /// All but the lease.
+    /// Stops all tasks but the lease.
     pub work: CancellationToken,
-    /// The lease, which outlives a shutdown of the node.
+    /// Stops the lease, which outlives a node shutdown.
     pub lease: CancellationToken,
 }
 
-/// The tasks of a node in a cluster, each with its name. They are safe to drop.
+/// Returns the tasks of a node in a cluster, each with its name. They are cancel-safe.
 pub fn start(config: ClusterConfig, deps: NodeDeps, stops: &Stops) -> Vec<(&'static str, BoxFuture<'static, ()>)> {
     let config = Arc::new(config);
     let name = config.status.name.clone();

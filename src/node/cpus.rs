@@ -1,10 +1,10 @@
-//! Sets of logical CPUs as the kernel writes them: `0-3,8`. Pure.
+//! CPU sets in kernel list format: `0-3,8`. Pure.
 
 use std::{collections::BTreeSet, fmt};
 
 use berth_config::validate::cpus;
 
-/// The text is not a set of CPUs.
+/// The text is not a CPU list.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is not a list of CPUs such as \"0-3,8\"")]
 pub struct CpuSetError(String);
@@ -14,30 +14,30 @@ pub struct CpuSetError(String);
 pub struct CpuSet(BTreeSet<u32>);
 
 impl CpuSet {
-    /// Reads numbers and ranges, separated by commas; nothing is the empty set.
+    /// Parses comma-separated numbers and ranges; an empty text is the empty set.
     ///
     /// # Errors
-    /// The text is something else.
+    /// The text has another format.
     pub fn parse(text: &str) -> Result<Self, CpuSetError> {
         cpus::parse(text).map(Self).map_err(|_| CpuSetError(text.to_owned()))
     }
 
-    /// How many there are.
+    /// Number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether all of them are in `other`.
+    /// Whether all CPUs are in `other`.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.0.is_subset(&other.0)
     }
 
-    /// Each one, ascending.
+    /// Iterates over the CPUs in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         self.0.iter().copied()
     }

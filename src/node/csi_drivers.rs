@@ -1,7 +1,7 @@
-//! Keeps what the node and its CSINode say of storage drivers true. Spec 07 §12.2, 10 §4.1 N6, §4.8 S5.
+//! Publishes CSI drivers to the node object and its CSINode.
 //!
-//! One writer at a time: drivers that register together do not meet each other's writes. A node that was made anew
-//! is told of all of them again.
+//! Implements spec 07 §12.2, 10 §4.1 N6, §4.8 S5. Writes are serialized, so that drivers that register at the same time
+//! do not conflict. A node that was recreated gets all drivers again.
 
 use std::{
     collections::BTreeMap,
@@ -29,17 +29,17 @@ use berth_api::{
 use berth_ports::{NodeDriver, NodeDrivers};
 use berth_types::api;
 
-/// Attempts of one write, the first pause between them, how fast it grows and by how much it is spread.
+/// Attempts of one write, initial back-off, its growth factor, and its jitter factor.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(10);
 const GROWTH: u32 = 5;
 const SPREAD: f64 = 0.1;
-/// How long one request may take.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Pause before a new node is told another time.
+/// Delay before publishing to a recreated node is retried.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Why something was not written.
+/// Why a write failed.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("{0}")]
@@ -50,18 +50,18 @@ enum Refusal {
     Restless,
 }
 
-/// The drivers in the objects of one node.
+/// Publisher of the CSI drivers of one node.
 pub struct CsiDrivers {
     api: Arc<dyn ApiClient>,
     node: String,
     turn: Semaphore,
     known: Mutex<BTreeMap<String, NodeDriver>>,
-    /// UID of the node that was written to last.
+    /// UID of the node object last read for a write.
     told: Mutex<Option<String>>,
 }
 
 impl CsiDrivers {
-    /// Of the node of that name.
+    /// Creates a publisher for the node of that name.
     pub fn new(api: Arc<dyn ApiClient>, node: &str) -> Arc<Self> {
         Arc::new(Self {
             api,
@@ -72,7 +72,7 @@ impl CsiDrivers {
         })
     }
 
-    /// Tells every new node of that name what is known, until stopped.
+    /// Publishes all known drivers to every new node object of that name, until stopped.
     pub async fn follow(self: Arc<Self>, mut nodes: Store<api::Node>, stop: CancellationToken) {
         let live = async {
             let mut told = None;
@@ -91,7 +91,7 @@ impl CsiDrivers {
         let _stopped = stop.run_until_cancelled(live).await;
     }
 
-    /// Whether it was told of all of them.
+    /// Publishes all known drivers again; returns whether all writes succeeded.
     async fn tell_again(&self) -> bool {
         let all: Vec<NodeDriver> = self.known().values().cloned().collect();
         let mut is_told = true;
@@ -113,7 +113,7 @@ impl CsiDrivers {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Tries a write a few times; what contradicts is not tried again.
+    /// Retries a write with back-off; a contradiction is not retried.
     async fn write<F: Future<Output = Result<(), Refusal>>>(&self, attempt: impl Fn() -> F) -> Result<(), Refusal> {
         let mut pause = PAUSE;
         for _ in 1..ATTEMPTS {
@@ -140,7 +140,7 @@ impl CsiDrivers {
         Ok(())
     }
 
-    /// Edits the CSINode; one that is missing is made.
+    /// Edits the CSINode; creates it if it is missing.
     async fn edit(&self, edit: impl Fn(Value) -> Edit) -> Result<(), Refusal> {
         let call = Call::get(Resource::CSI_NODES, "", &self.node).within(DEADLINE);
         let mut found: Value = match self.api.ask(call).await {
@@ -149,12 +149,12 @@ impl CsiDrivers {
             Err(error) => return Err(error.into()),
         };
         if self.told().is_some_and(|uid| due(found.clone(), &uid) == Due::Replace) {
-            // One of a node that is gone says nothing of this one.
+            // The CSINode belongs to a deleted node: its entries are not valid for this one.
             let call = Call::new(Verb::Delete, Resource::CSI_NODES, "", &self.node);
             self.api.call(call.within(DEADLINE)).await?;
             found = self.create().await?;
         }
-        // Twice: out, and in again.
+        // At most two writes: removal, then re-addition.
         for _ in 0..2 {
             let (object, is_done) = match edit(found) {
                 Edit::Nothing => return Ok(()),
@@ -207,7 +207,8 @@ impl NodeDrivers for CsiDrivers {
 
     async fn update(&self, driver: &NodeDriver) -> Result<(), String> {
         let _turn = self.turn.acquire().await;
-        // It may be gone by now; and who it is on this node was settled when it registered.
+        // The driver may be unregistered by now. Its node id and topology were fixed at registration; only the limit
+        // changes.
         let Some(known) = self.known().get(&driver.name).cloned() else { return Ok(()) };
         let driver = NodeDriver { max_volumes: driver.max_volumes, ..known };
         self.write_entry(&driver).await?;

@@ -1,4 +1,6 @@
-//! What the node and its CSINode say of storage drivers, edited in place. Pure. Spec 07 §12.2.
+//! CSI driver entries of the node and its CSINode, edited in place. Pure.
+//!
+//! Implements spec 07 §12.2.
 
 use std::collections::BTreeMap;
 
@@ -6,32 +8,32 @@ use serde_json::{Map, Value, json};
 
 use berth_ports::NodeDriver;
 
-/// What each driver calls the node.
+/// Annotation that maps each driver to its id of the node.
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 
-/// Why a driver cannot be written down.
+/// Why a driver entry is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Contradiction {
-    /// It does not say what it calls the node.
+    /// The driver reported no node id.
     #[error("error adding CSI driver node info: driverNodeID must not be empty")]
     NoNodeId,
-    /// A label says otherwise.
+    /// A topology label of the node has another value.
     #[error(
         "detected topology value collision: driver reported {key:?}:{reported:?} but existing label is {key:?}:{existing:?}"
     )]
     Label {
-        /// The label.
+        /// Label key.
         key: String,
-        /// What the driver says.
+        /// Value reported by the driver.
         reported: String,
-        /// What the node says.
+        /// Value on the node.
         existing: String,
     },
 }
 
 fn node_ids(node: &Value) -> BTreeMap<String, String> {
     let text = node.pointer("/metadata/annotations").and_then(|all| all.get(NODE_IDS)).and_then(Value::as_str);
-    // What says nothing is written anew.
+    // An annotation that cannot be parsed is replaced.
     text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
@@ -40,17 +42,17 @@ fn patch(node: &Value, annotations: Value, labels: Map<String, Value>) -> Value 
     if !labels.is_empty() {
         metadata["labels"] = Value::Object(labels);
     }
-    // Never meant for a node that was made anew.
+    // Must not apply to a node that was recreated under the same name.
     if let Some(uid) = node.pointer("/metadata/uid") {
         metadata["uid"] = uid.clone();
     }
     json!({"metadata": metadata})
 }
 
-/// The patch of the node's status that adds a driver; `None` where all stands there already.
+/// Builds the node status patch that adds a driver; `None` if nothing differs.
 ///
 /// # Errors
-/// The driver contradicts what stands there.
+/// The driver has no node id or contradicts a label.
 pub fn node_with(node: &Value, driver: &NodeDriver) -> Result<Option<Value>, Contradiction> {
     if driver.node_id.is_empty() {
         return Err(Contradiction::NoNodeId);
@@ -74,7 +76,7 @@ pub fn node_with(node: &Value, driver: &NodeDriver) -> Result<Option<Value>, Con
     Ok(Some(patch(node, json!({NODE_IDS: json!(ids).to_string()}), labels)))
 }
 
-/// The patch of the node's status that takes a driver out; `None` where it is not there. Labels stay.
+/// Builds the node status patch that removes a driver; `None` if it is absent. Labels stay.
 pub fn node_without(node: &Value, driver: &str) -> Option<Value> {
     let mut ids = node_ids(node);
     ids.remove(driver)?;
@@ -82,12 +84,12 @@ pub fn node_without(node: &Value, driver: &str) -> Option<Value> {
     Some(patch(node, json!({NODE_IDS: text}), Map::new()))
 }
 
-/// How many volumes the node takes; `None` for no limit.
+/// Attach limit of the node; `None` if unlimited.
 fn count(max_volumes: i64) -> Option<i32> {
     (max_volumes > 0).then(|| i32::try_from(max_volumes).unwrap_or(i32::MAX))
 }
 
-/// A driver as it stands in a CSINode.
+/// Builds the CSINode entry of a driver.
 pub fn entry(driver: &NodeDriver) -> Value {
     let keys: Vec<&String> = driver.topology.keys().collect();
     let mut entry = json!({"name": driver.name, "nodeID": driver.node_id, "topologyKeys": keys});
@@ -97,14 +99,15 @@ pub fn entry(driver: &NodeDriver) -> Value {
     entry
 }
 
-/// What is due with a CSINode.
+/// Change that a CSINode needs.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Edit {
-    /// It says so already.
+    /// The object is up to date.
     Nothing,
-    /// It should be this.
+    /// Write this object.
     Write(Value),
-    /// What a driver calls a node cannot be changed, only removed and added: first this, then look again.
+    /// Write this object, then edit again: a driver's node id and topology keys are immutable, so it is removed and
+    /// re-added.
     Step(Value),
 }
 
@@ -124,7 +127,7 @@ fn keys(entry: &Value) -> Vec<&str> {
     keys
 }
 
-/// Adds a driver, or brings it up to date.
+/// Adds or updates a driver.
 pub fn with(mut csi_node: Value, driver: &NodeDriver) -> Edit {
     let wanted = entry(driver);
     let Some(all) = drivers(&mut csi_node) else { return Edit::Nothing };
@@ -147,7 +150,7 @@ pub fn with(mut csi_node: Value, driver: &NodeDriver) -> Edit {
     Edit::Write(written(csi_node))
 }
 
-/// Takes a driver out.
+/// Removes a driver.
 pub fn without(mut csi_node: Value, driver: &str) -> Edit {
     let Some(all) = drivers(&mut csi_node) else { return Edit::Nothing };
     let before = all.len();
@@ -155,7 +158,7 @@ pub fn without(mut csi_node: Value, driver: &str) -> Edit {
     if all.len() == before { Edit::Nothing } else { Edit::Write(written(csi_node)) }
 }
 
-/// Without what servers keep for themselves.
+/// The object to write, without server-managed fields.
 fn written(mut csi_node: Value) -> Value {
     if let Some(metadata) = csi_node.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");

@@ -1,7 +1,7 @@
-//! Makes the CSINode object, without which storage is not ready. Spec 07 §12.2, 10 §4.8 S5, 10a §12.
+//! CSINode initialization: creates the object that storage readiness requires.
 //!
-//! The reference gives up after six tries and exits; here the node stays unready and says why. A
-//! node that was made anew gets its CSINode anew too: the old one goes with the old node.
+//! Implements spec 07 §12.2, 10 §4.8 S5, 10a §12. Kubelet gives up after six attempts and exits; here the node stays
+//! NotReady and reports why. A recreated node gets a new CSINode: the old one belongs to the deleted node.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,30 +20,30 @@ use berth_api::{
 };
 use berth_types::api;
 
-/// What the node says until then.
+/// Storage error reported until the CSINode is initialized.
 pub(super) const UNINITIALIZED: &str = "CSINode is not yet initialized";
-/// Pause between two questions whether the server is there.
+/// Interval of polling for the API server.
 const POLL: Duration = Duration::from_secs(1);
-/// First pause after a failure, how fast it grows, and the longest one.
+/// Initial back-off after a failure, its growth factor, and its maximum.
 const FIRST_PAUSE: Duration = Duration::from_millis(30);
 const GROWTH: u32 = 8;
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// How long one request may take.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// What making the object needs.
+/// Task that initializes the CSINode.
 pub(super) struct CsiNode {
     pub(super) api: Arc<dyn ApiClient>,
     pub(super) nodes: Store<api::Node>,
     pub(super) name: String,
-    /// Whether this node was registered.
+    /// Whether this node is registered.
     pub(super) registered: watch::Receiver<bool>,
-    /// Why storage is not ready.
+    /// Why storage is not ready; `None` when it is ready.
     pub(super) storage: watch::Sender<Option<String>>,
 }
 
 impl CsiNode {
-    /// Makes it, and makes it again for every new node of that name, until stopped.
+    /// Initializes the CSINode, and again for every new node of that name, until stopped.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -64,7 +64,7 @@ impl CsiNode {
         }
     }
 
-    /// The server is there once it says what there is, or that there is nothing.
+    /// Polls until the API server responds with the object or with 404.
     async fn first_answer(&self) -> Option<Value> {
         loop {
             let call = Call::get(Resource::CSI_NODES, "", &self.name).query("resourceVersion", "0").within(DEADLINE);
@@ -79,9 +79,9 @@ impl CsiNode {
         }
     }
 
-    /// Tries until the object is right; the UID of the node it belongs to.
+    /// Retries until the object is correct; returns the UID of the node that owns it.
     async fn settle(&mut self, mut found: Option<Value>) -> String {
-        // A 404 was an answer too: what to do with it is known without asking again.
+        // A 404 was a response, too: the object can be created without another read.
         let mut look = false;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -93,7 +93,7 @@ impl CsiNode {
             }
             match self.make_right(found.take()).await {
                 Ok(uid) => return uid,
-                // It is made soon, and then the watch says so.
+                // The node is about to be registered, and then the watch reports it.
                 Err(err) if err.is_not_found() => debug!(node = %self.name, %err, "No node to own a CSINode"),
                 Err(err) => {
                     error!(node = %self.name, %err, interval = ?pause, "Failed to initialize CSINode, will retry")

@@ -1,25 +1,27 @@
-//! The CSINode as JSON, edited in place so that fields of newer servers survive. Pure. Spec 07 §12.2.
+//! CSINode object as JSON, edited in place so that fields of newer servers survive. Pure.
+//!
+//! Implements spec 07 §12.2.
 
 use serde_json::{Value, json};
 
-/// Tells controllers which built-in volumes this node leaves to CSI drivers.
+/// Annotation with the in-tree volume plugins that are migrated to CSI, read by controllers.
 const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
-/// All of them: none is built in any more. Sorted.
+/// All migratable plugins, because none is in-tree any more. Sorted.
 const PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder,\
                        kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume";
 
-/// What is due with a CSINode that is there.
+/// Action for an existing CSINode.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Due {
-    /// It is ours and tells the truth.
+    /// It is ours and up to date.
     Nothing,
-    /// It is ours, and should be this.
+    /// It is ours; write this object.
     Write(Value),
-    /// It belongs to a node that is gone.
+    /// It belongs to a deleted node; delete and create it.
     Replace,
 }
 
-/// A CSINode without drivers.
+/// Builds a CSINode without drivers.
 pub fn created(node: &str, node_uid: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1",
@@ -33,7 +35,7 @@ pub fn created(node: &str, node_uid: &str) -> Value {
     })
 }
 
-/// What is due with `found` on the node of that UID.
+/// Decides what to do with `found` on the node of that UID.
 pub fn due(mut found: Value, node_uid: &str) -> Due {
     let owner = found.pointer("/metadata/ownerReferences/0/uid").and_then(Value::as_str);
     if owner.is_some_and(|owner| owner != node_uid) {

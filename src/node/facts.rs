@@ -1,5 +1,6 @@
-//! What others need to know of this node, from the machine and the configuration.
-//! Behaviour: spec 01 §12.3, 05 §4.2-4.3.
+//! Node facts derived from the machine and the configuration: capacity, allocatable, labels, taints.
+//!
+//! Implements spec 01 §12.3, 05 §4.2-4.3.
 
 use std::collections::BTreeMap;
 
@@ -15,45 +16,45 @@ use berth_types::{
     resources::{Amounts, CPU, EPHEMERAL_STORAGE, HUGEPAGES_PREFIX, MEMORY, PODS, amount_of, is_hugepage, zero},
 };
 
-/// The node's part of the configuration.
+/// Node section of the configuration.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct NodeConfig {
-    /// `--hostname-override`; empty for the machine's own name.
+    /// `--hostname-override`; empty to use the machine's host name.
     pub hostname_override: String,
     /// `maxPods`.
     pub max_pods: i32,
-    /// `podsPerCore`; 0 for no such limit.
+    /// `podsPerCore`; 0 for no limit.
     pub pods_per_core: i32,
-    /// What is kept from pods.
+    /// Configured reservations.
     pub reserved: ReservedConfig,
-    /// `localStorageCapacityIsolation`: without it, no ephemeral storage is reported.
+    /// `localStorageCapacityIsolation`; if off, no ephemeral storage is reported.
     pub local_storage_isolation: bool,
-    /// `--node-labels`, checked; they win over the default labels.
+    /// `--node-labels`, validated; they override default labels.
     pub labels: BTreeMap<String, String>,
     /// `registerWithTaints`.
     pub taints: Vec<api::Taint>,
-    /// `--cloud-provider=external`: the node starts with the taint of an uninitialised one.
+    /// `--cloud-provider=external`: a new node gets the `uninitialized` taint.
     pub is_cloud_external: bool,
-    /// What [`declared_features`] says.
+    /// Result of [`declared_features`].
     pub declared_features: Vec<String>,
 }
 
-/// The node cannot be described as configured; the agent does not start.
+/// The configuration does not fit the machine; the agent does not start.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NodeError {
-    /// Name or addresses.
+    /// Invalid host name.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// Reservations or thresholds.
+    /// Invalid reservations or thresholds.
     #[error(transparent)]
     Reserved(#[from] ReservedError),
 }
 
-/// Facts of a node without an API server, or before its node object was read. No addresses, no
-/// pressure, not shutting down; what the runtime supports is told later.
+/// Initial facts, used without an API server or before the node object was read. No addresses, no pressure, not
+/// shutting down; features of the runtime are added later.
 ///
 /// # Errors
-/// The configuration does not suit the machine.
+/// The configuration does not fit the machine.
 pub fn facts(config: &NodeConfig, machine: &Machine) -> Result<NodeFacts, NodeError> {
     let name = hostname(&config.hostname_override, &machine.hostname)?;
     let capacity = capacity(config, machine);
@@ -70,7 +71,7 @@ pub fn facts(config: &NodeConfig, machine: &Machine) -> Result<NodeFacts, NodeEr
     })
 }
 
-/// What the machine has, as the node reports it.
+/// Node capacity.
 pub fn capacity(config: &NodeConfig, machine: &Machine) -> Amounts {
     let binary = |bytes: u64| Amount::from_value(i64::try_from(bytes).unwrap_or(i64::MAX), Format::BinarySi);
     let decimal = |count: i64| Amount::from_value(count, Format::DecimalSi);
@@ -95,7 +96,7 @@ pub fn capacity(config: &NodeConfig, machine: &Machine) -> Amounts {
     capacity
 }
 
-/// What pods can have: capacity without what is kept; huge pages are taken from memory too.
+/// Node allocatable: capacity minus reservations, at least 0; huge pages are subtracted from memory too.
 pub fn allocatable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
     let kept = reserved.total();
     let less = |amount: Amount, by: Amount| {
@@ -111,8 +112,8 @@ pub fn allocatable(capacity: &Amounts, reserved: &Reserved) -> Amounts {
     allocatable
 }
 
-/// Features the node declares, sorted: those whose gates are on. `UserNamespacesHostNetworkSupport`
-/// is left out, it needs a runtime that supports it too.
+/// Declared node features whose gates are on, sorted. `UserNamespacesHostNetworkSupport` is left out: it also needs a
+/// runtime that supports it.
 pub fn declared_features(is_gate_on: impl Fn(&str) -> bool) -> Vec<String> {
     const FEATURES: &[&str] = &[
         "ExtendWebSocketsToKubelet",
@@ -123,7 +124,7 @@ pub fn declared_features(is_gate_on: impl Fn(&str) -> bool) -> Vec<String> {
     FEATURES.iter().filter(|feature| is_gate_on(feature)).map(|feature| (*feature).to_owned()).collect()
 }
 
-/// Default labels, and those of the configuration over them.
+/// Default labels, overridden by configured ones.
 pub(super) fn labels(hostname: &str, own: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let default = [
         ("kubernetes.io/hostname", hostname),
@@ -137,7 +138,7 @@ pub(super) fn labels(hostname: &str, own: &BTreeMap<String, String>) -> BTreeMap
     labels
 }
 
-/// The architecture by its Go name.
+/// Go's name of the architecture (`GOARCH`).
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -148,7 +149,7 @@ pub fn architecture() -> &'static str {
     }
 }
 
-/// Taints of a new node.
+/// Taints of a newly registered node.
 pub(super) fn taints(config: &NodeConfig) -> Vec<api::Taint> {
     let uninitialised = api::Taint {
         key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),

@@ -1,8 +1,8 @@
-//! What the machine's network shows, and when it changes. Spec 05 §4.4, §4.7.
+//! Host network observation: interface addresses, default routes, name resolution, change events.
 //!
-//! The kernel tells of addresses that come and go; whoever computes addresses looks again then. A
-//! name is asked for seldom, and an answer that was good stays while nobody answers: a flapping
-//! resolver must not move the node (spec 05 §4.7).
+//! Implements spec 05 §4.4, §4.7. The kernel reports address changes by rtnetlink; observers then read the addresses
+//! again. Names are resolved at most once per interval, and a good answer is kept while the resolver fails: a flapping
+//! resolver must not change the node's address (spec 05 §4.7).
 
 use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
@@ -21,35 +21,35 @@ use super::{
 };
 use berth_sys::netlink::{Protocol, Socket};
 
-/// News of addresses of both versions, as bits.
+/// rtnetlink multicast groups of IPv4 and IPv6 address changes, as a bit mask.
 const ADDRESS_NEWS: u32 = 0x10 | 0x100;
-/// How long a name may take to resolve.
+/// Timeout of a name resolution.
 const NAME_LIMIT: Duration = Duration::from_secs(3);
-/// How long a look at the interfaces may take: they are the kernel's, but hands may be short.
+/// Timeout of reading the interfaces: the kernel answers at once, but blocking threads may be exhausted.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
-/// How long an answer of the resolver is taken as it is.
+/// Minimum time between two resolutions of the name.
 const NAME_AGE: Duration = Duration::from_secs(10);
 
-/// The machine's network, as far as the node's addresses need it.
+/// Source of the machine's addresses and routes.
 #[async_trait]
 pub trait HostNetwork: Send + Sync + 'static {
-    /// Addresses and default routes now; nothing is resolved.
+    /// Reads current addresses and default routes; resolves no name.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel, or a timeout.
     async fn look(&self) -> io::Result<Network>;
 
-    /// Addresses of a name.
+    /// Resolves a name to addresses.
     ///
     /// # Errors
-    /// What the resolver says.
+    /// The error of the resolver.
     async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
 
-    /// Returns when addresses came or went. Safe to drop.
+    /// Waits until addresses have changed. Cancel-safe.
     async fn changed(&self);
 }
 
-/// This machine's.
+/// [`HostNetwork`] of this machine.
 #[derive(Default)]
 pub struct KernelNetwork {
     news: Mutex<Option<AsyncFd<Socket>>>,
@@ -75,7 +75,8 @@ impl HostNetwork for KernelNetwork {
         let told = socket.readable().await;
         match told {
             Ok(mut ready) => {
-                // What it says is looked up; lost news (an error) are news too.
+                // The content is not needed: addresses are read again. Lost notifications (an error) count as a change,
+                // too.
                 while let Ok(Some(_)) = ready.get_inner().news() {}
                 ready.clear_ready();
             }
@@ -95,7 +96,7 @@ fn read() -> io::Result<Network> {
         let is_up = found.flags.contains(InterfaceFlags::IFF_UP);
         Some(InterfaceAddress { interface: found.interface_name, ip, is_up })
     });
-    // A kernel without one of the versions has no file for it.
+    // A kernel without one of the IP versions has no file for it.
     let table = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     Ok(Network {
         addresses: addresses.collect(),
@@ -105,11 +106,11 @@ fn read() -> io::Result<Network> {
     })
 }
 
-/// Looks at the network with what was known before at hand.
+/// Network observer that keeps the last good observation.
 pub(super) struct Watched {
     pub(super) network: Arc<dyn HostNetwork>,
     last: Network,
-    /// When the name was asked for last.
+    /// When the name was last resolved.
     asked: Option<Instant>,
 }
 
@@ -118,7 +119,7 @@ impl Watched {
         Self { network, last: Network::default(), asked: None }
     }
 
-    /// The network now; `name` is resolved where one is given.
+    /// Observes the network; resolves `name` if given.
     pub(super) async fn look(&mut self, name: Option<&str>) -> Network {
         match self.network.look().await {
             Ok(seen) => self.last = Network { resolved: std::mem::take(&mut self.last.resolved), ..seen },

@@ -1,18 +1,17 @@
-//! What this node is called. Pure. Behaviour: spec 01 §12.1.
+//! Node name and host name. Pure. Implements spec 01 §12.1.
 
-/// The node cannot be named or addressed as configured.
+/// The configured node name is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// Neither the override nor the machine gives a name.
+    /// Neither the override nor the machine has a name.
     #[error("empty hostname is invalid")]
     EmptyHostname,
 }
 
-/// The host name, which is also the node's: the override, else the machine's; trimmed and
-/// lower-case.
+/// Host name, which is also the node name: the override, else the machine's; trimmed and lower-case.
 ///
 /// # Errors
-/// Nothing is left.
+/// The name is empty after trimming.
 pub fn hostname(name_override: &str, machine: &str) -> Result<String, IdentityError> {
     let name = if name_override.is_empty() { machine } else { name_override };
     let name = name.trim().to_lowercase();

@@ -1,4 +1,4 @@
-//! The node object as it is created. Pure. Spec 05 §4.2, 01 §12.3.
+//! Initial node object for registration. Pure. Implements spec 05 §4.2, 01 §12.3.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -6,10 +6,10 @@ use super::facts::{labels, taints};
 use super::status::StatusSettings;
 use berth_types::api;
 
-/// Leaves attaching of volumes to the controller.
+/// Annotation: the attach-detach controller attaches volumes.
 pub(super) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
-/// What only a new object takes from us.
+/// Settings that apply only when the node object is created.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Origin {
     /// `providerID`.
@@ -18,7 +18,7 @@ pub struct Origin {
     pub attach_detach: bool,
 }
 
-/// The object without a status.
+/// Builds the node object without a status.
 pub fn initial(settings: &StatusSettings, origin: &Origin) -> api::Node {
     let some = |text: &String| (!text.is_empty()).then(|| text.clone());
     let taints = taints(&settings.node);

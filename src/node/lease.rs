@@ -1,8 +1,8 @@
-//! Keeps the node's lease, by which the control plane knows that we live. Spec 05 §5, 10 §4.2.
+//! Node lease controller: creates and renews the `Lease` that serves as the node's heartbeat.
 //!
-//! A task of its own on the heartbeat's connection: nothing else that goes on can delay it. It
-//! outlives a shutdown of the node, and rests while the node object is gone: a lease that lives on
-//! would hold up a node of the same name.
+//! Implements spec 05 §5, 10 §4.2. A task of its own on the heartbeat's connection, so that no other work delays it. It
+//! outlives a node shutdown. It pauses while the node object does not exist: a renewed lease would block a new node of
+//! the same name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,10 +26,10 @@ use berth_metrics::NodeMetrics;
 use berth_ports::{Clock, Event, EventSink, Pulse};
 use berth_types::api;
 
-/// Tries to renew before the lease is looked at anew.
+/// Attempts to renew before the lease is read again.
 const TRIES: usize = 5;
-/// How long each try may take: a dead connection is found out early enough for the next one to
-/// renew in time, a slow server is waited for in the end.
+/// Timeout of each attempt: short enough at first to detect a dead connection and still renew in time, longer at
+/// the end for a slow server.
 const DEADLINES: [Duration; TRIES] = [
     Duration::from_secs(3),
     Duration::from_secs(5),
@@ -37,51 +37,51 @@ const DEADLINES: [Duration; TRIES] = [
     Duration::from_secs(10),
     Duration::from_secs(10),
 ];
-/// Renewals that are remembered while none of them is known to have arrived.
+/// Maximum own renew times remembered while none of them is confirmed.
 const REMEMBERED: usize = 2 * TRIES;
-/// Where a lease says when it was renewed.
+/// JSON pointer of a lease's renew time.
 const RENEWED: &str = "/spec/renewTime";
-/// First pause after a lease could not be read or made.
+/// Initial back-off after the lease could not be read or created.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// The longest one.
+/// Maximum back-off.
 const LONGEST_PAUSE: Duration = Duration::from_secs(7);
 
-/// What the lease needs.
+/// Task that renews the node lease, with its dependencies and state.
 pub(super) struct LeaseKeeper {
     pub(super) api: Arc<dyn ApiClient>,
     pub(super) beat: Beat,
     pub(super) holder: Holder,
     pub(super) nodes: Store<api::Node>,
-    /// Whether this node was registered.
+    /// Whether this node is registered.
     pub(super) registered: watch::Receiver<bool>,
-    /// Moves when the server can be reached again.
+    /// Changes when the API server becomes reachable again.
     pub(super) reached: watch::Receiver<u64>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) chance: Arc<dyn Fn() -> f64 + Send + Sync>,
     pub(super) metrics: NodeMetrics,
-    /// The server's last answer.
+    /// Lease in the server's last response.
     pub(super) last: Option<Value>,
-    /// Whether the node object was ever seen.
+    /// Whether the node object was ever observed.
     pub(super) seen: bool,
     pub(super) events: Arc<dyn EventSink>,
-    /// Renewals in a row that met somebody else's.
+    /// Consecutive renewals that conflicted with another writer.
     pub(super) conflicts: u32,
-    /// When we have renewed it, as it may stand there: last, and in tries after that.
+    /// Own renew times that the server may have stored: the last confirmed one and those of later attempts.
     pub(super) wrote: Vec<Value>,
-    /// What was told of somebody else.
+    /// Last reported conflict with another agent.
     pub(super) rival: Option<String>,
-    /// Tells that the task lives.
+    /// Liveness of the task.
     pub(super) pulse: Pulse,
 }
 
-/// What a round came to.
+/// Result of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Round {
-    /// The lease is good.
+    /// The lease is renewed.
     Renewed,
-    /// Nobody could be its owner.
+    /// There is no node object that could own the lease.
     NoNode,
-    /// It is not, and the next round tries again.
+    /// The renewal failed; the next round retries.
     Failed,
 }
 
@@ -95,7 +95,7 @@ impl LeaseKeeper {
     }
 
     async fn live(&mut self) {
-        // Who makes the node makes it soon.
+        // Whoever registers the node is about to do so.
         expected(&self.nodes, &self.holder.node, &self.registered).await;
         // 0.25 of the duration, exactly: 10 s of 40.
         let interval = Duration::from_secs(u64::try_from(self.holder.seconds).unwrap_or(40)).mul_f64(0.25);
@@ -131,7 +131,8 @@ impl LeaseKeeper {
         is_there
     }
 
-    /// The node was there and was deleted: whoever did that does not want to see it alive.
+    /// Pauses while the node object does not exist after it was observed: it was deleted on purpose, and a renewed
+    /// lease would keep the node alive.
     async fn rest_while_gone(&mut self) {
         let mut told = false;
         while !self.has_node() && self.seen && self.nodes.snapshot().synced {
@@ -162,7 +163,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Renews with a few tries; an error where all of them failed.
+    /// Renews the lease, with retries; `Err` if all attempts failed.
     async fn renew(&mut self, mut lease: Value) -> Result<Round, ()> {
         self.adopt(&mut lease).await;
         let mut is_contended = false;
@@ -193,15 +194,15 @@ impl LeaseKeeper {
         Err(())
     }
 
-    /// Keeps what may stand there from now on.
+    /// Remembers a renew time that the server may store from now on.
     fn writes(&mut self, renewed: Option<Value>) {
         self.wrote.extend(renewed);
         let too_many = self.wrote.len().saturating_sub(REMEMBERED);
         self.wrote.drain(..too_many);
     }
 
-    /// Tells of a lease that somebody else holds and renews. It is renewed all the same, and its holder stays,
-    /// as by the reference: so what is there before we have written may be our own, of before a restart.
+    /// Reports a lease that another holder renews. Like kubelet, Berth renews it all the same and keeps its holder. A
+    /// renew time found before our first write may be our own, from before a restart.
     fn look_for_others(&mut self, lease: &Value) {
         if self.wrote.is_empty() || lease.pointer(RENEWED).is_some_and(|at| self.wrote.contains(at)) {
             return;
@@ -211,7 +212,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Whether a renewal met somebody else's.
+    /// Counts consecutive renewals that conflicted with another writer, and reports them from a threshold on.
     fn contended(&mut self, is_contended: bool) {
         self.conflicts = if is_contended { self.conflicts.saturating_add(1) } else { 0 };
         if self.conflicts >= rival::CONFLICTS {
@@ -219,7 +220,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Once.
+    /// Logs and records an event, once per text.
     fn tell(&mut self, text: String) {
         if self.rival.as_ref() != Some(&text) {
             warn!(node = %self.holder.node, text, "The name of this node is taken");
@@ -228,7 +229,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// A lease that nobody owns is given to the node, if that can be read.
+    /// Sets the node as owner of a lease without one, if the node is readable.
     async fn adopt(&self, lease: &mut Value) {
         if lease_object::lacks_owner(lease)
             && let Some(uid) = self.node_uid().await
@@ -237,7 +238,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Asks until there is an answer: what the lease is, or that we made it.
+    /// Retries with back-off until the lease was read or created.
     async fn ensure(&mut self) -> Ensured {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -251,7 +252,7 @@ impl LeaseKeeper {
             self.reached.mark_unchanged();
             tokio::select! {
                 () = sleep(pause) => {}
-                () = moved(&mut self.registered) => {} // we may now
+                () = moved(&mut self.registered) => {} // creation may be permitted now
                 () = moved(&mut self.reached) => {}
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -278,7 +279,7 @@ impl LeaseKeeper {
     }
 
     async fn node_uid(&self) -> Option<String> {
-        // Short, because a renewal may wait for it that does not need it.
+        // Short: a renewal that does not depend on the UID may wait for this request.
         let call = self.beat.within(Call::get(Resource::NODES, "", &self.holder.node), DEADLINES[0]);
         match self.api.ask::<Value>(call).await {
             Ok(node) => node.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned),
@@ -290,17 +291,17 @@ impl LeaseKeeper {
     }
 }
 
-/// What became of looking for the lease.
+/// Result of reading or creating the lease.
 enum Ensured {
-    /// It is there.
+    /// The lease exists.
     There(Value),
-    /// It was not; now it is, as fresh as can be.
+    /// The lease did not exist and was created, with the current renew time.
     Made,
-    /// It is not, and there is no node to own it.
+    /// The lease does not exist, and there is no node object to own it.
     NoNode,
 }
 
-/// Waits for a change; for ever once nobody can make one.
+/// Waits for a change; never returns once the sender is dropped.
 pub(super) async fn moved<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;

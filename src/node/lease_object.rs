@@ -1,21 +1,23 @@
-//! The lease as JSON, edited in place so that fields of newer servers survive. Pure. Spec 05 §5, 10 §4.2.
+//! Lease object as JSON, edited in place so that fields of newer servers survive. Pure.
+//!
+//! Implements spec 05 §5, 10 §4.2.
 
 use jiff::{Timestamp, fmt::strtime};
 use serde_json::{Value, json};
 
-/// Where leases of nodes live.
+/// Namespace of node leases.
 pub const NAMESPACE: &str = "kube-node-lease";
 
-/// Who holds it, and for how long.
+/// Holder and duration of the lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
-    /// The node's name.
+    /// Node name, used as the lease's name and holder identity.
     pub node: String,
-    /// `nodeLeaseDurationSeconds`.
+    /// `nodeLeaseDurationSeconds`, in seconds.
     pub seconds: i32,
 }
 
-/// A lease that nobody has yet, owned by the node of that UID.
+/// Builds a new lease, owned by the node of that UID.
 pub fn created(holder: &Holder, node_uid: &str, now: Timestamp) -> Value {
     let mut lease = json!({
         "apiVersion": "coordination.k8s.io/v1",
@@ -27,26 +29,26 @@ pub fn created(holder: &Holder, node_uid: &str, now: Timestamp) -> Value {
     lease
 }
 
-/// The same lease, renewed; whatever else stands in it stays.
+/// Renews the lease; all other fields are kept.
 pub fn renewed(last: &Value, holder: &Holder, now: Timestamp) -> Value {
     let mut lease = last.clone();
     renew(&mut lease, holder, now);
     lease
 }
 
-/// Whether a lease that is there needs our owner reference (a list that is empty).
+/// Whether the lease has no owner reference.
 pub fn lacks_owner(lease: &Value) -> bool {
     lease.pointer("/metadata/ownerReferences").and_then(Value::as_array).is_none_or(Vec::is_empty)
 }
 
-/// Gives a lease without an owner this node as such.
+/// Sets this node as owner of the lease.
 pub fn own(lease: &mut Value, holder: &Holder, node_uid: &str) {
     if let Some(metadata) = lease.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.insert("ownerReferences".to_owned(), json!([owner(holder, node_uid)]));
     }
 }
 
-/// An answer to go on with: an object, without what servers keep about its writers.
+/// Response to keep for the next renewal, without server-managed fields; `None` if it is not an object.
 pub fn kept(mut answer: Value) -> Option<Value> {
     let metadata = answer.get_mut("metadata")?.as_object_mut()?;
     metadata.remove("managedFields");
@@ -69,7 +71,7 @@ fn renew(lease: &mut Value, holder: &Holder, now: Timestamp) {
     }
 }
 
-/// `MicroTime`: six digits, UTC.
+/// Formats a Kubernetes `MicroTime`: six fractional digits, UTC.
 fn micro_time(time: Timestamp) -> String {
     strtime::format("%Y-%m-%dT%H:%M:%S.%6fZ", time).unwrap_or_else(|_| time.to_string())
 }

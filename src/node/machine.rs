@@ -1,6 +1,6 @@
-//! The machine as it is: measured, never assumed. Behaviour: spec 05 §9.
+//! Machine facts read from the kernel: CPUs, memory, huge pages, ids, versions.
 //!
-//! Read once at start; everything is a small file of the kernel or one system call.
+//! Implements spec 05 §9. Read once at startup, from small kernel files and single system calls; nothing is assumed.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 
 use super::CpuSet;
 
-/// A fact without which there is no node.
+/// A required fact could not be read; the agent does not start.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot learn the machine's {what} from {path:?}: {cause}")]
 pub struct MachineError {
@@ -19,45 +19,45 @@ pub struct MachineError {
     cause: io::Error,
 }
 
-/// What the machine has. Bytes throughout.
+/// Capacity and identity of the machine. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Machine {
     /// Logical CPUs that are online.
     pub cpus: CpuSet,
-    /// `MemTotal`.
+    /// `MemTotal` of `/proc/meminfo`, in bytes.
     pub memory: u64,
-    /// `SwapTotal`.
+    /// `SwapTotal` of `/proc/meminfo`, in bytes; 0 where missing.
     pub swap: u64,
     /// Reserved huge pages in bytes, by page size in bytes.
     pub hugepages: BTreeMap<u64, u64>,
-    /// Size of the file system of the agent's root directory; `None` while that cannot be told.
+    /// Size of the file system of the agent's root directory, in bytes; `None` if `statvfs` fails.
     pub root_filesystem: Option<u64>,
-    /// The machine's name, as the kernel knows it.
+    /// Host name, as the kernel reports it.
     pub hostname: String,
-    /// `uname -r`.
+    /// Kernel release (`uname -r`).
     pub kernel_release: String,
-    /// Major and minor version of the kernel; `None` where the release does not tell.
+    /// Major and minor version of the kernel; `None` if the release cannot be parsed.
     pub kernel_version: Option<(u32, u32)>,
     /// Whether AppArmor profiles are enforced.
     pub apparmor_enabled: bool,
-    /// `/etc/machine-id`; empty where there is none.
+    /// Content of `/etc/machine-id`; empty where missing.
     pub machine_id: String,
-    /// The firmware's id of the machine; empty where there is none.
+    /// System UUID of the firmware; empty where missing.
     pub system_uuid: String,
-    /// Differs from boot to boot.
+    /// Boot id, which changes with every boot.
     pub boot_id: String,
-    /// The name of the distribution.
+    /// `PRETTY_NAME` of the distribution.
     pub os_image: String,
-    /// Most processes the kernel allows: the smaller of `pid_max` and `threads-max`.
+    /// Process limit of the kernel: the smaller of `pid_max` and `threads-max`.
     pub max_pids: u64,
 }
 
 impl Machine {
-    /// Reads the machine. `root` is `/` (tests put a copy elsewhere); `root_dir` is the agent's
-    /// root directory. Blocking, but bounded: kernel files and one statvfs of a local disk.
+    /// Reads the machine. `root` is `/` (a copy in tests); `root_dir` is the agent's root directory. Blocking, but
+    /// bounded: kernel files and one `statvfs` of a local disk.
     ///
     /// # Errors
-    /// CPUs, memory or the boot cannot be learnt.
+    /// CPUs, memory, or the boot id cannot be read.
     pub fn read(root: &Path, root_dir: &Path) -> Result<Self, MachineError> {
         let system = rustix::system::uname();
         let text = |bytes: &std::ffi::CStr| bytes.to_string_lossy().into_owned();
@@ -83,11 +83,11 @@ impl Machine {
     }
 }
 
-/// Where a machine's UUID is: firmware, device trees of POWER, and what machines without either have (spec 05 §9).
+/// Sources of the system UUID: firmware, POWER device trees, and a fallback for machines without either (spec 05 §9).
 const SYSTEM_UUIDS: [&str; 4] =
     ["sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid", "etc/machine-id"];
 
-/// Major and minor of `6.8.0-45-generic`.
+/// Parses major and minor of a release such as `6.8.0-45-generic`.
 pub(super) fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let digits = |text: &str| {
         let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -111,7 +111,7 @@ fn required<T>(
     parsed.map_err(|cause| MachineError { what, path, cause })
 }
 
-/// The trimmed content of the first file that can be read and holds something.
+/// Trimmed content of the first readable, non-empty file.
 fn first_of(root: &Path, paths: &[&str]) -> String {
     let contents = paths.iter().filter_map(|path| fs::read_to_string(root.join(path)).ok());
     contents
@@ -120,7 +120,7 @@ fn first_of(root: &Path, paths: &[&str]) -> String {
         .unwrap_or_default()
 }
 
-/// The kernel's list, else what `/proc/cpuinfo` shows (kernels without hotplug have no list).
+/// Online CPUs from sysfs, else from `/proc/cpuinfo` (kernels without hotplug have no list).
 fn online_cpus(root: &Path) -> Result<CpuSet, MachineError> {
     let some = |set: CpuSet| (!set.is_empty()).then_some(set);
     required(root, "sys/devices/system/cpu/online", "CPUs", |text| CpuSet::parse(text.trim()).ok().and_then(some))
@@ -138,7 +138,7 @@ fn meminfo_bytes(meminfo: &str, key: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// A missing directory means a kernel without huge pages.
+/// Reserved huge pages by page size; a missing directory means a kernel without huge pages.
 fn hugepages(directory: &Path) -> BTreeMap<u64, u64> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
@@ -161,7 +161,7 @@ fn apparmor_enabled(root: &Path) -> bool {
         && fs::read_to_string(root.join("sys/module/apparmor/parameters/enabled")).is_ok_and(|t| t.starts_with('Y'))
 }
 
-/// `PRETTY_NAME`; `Linux` where the file has none, `Unknown` where there is no file.
+/// `PRETTY_NAME` of os-release; `Linux` if it has none, `Unknown` if there is no file.
 fn os_image(root: &Path) -> String {
     let mut files = ["etc/os-release", "usr/lib/os-release"].iter();
     let Some(content) = files.find_map(|path| fs::read_to_string(root.join(path)).ok()) else {
@@ -171,7 +171,7 @@ fn os_image(root: &Path) -> String {
     name.map_or_else(|| "Linux".to_owned(), |value| value.trim().trim_matches(['"', '\'']).to_owned())
 }
 
-/// The most processes there may be now: whoever runs the machine may change that. 0 where it is not told. Blocks.
+/// Current process limit of the kernel, which the operator may change at run time. 0 if unreadable. Blocking.
 pub fn max_pids(root: &Path) -> u64 {
     let files = ["proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max"];
     let read = |path: &&str| fs::read_to_string(root.join(path)).ok()?.trim().parse().ok();

@@ -1,17 +1,18 @@
-//! Facts about this machine, and the node object.
+//! Node object, status, lease, and machine facts.
 //!
 //! ```text
 //!  Machine, configuration ─► facts ─► admission, status of pods, environment
 //!                                ▲
 //!  own-Node watch ─► published ──┘        ┌─► register, status writer ─► nodes, nodes/status
-//!  runtime, images, network, facts ─► cluster ─► lease keeper        ─► leases
+//!  runtime, images, network, facts ─► cluster ─► lease controller    ─► leases
 //!                                         └─► CSINode, slices        ─► csinodes, resourceslices
 //! ```
 //!
-//! In: files of the kernel, the node's part of the configuration, what other rooms know as values.
-//! Out: a [`Machine`] as it is, read once at start, [`facts()`] about it, and in a cluster
-//! ([`cluster`]) the node object, kept true by one task, and the lease, kept by another. Nothing
-//! here changes the machine. Behaviour: spec 01 §12, §14, 05 §4-5, §9, 06a §8.1, 10 §4.1-4.2.
+//! In: kernel files, the node section of the configuration, state of other modules as values. Out: a [`Machine`], read
+//! once at startup, [`facts()`] about it, and in a cluster ([`cluster`]) the node object, updated by one task, and the
+//! lease, renewed by another. This module never changes the machine.
+//!
+//! Implements spec 01 §12, §14, 05 §4-5, §9, 06a §8.1, 10 §4.1-4.2.
 
 mod beat;
 pub mod cluster;

@@ -1,19 +1,19 @@
-//! What changed of a node, as a strategic merge patch of its status. Pure. Spec 10 §5.2, §5.4.
+//! Strategic merge patch of a node's status. Pure. Implements spec 10 §5.2, §5.4.
 
 use serde_json::{Map, Value, json};
 
 use berth_types::api;
 
-/// The patch that makes `old` into `new`, spec left out; `None` where nothing differs.
+/// Builds the patch from `old` to `new`, without the spec; `None` if nothing differs.
 ///
-/// It carries the UID of `old`, so that it never meets a node that was made anew under its name.
+/// It contains the UID of `old`, so that it never applies to a node recreated under the same name.
 pub fn node_patch(old: &api::Node, new: &api::Node) -> Option<Value> {
     let (mut before, mut after) = (tree(old), tree(new));
     let addresses = [&mut before, &mut after].map(|node| node.get_mut("status").and_then(take_addresses));
     let replaced = match addresses {
         [Some(old), Some(new)] if old == new => None,
         [Some(_), new] => Some(new.unwrap_or_else(|| json!([]))),
-        // There were none: the list stands as it is.
+        // `old` has no addresses: the list is set as it is.
         [None, new] => {
             if let (Some(new), Some(status)) = (new, member(&mut after, "status")) {
                 status.insert("addresses".to_owned(), new);
@@ -40,7 +40,7 @@ pub fn node_patch(old: &api::Node, new: &api::Node) -> Option<Value> {
     Some(patch)
 }
 
-/// A node as JSON without its spec and what is empty.
+/// Node as JSON, without its spec and empty values.
 fn tree(node: &api::Node) -> Value {
     let mut value = serde_json::to_value(node).unwrap_or_default();
     if let Value::Object(node) = &mut value {
@@ -53,7 +53,7 @@ fn tree(node: &api::Node) -> Value {
     value
 }
 
-/// Drops nulls, empty lists and empty maps: both sides of a comparison leave them out.
+/// Drops nulls, empty lists, and empty maps, on both sides of a comparison.
 fn prune(value: &mut Value) {
     match value {
         Value::Object(members) => members.retain(|_, member| {
@@ -75,7 +75,7 @@ fn member<'a>(value: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Va
     value.as_object_mut()?.entry(name).or_insert_with(|| json!({})).as_object_mut()
 }
 
-/// The field by which elements of a list are told apart; `None` for lists that are replaced whole.
+/// Merge key of a list; `None` for lists that are replaced as a whole.
 fn merge_key(path: &str) -> Option<&'static str> {
     match path {
         "/status/conditions" => Some("type"),
@@ -111,7 +111,7 @@ fn object(old: &Value, new: &Value, path: &str) -> Map<String, Value> {
     patch
 }
 
-/// A list whose elements have a key: what is new or changed, what goes, and the order of all.
+/// Patches a list with a merge key: added, changed, and deleted elements, and the element order.
 fn list(patch: &mut Map<String, Value>, name: &str, (old, new): (&[Value], &[Value]), (key, path): (&str, &str)) {
     let id = |item: &Value| item.get(key).cloned().unwrap_or_default();
     let mut items: Vec<Value> = Vec::new();
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn nothing_changed_is_no_patch() {
-        // AC-10-19: what the server writes as null, and empty lists, are nothing.
+        // AC-10-19: nulls written by the server and empty lists are no difference.
         let old = json!({"images": [], "conditions": [{"type": "A", "status": "True", "lastHeartbeatTime": null}]});
         let new = json!({"conditions": [{"type": "A", "status": "True"}], "capacity": {}});
         assert_eq!(patch(status(old), status(new)), None);

@@ -1,4 +1,4 @@
-//! Waits for the node object while somebody is about to make it.
+//! Waits for the node object while its registration is pending.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use tokio::{sync::watch, time::sleep};
 use berth_api::Store;
 use berth_types::api;
 
-/// How long a node that is about to be registered is waited for.
+/// Maximum wait for a pending registration.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Returns once the node is there, as the watch or its maker says, or when it has been waited for
-/// long enough: nobody may be making it.
+/// Returns once the node exists, as reported by the watch or by its registration, or after a timeout: nobody may be
+/// registering it.
 pub(super) async fn expected(nodes: &Store<api::Node>, name: &str, registered: &watch::Receiver<bool>) {
     let (mut registered, mut nodes) = (registered.clone(), nodes.clone());
     let shows_up = async {

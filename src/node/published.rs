@@ -1,4 +1,4 @@
-//! What pods learn of the node: facts follow the node object. Spec 02a §6, 02b §8, 05 §4.4.
+//! Node facts for pods: follows the node object. Implements spec 02a §6, 02b §8, 05 §4.4.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -9,7 +9,7 @@ use berth_api::Store;
 use berth_ports::NodeFacts;
 use berth_types::api;
 
-/// Keeps the facts as the node object of that name has them, until stopped.
+/// Updates the facts from the node object of that name until stopped.
 pub(super) async fn follow(
     mut nodes: Store<api::Node>,
     name: String,
@@ -27,7 +27,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Tells what `node` says, where that is news.
+/// Publishes the facts of `node` if they changed.
 pub(super) fn publish(facts: &watch::Sender<Arc<NodeFacts>>, node: &api::Node) {
     facts.send_if_modified(|known| {
         let next = applied(known, node);
@@ -39,7 +39,7 @@ pub(super) fn publish(facts: &watch::Sender<Arc<NodeFacts>>, node: &api::Node) {
     });
 }
 
-/// The facts with what the object knows better: labels, taints, addresses, resources of others.
+/// Facts with the fields that the object is authoritative for: labels, taints, addresses, extended resources.
 fn applied(facts: &NodeFacts, node: &api::Node) -> NodeFacts {
     let mut next = facts.clone();
     if let Some(labels) = &node.metadata.labels {
@@ -51,7 +51,7 @@ fn applied(facts: &NodeFacts, node: &api::Node) -> NodeFacts {
     if !ips.is_empty() {
         next.host_ips = ips;
     }
-    // What this machine has is measured here; what others advertise stands in the object alone.
+    // This machine's own capacity is measured here; extended resources exist only in the object.
     for (own, told) in [(&mut next.capacity, status.capacity), (&mut next.allocatable, status.allocatable)] {
         own.retain(|name, _| !berth_types::resources::is_extended(name));
         for (name, quantity) in told.unwrap_or_default() {
@@ -61,14 +61,14 @@ fn applied(facts: &NodeFacts, node: &api::Node) -> NodeFacts {
     next
 }
 
-/// The addresses of an object, internal ones before external ones: a [`pair`].
+/// Addresses of a node, internal before external ones, as a [`pair`].
 fn host_ips(addresses: &[api::NodeAddress]) -> Vec<IpAddr> {
     let of_kind = |kind: &'static str| addresses.iter().filter(move |address| address.type_ == kind);
     let all = of_kind("InternalIP").chain(of_kind("ExternalIP"));
     pair(all.filter_map(|address| address.address.parse().ok()))
 }
 
-/// The first address, and the first of the other version.
+/// First address, and the first of the other IP version.
 pub(super) fn pair(ips: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
     let ips: Vec<IpAddr> = ips.collect();
     let first = ips.first().copied();

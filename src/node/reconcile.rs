@@ -1,7 +1,7 @@
-//! Makes an object that is there already ours again. Pure. Spec 05 §4.2.
+//! Reconciles an existing node object at registration. Pure. Implements spec 05 §4.2.
 //!
-//! Only what a kubelet owns: default labels, the attach annotation, huge pages, and extended
-//! resources whose devices nobody remembers. Taints and labels of others stay.
+//! Changes only what kubelet owns: default labels, the attach annotation, huge pages, and extended resources without a
+//! device checkpoint. Taints and other labels stay.
 
 use super::initial::ATTACH_DETACH;
 use berth_types::{
@@ -9,7 +9,7 @@ use berth_types::{
     resources::{Quantities, is_extended, is_hugepage, zero},
 };
 
-/// Labels that are ours, whatever was set.
+/// Labels that the agent overwrites.
 const DEFAULT_LABELS: [&str; 12] = [
     "kubernetes.io/hostname",
     "topology.kubernetes.io/zone",
@@ -25,7 +25,7 @@ const DEFAULT_LABELS: [&str; 12] = [
     "beta.kubernetes.io/arch",
 ];
 
-/// The existing object as it should be; `ours` is what we would have created, with its status.
+/// Computes the reconciled object; `ours` is the node that would have been created, with its status.
 pub fn reconciled(existing: &api::Node, ours: &api::Node, devices_lost: bool) -> api::Node {
     let mut node = existing.clone();
     labels(&mut node, ours);

@@ -1,4 +1,6 @@
-//! Makes the node object, or makes an existing one ours again. Spec 05 §4.2, 10 §4.1.
+//! Node registration: creates the node object or reconciles an existing one.
+//!
+//! Implements spec 05 §4.2, 10 §4.1.
 
 use std::time::Duration;
 
@@ -12,15 +14,15 @@ use berth_api::api::{ApiError, Call, Resource, Typed};
 use berth_ports::Event;
 use berth_types::api;
 
-/// Pause before the first attempt.
+/// Delay before the first attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause.
+/// Maximum back-off.
 const LONGEST_PAUSE: Duration = Duration::from_secs(7);
-/// How long one request may take.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 impl StatusWriter {
-    /// Tries until the node is registered.
+    /// Retries with back-off until the node is registered.
     pub(super) async fn register(&mut self) {
         let mut pause = FIRST_PAUSE;
         let mut told = String::new();
@@ -35,7 +37,7 @@ impl StatusWriter {
                 }
                 Err(err) => {
                     error!(node = self.name(), %err, "Unable to register node with API server");
-                    // What the server will not take is for people to mend: told once.
+                    // A rejected object needs an operator: each error is recorded as one event.
                     if err.is_invalid() && told != err.to_string() {
                         told = err.to_string();
                         let text = format!("create nodes {}: {err}", self.name());
@@ -46,8 +48,8 @@ impl StatusWriter {
         }
     }
 
-    /// Waits for the next attempt; what comes after it. While not even the watch gets through (a
-    /// node that has no certificate yet), the moment it does is as good as a fresh start.
+    /// Waits for the next attempt and returns the delay after it. If the watch syncs meanwhile (the node had no
+    /// certificate before), the back-off starts again.
     async fn wait(&self, pause: Duration) -> Duration {
         let mut nodes = self.deps.nodes.clone();
         let was_synced = nodes.snapshot().synced;
@@ -60,7 +62,7 @@ impl StatusWriter {
 
     async fn try_to_register(&mut self) -> Result<api::Node, ApiError> {
         let ours = self.draft(&initial(&self.config.status, &self.config.origin)).await.node;
-        // Pods that run already need to know where, with or without an API server.
+        // Pods that already run need the node's facts, with or without an API server.
         if self.deps.nodes.get("", self.name()).is_none() {
             published::publish(&self.deps.facts, &ours);
         }
@@ -78,7 +80,7 @@ impl StatusWriter {
         }
     }
 
-    /// The node is there, or we may not make it: then it has to be there.
+    /// Reconciles the existing node. Also used if creating it is forbidden: then it must exist.
     async fn reconcile(&mut self, ours: &api::Node, refusal: ApiError) -> Result<api::Node, ApiError> {
         let get = Call::get(Resource::NODES, "", self.name()).within(DEADLINE);
         let existing: api::Node = self.deps.api.ask(get).await.map_err(|err| {

@@ -1,26 +1,27 @@
-//! When a node status is worth sending. Pure. Spec 05 §4.1, §4.8.
+//! Node status reporting policy: comparison of statuses, report period, jitter. Pure.
+//!
+//! Implements spec 05 §4.1, §4.8.
 
 use std::time::Duration;
 
 use berth_types::api;
 
-/// How much two statuses differ.
+/// Difference between two node statuses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Change {
-    /// In nothing but heartbeats.
+    /// Nothing but heartbeats.
     Nothing,
-    /// In the list of images, which waits for the next report.
+    /// Only the list of images, which is sent with the next periodic report.
     Images,
-    /// In something that others wait for.
+    /// Anything else: report it immediately.
     Something,
 }
 
-/// Compares what is to be told with what was told; heartbeats and the order of conditions do not
-/// count.
+/// Compares the reported status with the new one; heartbeats and the order of conditions are ignored.
 pub fn change(before: &api::Node, after: &api::Node) -> Change {
     let (mut old, mut new) = (comparable(before), comparable(after));
     let images = [&mut old, &mut new].map(|status| status.images.take().unwrap_or_default());
-    // Annotations count too: a cloud reads which addresses were given.
+    // Annotations are compared, too: a cloud provider reads the configured node IPs from them.
     let metadata = |node: &api::Node| {
         let metadata = &node.metadata;
         (metadata.labels.clone().unwrap_or_default(), metadata.annotations.clone().unwrap_or_default())
@@ -28,7 +29,7 @@ pub fn change(before: &api::Node, after: &api::Node) -> Change {
     if old != new || metadata(before) != metadata(after) {
         Change::Something
     } else if images[0] != images[1] {
-        // The first list is waited for; how it changes is not.
+        // The first image list is reported immediately, later changes are not.
         if images[0].is_empty() { Change::Something } else { Change::Images }
     } else {
         Change::Nothing
@@ -40,7 +41,7 @@ fn comparable(node: &api::Node) -> api::NodeStatus {
     let mut conditions = status.conditions.unwrap_or_default();
     for condition in &mut conditions {
         condition.last_heartbeat_time = None;
-        // Written with seconds, read with seconds.
+        // Compared in whole seconds, as they are serialized.
         if let Some(time) = &mut condition.last_transition_time {
             time.0 = jiff::Timestamp::from_second(time.0.as_second()).unwrap_or(time.0);
         }
@@ -59,29 +60,29 @@ fn comparable(node: &api::Node) -> api::NodeStatus {
     status
 }
 
-/// When an unchanged status is told again.
+/// Schedule of reports of an unchanged status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reports {
     frequency: Duration,
-    /// Frequency and the delay that was drawn.
+    /// Time from the last report to the next: frequency with jitter.
     until: Duration,
     was_sent: bool,
 }
 
 impl Reports {
-    /// Nothing was told yet.
+    /// Creates a schedule; the first report is due immediately.
     pub fn new(frequency: Duration) -> Self {
         Self { frequency, until: Duration::ZERO, was_sent: false }
     }
 
-    /// Whether it is time, so long after the last one.
+    /// Whether a report is due, `since_last` after the last one.
     pub fn is_due(&self, since_last: Duration) -> bool {
         !self.was_sent || since_last >= self.until
     }
 
-    /// One was told because of a change, or because it was time. After a change the next one comes
-    /// up to half a period earlier or later (`chance` is uniform in 0..1), so that nodes that
-    /// changed together do not report together for ever.
+    /// Records a report, caused by a change or by the schedule. After a change the next one is shifted by up to half a
+    /// period earlier or later (`chance` is uniform in 0..1), so that nodes that changed together do not report
+    /// together forever.
     pub fn sent(&mut self, was_changed: bool, chance: f64) {
         let factor = if was_changed || !self.was_sent { 0.5 + chance.clamp(0.0, 1.0) } else { 1.0 };
         self.until = self.frequency.mul_f64(factor);
@@ -89,7 +90,7 @@ impl Reports {
     }
 }
 
-/// The pause between two looks: the frequency and up to 4 % more.
+/// Delay until the next update: the frequency plus a jitter of up to 4 %.
 pub fn pause(frequency: Duration, chance: f64) -> Duration {
     frequency.mul_f64(1.0 + 0.04 * chance.clamp(0.0, 1.0))
 }

@@ -1,4 +1,6 @@
-//! What of the machine is kept from pods. Pure. Behaviour: spec 01 §14, 05 §3.2, 06a §8.1.
+//! Node reservations: `kubeReserved`, `systemReserved`, and hard eviction thresholds. Pure.
+//!
+//! Implements spec 01 §14, 05 §3.2, 06a §8.1.
 
 use std::collections::BTreeMap;
 
@@ -9,69 +11,69 @@ use berth_types::{
     resources::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amount_of},
 };
 
-/// The `pid` resource, which only reservations know.
+/// The `pid` resource, which exists only in reservations.
 pub const PID: &str = "pid";
 
-/// Reservations or thresholds that cannot be used; the agent does not start.
+/// Invalid reservations or thresholds; the agent does not start.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReservedError {
-    /// A value of `kubeReserved` or `systemReserved`.
+    /// A value of `kubeReserved` or `systemReserved` is invalid.
     #[error("--{flag} value failed to parse: {cause}")]
     List {
         /// `kube-reserved` or `system-reserved`.
         flag: &'static str,
-        /// What is wrong.
+        /// The invalid item.
         cause: ItemError,
     },
-    /// `reservedSystemCPUs` is no set of CPUs.
+    /// `reservedSystemCPUs` is not a CPU list.
     #[error("unable to parse reserved-cpus list: {0}")]
     Cpus(#[from] super::cpus::CpuSetError),
-    /// `reservedSystemCPUs` names CPUs that are not there.
+    /// `reservedSystemCPUs` contains CPUs that are not online.
     #[error("reserved-cpus: {reserved} is not a subset of online-cpus: {online}")]
     NotOnline {
-        /// What is configured.
+        /// Configured CPUs.
         reserved: CpuSet,
-        /// What there is.
+        /// Online CPUs.
         online: CpuSet,
     },
-    /// A hard eviction threshold.
+    /// A hard eviction threshold is invalid.
     #[error("{0}")]
     Threshold(String),
-    /// More is kept than there is.
+    /// Reservations exceed the capacity.
     #[error("invalid Node Allocatable configuration. {0}")]
     TooMuch(String),
 }
 
-/// What is wrong with one reserved resource.
+/// Error of one reserved resource.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ItemError {
-    /// It cannot be reserved.
+    /// The resource cannot be reserved.
     #[error("cannot reserve {0:?} resource")]
     Unknown(String),
-    /// Its quantity cannot be read.
+    /// The quantity cannot be parsed.
     #[error("failed to parse quantity {quantity:?} for {resource:?} resource: {cause}")]
     Quantity {
-        /// The resource.
+        /// Resource name.
         resource: String,
-        /// The quantity.
+        /// Configured quantity.
         quantity: String,
-        /// Why.
+        /// Parse error.
         cause: QuantityError,
     },
-    /// Its quantity is below zero.
+    /// The quantity is negative.
     #[error("resource quantity for {resource:?} cannot be negative: {quantity}")]
     Negative {
-        /// The resource.
+        /// Resource name.
         resource: String,
-        /// The quantity.
+        /// Configured quantity.
         quantity: String,
     },
 }
 
-/// Reads `kubeReserved` or `systemReserved`; `flag` names it in errors.
+/// Parses `kubeReserved` or `systemReserved`; `flag` names the setting in errors.
 ///
 /// # Errors
-/// The first item that cannot be reserved.
+/// The first item that cannot be reserved or parsed.
 pub fn parse(flag: &'static str, list: &BTreeMap<String, String>) -> Result<Amounts, ReservedError> {
     let mut reserved = Amounts::new();
     for (resource, quantity) in list {
@@ -89,7 +91,7 @@ pub fn parse(flag: &'static str, list: &BTreeMap<String, String>) -> Result<Amou
     Ok(reserved)
 }
 
-/// What is configured to be kept, as it was written.
+/// Configured reservations, unparsed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReservedConfig {
     /// `kubeReserved`.
@@ -102,22 +104,22 @@ pub struct ReservedConfig {
     pub eviction_hard: BTreeMap<String, String>,
 }
 
-/// What is kept, parsed.
+/// Parsed reservations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reserved {
-    /// For the agent and the runtime.
+    /// Reserved for Kubernetes components: the agent and the runtime.
     pub kube: Amounts,
-    /// For everything else.
+    /// Reserved for other system processes.
     pub system: Amounts,
-    /// Hard eviction: memory and ephemeral storage that is never handed out.
+    /// Memory and ephemeral storage below the hard eviction thresholds, never allocatable.
     pub eviction: Amounts,
 }
 
 impl Reserved {
-    /// Reads and checks the configuration against the machine.
+    /// Parses the configuration and checks it against the machine.
     ///
     /// # Errors
-    /// The first part that cannot be read, or that asks for more than there is.
+    /// The first value that cannot be parsed, or the reservations that exceed `capacity`.
     pub fn new(config: &ReservedConfig, online: &CpuSet, capacity: &Amounts) -> Result<Self, ReservedError> {
         let mut kube = parse("kube-reserved", &config.kube)?;
         let mut system = parse("system-reserved", &config.system)?;
@@ -135,7 +137,7 @@ impl Reserved {
         Ok(reserved)
     }
 
-    /// Everything together, as the scheduler subtracts it.
+    /// Sum of all reservations, as subtracted from capacity to get allocatable.
     pub fn total(&self) -> Amounts {
         let mut total = self.kube.clone();
         add(&mut total, &self.system);
@@ -158,7 +160,7 @@ impl Reserved {
     }
 }
 
-/// What hard thresholds keep: of memory and of the root directory's file system.
+/// Amounts reserved by hard eviction thresholds: memory and the root directory's file system.
 fn eviction(hard: &BTreeMap<String, String>, capacity: &Amounts) -> Result<Amounts, ReservedError> {
     let mut kept = Amounts::new();
     for (signal, resource) in [(Signal::Memory, MEMORY), (Signal::NodeFs, EPHEMERAL_STORAGE)] {

@@ -1,32 +1,31 @@
-//! Whether somebody else lives under this node's name. Pure.
+//! Detects another agent registered under this node's name. Pure.
 //!
-//! The reference takes over whatever object has its name and tells nobody. So do we, and tell: two
-//! agents of one name report in turns, and pods of the node are run by both.
+//! Kubelet takes over any object with its name and does not report it. Berth takes it over, too, but reports it: two
+//! agents with one name overwrite each other's status, and both run the node's pods.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use berth_types::api;
 
-/// Reason of the event about it.
+/// Reason of the event.
 pub const REASON: &str = "NodeNameTaken";
-/// Rounds in a row in which somebody else has renewed the lease meanwhile, until that is told: one
-/// may be a person's doing.
+/// Consecutive rounds with a conflicting lease renewal until it is reported: a single one may be a manual edit.
 pub const CONFLICTS: u32 = 3;
 
-/// What in an object speaks of another machine than `ours`; none where nothing does.
+/// Facts that show that `node` belongs to another machine than `ours`; `None` if there are none.
 pub fn another(node: &api::Node, ours: &api::Node) -> Option<String> {
     let info = |node: &api::Node| node.status.as_ref().and_then(|status| status.node_info.clone()).unwrap_or_default();
     let provider = |node: &api::Node| node.spec.as_ref().and_then(|spec| spec.provider_id.clone()).unwrap_or_default();
     let (theirs, own) = (info(node), info(ours));
-    // A machine that is installed anew has another ID, so it counts only where the firmware has none.
+    // A reinstalled machine has a new machine ID, so it is compared only where the firmware has no UUID.
     let machine = match theirs.system_uuid.is_empty() || own.system_uuid.is_empty() {
         true => ("machine ID", theirs.machine_id, own.machine_id),
         false => ("system UUID", theirs.system_uuid, own.system_uuid),
     };
     let is_known = |(_, theirs, own): &(&str, String, String)| !theirs.is_empty() && !own.is_empty();
     let is_same = |(_, theirs, own): &(&str, String, String)| theirs.eq_ignore_ascii_case(own);
-    // Whoever reported last was this machine: a provider ID of another is left of whoever made the object.
+    // This machine reported last: a different provider ID is a leftover of whoever created the object.
     if is_known(&machine) && is_same(&machine) {
         return None;
     }
@@ -37,13 +36,13 @@ pub fn another(node: &api::Node, ours: &api::Node) -> Option<String> {
     (!differing.is_empty()).then(|| differing.join("; "))
 }
 
-/// Whether the control plane takes whoever reports for the node as alive.
+/// Whether the control plane regards the node as alive: its Ready condition is not Unknown.
 pub fn is_alive(node: &api::Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status != "Unknown")
 }
 
-/// Who holds a lease, if that is not `name` and it has not run out.
+/// Holder of a lease that is not `name` and has not expired.
 pub fn holder(lease: &Value, name: &str, now: Timestamp) -> Option<String> {
     let spec = lease.get("spec")?;
     let holder = spec.get("holderIdentity")?.as_str().filter(|holder| !holder.is_empty() && *holder != name)?;

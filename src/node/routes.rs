@@ -1,8 +1,8 @@
-//! Default routes in the kernel's tables. Pure. Spec 01 §12.2.
+//! Parser of default routes in `/proc/net` routing tables. Pure. Implements spec 01 §12.2.
 
-/// The route is used.
+/// `RTF_UP`: the route is usable.
 const UP: u32 = 0x1;
-/// The route refuses.
+/// `RTF_REJECT`: the route rejects packets.
 const REJECT: u32 = 0x200;
 
 fn is_used(flags: &str) -> bool {
@@ -23,7 +23,7 @@ fn interfaces(lines: impl Iterator<Item = Option<String>>) -> Vec<String> {
     found
 }
 
-/// Interfaces of default routes in `/proc/net/route`, in its order.
+/// Interfaces of default routes in `/proc/net/route`, in file order.
 pub(super) fn default_v4(table: &str) -> Vec<String> {
     interfaces(table.lines().map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();
@@ -32,7 +32,7 @@ pub(super) fn default_v4(table: &str) -> Vec<String> {
     }))
 }
 
-/// Interfaces of default routes in `/proc/net/ipv6_route`, in its order.
+/// Interfaces of default routes in `/proc/net/ipv6_route`, in file order.
 pub(super) fn default_v6(table: &str) -> Vec<String> {
     interfaces(table.lines().map(|line| {
         let columns: Vec<&str> = line.split_whitespace().collect();

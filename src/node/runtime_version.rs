@@ -1,7 +1,7 @@
-//! The runtime's version as the node reports it. Pure.
+//! Container runtime version, as reported in the node status. Pure.
 
-/// `<name>://<version>`: a semantic version as it is, of others the leading numbers (Debian's `1.6.20~ds1` is `1.6.20`), as
-/// `k8s.io/apimachinery/pkg/util/version` reads them. Empty where it is no version.
+/// Formats `<name>://<version>`: a semantic version in full, of others the leading numbers (Debian's `1.6.20~ds1` is
+/// `1.6.20`), as `k8s.io/apimachinery/pkg/util/version` parses them. Empty if it is not a version.
 pub fn runtime_version(name: &str, version: &str) -> String {
     parsed(version).map(|version| format!("{name}://{version}")).unwrap_or_default()
 }
@@ -11,7 +11,7 @@ fn parsed(text: &str) -> Option<&str> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (numbers, rest) = text.split_at(end);
-    // A dot that no number follows belongs to the rest.
+    // A dot that is not followed by a number ends the version.
     let trimmed = numbers.trim_end_matches('.');
     let (numbers, rest) = if trimmed.len() < numbers.len() { (trimmed, "") } else { (numbers, rest) };
     let is_number = |part: &str| part == "0" || !(part.is_empty() || part.starts_with('0'));
@@ -24,7 +24,7 @@ fn parsed(text: &str) -> Option<&str> {
     Some(if is_semantic { text } else { numbers })
 }
 
-/// Whether that is a pre-release, build metadata, both, or nothing.
+/// Whether the rest is a pre-release, build metadata, both, or empty.
 fn is_suffix(rest: &str) -> bool {
     let are_names = |text: &str| {
         let is_name = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');

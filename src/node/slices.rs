@@ -1,6 +1,6 @@
-//! Removes what device drivers of an earlier life told of this node. Spec 10 §4.12 D2.
+//! Deletes ResourceSlices that DRA drivers published before the agent restarted.
 //!
-//! Drivers that come back publish again; those that do not must not be scheduled to.
+//! Implements spec 10 §4.12 D2. Drivers that register again publish again; devices of the others must not be scheduled.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,15 +15,15 @@ use berth_api::{
 };
 use berth_types::api;
 
-/// First pause after a failure, and the longest one.
+/// Initial back-off after a failure, and its maximum.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// Most tries.
+/// Maximum attempts.
 const TRIES: u32 = 100;
-/// How long one request may take.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Deletes all slices of the node once it is there.
+/// Deletes all ResourceSlices of the node once the node object exists.
 pub(super) async fn wipe(
     api: Arc<dyn ApiClient>,
     nodes: Store<api::Node>,
@@ -59,7 +59,7 @@ async fn try_to_wipe(
                 }
                 return;
             }
-            Err(err) if err.is_not_found() => return, // the server does not know the resource
+            Err(err) if err.is_not_found() => return, // the server does not serve this resource
             Err(err) => error!(node = name, %err, interval = ?pause, "Failed to remove resource slices, will retry"),
         }
         sleep(pause.mul_f64(1.0 + 0.2 * chance())).await;
@@ -67,7 +67,7 @@ async fn try_to_wipe(
     }
 }
 
-/// How many objects an answer says are gone.
+/// Number of deleted objects in a response.
 fn removed(answer: &[u8]) -> usize {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     answer.get("items").and_then(Value::as_array).map_or(0, Vec::len)

@@ -1,6 +1,6 @@
-//! Address detection of a standalone node. Spec 01 §12.2.
+//! Address detection of a standalone node.
 //!
-//! Pods read the addresses as `status.hostIP`, and host network pods have them as their own.
+//! Implements spec 01 §12.2. Pods read the addresses as `status.hostIP`; host network pods have them as pod IPs.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -17,18 +17,18 @@ use berth_ports::NodeFacts;
 
 /// Publishes the node's addresses to its facts, at once and whenever the kernel reports a change.
 pub struct OwnAddresses {
-    /// `--node-ip`; an address that stands for all says which version is preferred.
+    /// `--node-ip`; an unspecified address selects the preferred IP version.
     pub configured: Vec<IpAddr>,
-    /// The node's name: one that is an address counts as configured.
+    /// Node name; if it is an IP address, it counts as configured.
     pub hostname: String,
-    /// The machine's network.
+    /// Source of the machine's addresses and routes.
     pub network: Arc<dyn HostNetwork>,
-    /// Who is told.
+    /// Facts to update.
     pub facts: watch::Sender<Arc<NodeFacts>>,
 }
 
 impl OwnAddresses {
-    /// Looks once. Where the machine has no address that others can reach, what was known stays.
+    /// Observes the network once. Keeps the known addresses if the machine has no usable one.
     pub async fn publish_once(&self) {
         match self.network.look().await {
             Ok(network) => self.publish(&network),
@@ -36,7 +36,7 @@ impl OwnAddresses {
         }
     }
 
-    /// Looks whenever the kernel tells of addresses, until stopped.
+    /// Publishes after each address change that the kernel reports, until stopped.
     pub async fn follow(self, stop: CancellationToken) {
         while stop.run_until_cancelled(self.network.changed()).await.is_some() {
             self.publish_once().await;
@@ -55,8 +55,8 @@ impl OwnAddresses {
     }
 }
 
-/// What the operator said, what the name says, what the default route says. No name is resolved: a node on its own starts
-/// without waiting for a resolver.
+/// Chooses the addresses: configured ones, else the host name, else the default route. Resolves no name: a standalone
+/// node starts without waiting for a resolver.
 fn chosen(configured: &[IpAddr], hostname: &str, network: &Network) -> Vec<IpAddr> {
     let specific = configured.iter().copied().filter(|ip| !ip.is_unspecified());
     let named = || hostname.parse().ok();

@@ -1,24 +1,26 @@
-//! How long this node took to start: told once, and only by the process that made the node. Spec 08 §4.5.
+//! Node startup metrics: recorded once, only by the process that created the node object.
+//!
+//! Implements spec 08 §4.5.
 
 use jiff::Timestamp;
 
 use berth_metrics::NodeMetrics;
 use berth_types::api;
 
-/// The way from the first attempt to the first ready status.
+/// Progress from the first registration attempt to the first Ready status.
 pub(super) struct Start {
     metrics: NodeMetrics,
     stage: Stage,
 }
 
 enum Stage {
-    /// Nothing was tried.
+    /// No registration attempt yet.
     Fresh,
-    /// First tried then.
+    /// Registering since the time of the first attempt.
     Trying(Timestamp),
-    /// Made then, not ready yet.
+    /// Node object created at this time, not Ready yet.
     Created(Timestamp),
-    /// All is told.
+    /// All metrics are recorded, or do not apply.
     Over,
 }
 
@@ -27,14 +29,14 @@ impl Start {
         Self { metrics, stage: Stage::Fresh }
     }
 
-    /// The node is about to be made.
+    /// Records a registration attempt.
     pub(super) fn attempted(&mut self, now: Timestamp) {
         if matches!(self.stage, Stage::Fresh) {
             self.stage = Stage::Trying(now);
         }
     }
 
-    /// We made it.
+    /// Records that this process created the node.
     pub(super) fn created(&mut self, now: Timestamp) {
         if let Stage::Trying(first) = self.stage {
             self.metrics.registered(first, now);
@@ -42,7 +44,7 @@ impl Start {
         }
     }
 
-    /// A status was told.
+    /// Records a reported status.
     pub(super) fn told(&mut self, node: &api::Node, now: Timestamp) {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
         let is_ready = conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
@@ -51,7 +53,7 @@ impl Start {
                 self.metrics.ready(created, now);
                 self.stage = Stage::Over;
             }
-            Stage::Trying(_) => self.stage = Stage::Over, // it was there already
+            Stage::Trying(_) => self.stage = Stage::Over, // the node object existed before
             _ => {}
         }
     }

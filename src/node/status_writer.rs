@@ -1,16 +1,17 @@
-//! Keeps the node's status true on the API server. Spec 05 §4.1, §4.3, §4.8, 10 §4.1.
+//! Node status writer: builds the node status and patches it to the API server.
 //!
 //! ```text
 //!  runtime ─┐
-//!  facts   ─┤                                              ┌─► nothing (unchanged, not due)
-//!  storage ─┼─► settle 50 ms ─► look ─► draft (pure) ─► change ─► PATCH, up to 5 tries
-//!  network ─┤                     ▲                        └─► events
-//!  node    ─┘              10 s ──┘
+//!  facts   ─┤                                                   ┌─► nothing (unchanged, not due)
+//!  storage ─┼─► debounce 50 ms ─► observe ─► draft (pure) ─► change ─► PATCH, up to 5 attempts
+//!  network ─┤                        ▲                          └─► events
+//!  node    ─┘                 10 s ──┘
 //! ```
 //!
-//! One task owns what was told. It works on the newest of the watch's copy and the server's last
-//! answer: the watch may not have brought the latter yet, and what was told a moment ago would be
-//! told again.
+//! Implements spec 05 §4.1, §4.3, §4.8, 10 §4.1.
+//!
+//! One task owns the last reported status. It works on the newer of the watch cache's copy and the server's last
+//! response: the watch may lag behind the latter, and comparing with the stale copy would report the same status twice.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,61 +38,61 @@ use berth_api::api::{ApiError, Call, Resource, Typed};
 use berth_ports::{Event, NodeFacts};
 use berth_types::api;
 
-/// Tries of one update.
+/// Attempts of one status update.
 const TRIES: u32 = 5;
-/// How long causes are gathered before one look at all of them.
+/// Debounce: causes that arrive within this time are handled by one update.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Least time between two updates that nobody's clock asked for.
+/// Minimum time between two updates that are triggered by changes, not by the timer.
 const SPACING: Duration = Duration::from_millis(500);
-/// How long a runtime and storage that are well are waited for at first.
+/// Initial wait for the runtime and for storage to become ready.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
-/// How long is waited where nobody can tell yet: what is not known shall not be told as wrong, or
-/// every restart would make a node unready for a moment (spec 05 §4.8).
+/// Initial wait for the result of the first runtime check: an unknown runtime state must not be reported as an error,
+/// or every restart would make the node NotReady for a moment (spec 05 §4.8).
 const FIRST_ANSWER: Duration = Duration::from_secs(8);
-/// What says so.
+/// Substrings of runtime errors that mean "no check has completed yet".
 const NOT_KNOWN: [&str; 2] = ["may not have completed yet", "has yet to be successful"];
-/// Between two times that something is told that goes on.
+/// Minimum time between two events about the same continuing node name conflict.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Owns what was told of the node.
+/// Task that owns the last reported status of the node.
 pub(super) struct StatusWriter {
     pub(super) config: Arc<ClusterConfig>,
     pub(super) deps: NodeDeps,
     pub(super) beat: Beat,
-    /// Whether this node was registered.
+    /// Set to `true` once the node is registered.
     pub(super) registered: watch::Sender<bool>,
-    /// Why storage is not ready.
+    /// Why storage is not ready; `None` when it is ready.
     pub(super) storage: watch::Receiver<Option<String>>,
     facts: watch::Receiver<Arc<NodeFacts>>,
     network: Watched,
-    /// Moves when the server can be reached again.
+    /// Changes when the API server becomes reachable again.
     reached: watch::Receiver<u64>,
     memory: Memory,
     pub(super) start: Start,
-    /// The server's last answer.
+    /// Node in the server's last response; `None` once the watch has caught up.
     latest: Option<api::Node>,
     reports: Reports,
     last_report: Instant,
-    /// What the server took, as we wrote it; it may have dropped what it does not know.
+    /// Node that the server accepted, as we sent it; the server may have dropped fields it does not know.
     told: Option<api::Node>,
-    /// What the server would not take (422).
+    /// Node that the server rejected as invalid (422).
     refused: Option<api::Node>,
-    /// Whether it was said that there is no node.
+    /// Whether the previous update found no node object, and this was logged.
     gone: bool,
-    /// When it was last told that somebody else reports as this node.
+    /// When the last event about another agent with this node's name was recorded.
     rival: Option<Instant>,
-    /// Setters' errors that were logged.
+    /// Errors of setters that were logged already.
     said: Vec<String>,
 }
 
-/// What an update came to.
+/// Result of an update.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
-    /// The server has it, or did not need it.
+    /// The server accepted or rejected the status, or no report was due.
     Fine,
-    /// There is no node.
+    /// The node object does not exist.
     NoNode,
-    /// The next look tries again.
+    /// All attempts failed; the next update retries.
     Failed,
 }
 
@@ -124,7 +125,7 @@ impl StatusWriter {
         }
     }
 
-    /// Registers the node if that is wanted, then keeps its status true until stopped.
+    /// Registers the node if configured, then keeps its status up to date until stopped.
     pub(super) async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -153,7 +154,7 @@ impl StatusWriter {
         }
     }
 
-    /// Nothing is known of the runtime before its first check.
+    /// Waits for the first runtime check: before it, the state of the runtime is unknown.
     async fn runtime_checked(&self) {
         let mut runtime = self.deps.runtime.clone();
         let is_well = runtime.wait_for(|state| state.runtime_error.is_none() && state.network_error.is_none());
@@ -166,7 +167,7 @@ impl StatusWriter {
         }
     }
 
-    /// Until it is time, or something moved.
+    /// Waits until the next update is due or an input changes.
     async fn rest(&mut self, began: Instant, told: Told) {
         let pause = pause(self.config.update_frequency, (self.deps.chance)());
         self.deps.pulses.status.expects(pause);
@@ -209,7 +210,7 @@ impl StatusWriter {
         Told::Failed
     }
 
-    /// The node to work on: what is known at first, what the server says after that failed.
+    /// The node to start from: the local copy on the first attempt, a GET from the server on retries.
     async fn base(&mut self, attempt: u32) -> Result<api::Node, ApiError> {
         match self.copy().filter(|_| attempt == 0) {
             Some(copy) => Ok(copy),
@@ -217,7 +218,7 @@ impl StatusWriter {
         }
     }
 
-    /// The newer one of the watch's copy and the last answer.
+    /// The newer of the watch cache's copy and the server's last response.
     fn copy(&mut self) -> Option<api::Node> {
         let snapshot = self.deps.nodes.snapshot();
         let stored = snapshot.get("", self.name());
@@ -228,7 +229,7 @@ impl StatusWriter {
         self.latest.clone().or_else(|| stored.map(|node| (**node).clone()))
     }
 
-    /// Looks, and tells what has to be told of it.
+    /// Computes the status and patches it if a report is due.
     async fn tell(&mut self, base: &api::Node) -> Result<(), ApiError> {
         if let Some(why) = self.told.as_ref().and_then(|told| rival::another(base, told)) {
             self.name_is_taken(&format!("Another machine reports as this node, too: {why}"));
@@ -252,8 +253,8 @@ impl StatusWriter {
         Ok(())
     }
 
-    /// Whether the server refused just that, or took it a moment ago: one that does not keep all
-    /// of it is told once a period, as by the reference.
+    /// Whether the server rejected this very status, or accepted it within the last update period: a server that
+    /// drops parts of it receives it once per period, as from kubelet.
     fn is_said(&self, node: &api::Node) -> bool {
         let is_same =
             |said: &Option<api::Node>| said.as_ref().is_some_and(|said| change(said, node) != Change::Something);
@@ -276,7 +277,7 @@ impl StatusWriter {
         self.latest = Some(answer);
     }
 
-    /// It will not be taken the next time either: told once, and tried again once something moved.
+    /// Handles a rejection: the same status is not sent again until something changes; one event is recorded.
     fn refused(&mut self, node: api::Node, err: &ApiError) {
         if self.refused.as_ref().is_none_or(|refused| change(refused, &node) == Change::Something) {
             let text = format!("patch nodes {}: {err}", self.name());
@@ -292,7 +293,7 @@ impl StatusWriter {
         (self.deps.volumes_reported)(volumes.unwrap_or_default());
     }
 
-    /// What `base` should become, as of now. Events are told, each once.
+    /// Computes the node that `base` should become now. Records each event, and logs each new setter error, once.
     pub(super) async fn draft(&mut self, base: &api::Node) -> Draft {
         self.tell_pod_cidr(base);
         let known = self.known().await;
@@ -336,7 +337,7 @@ impl StatusWriter {
         }
     }
 
-    /// The server says that there is no such node.
+    /// Handles a missing node object: registers the node again if configured, else warns once.
     async fn node_is_gone(&mut self) {
         self.latest = None;
         if !self.config.register || !self.config.reregister {
@@ -350,7 +351,7 @@ impl StatusWriter {
         self.register().await;
     }
 
-    /// Somebody else lives under our name: told, but not more often than once an hour.
+    /// Reports another agent with this node's name, at most once per hour.
     pub(super) fn name_is_taken(&mut self, text: &str) {
         if self.rival.is_none_or(|told| told.elapsed() >= HOUR) {
             self.rival = Some(Instant::now());
@@ -359,7 +360,7 @@ impl StatusWriter {
         }
     }
 
-    /// The server has this node, as of our own request.
+    /// Stores the node that the server returned for our own request.
     pub(super) fn adopt(&mut self, node: api::Node) {
         self.latest = Some(node);
     }
@@ -369,7 +370,7 @@ impl StatusWriter {
     }
 }
 
-/// The patch met a node of another UID: the copy was of one that is gone.
+/// Whether the patch was rejected because the node's UID differs: the local copy is of a deleted node.
 fn is_of_another_node(err: &ApiError) -> bool {
     err.status().is_some_and(|status| status.causes.iter().any(|cause| cause.field == "metadata.uid"))
 }
@@ -378,7 +379,7 @@ fn version(node: &api::Node) -> u64 {
     number(node.metadata.resource_version.as_ref())
 }
 
-/// Versions of one server are comparable; what is no number is older than all.
+/// Parses a resource version. Versions of one server are comparable; an unparsable one counts as oldest (0).
 fn number(version: Option<&String>) -> u64 {
     version.and_then(|version| version.parse().ok()).unwrap_or(0)
 }

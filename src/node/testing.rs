@@ -1,4 +1,4 @@
-//! A small API server of one node, its lease and its CSINode, for this room's tests.
+//! Fake API server with one node, its lease, and its CSINode, for the tests of this module.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ use berth_metrics::{NodeMetrics, Registry};
 use berth_ports::{Clock, Event, EventSink, NodeFacts, RuntimeState};
 use berth_types::api;
 
-/// Objects by resource, and what fails.
+/// Stored objects by resource, and injected faults.
 #[derive(Default)]
 pub(super) struct Objects {
     version: u64,
@@ -40,7 +40,7 @@ pub(super) struct Objects {
     faults: Vec<(String, ApiError)>,
 }
 
-/// A node's surroundings.
+/// Fixture: fake API server and all dependencies of the node tasks.
 pub(super) struct World {
     pub(super) objects: Arc<Mutex<Objects>>,
     pub(super) api: Arc<FakeApi>,
@@ -57,7 +57,7 @@ pub(super) struct World {
     pub(super) stop: CancellationToken,
 }
 
-/// A network that a test moves.
+/// Network whose observation a test sets.
 #[derive(Default)]
 pub(super) struct FakeNetwork {
     network: Mutex<Network>,
@@ -90,7 +90,7 @@ impl HostNetwork for FakeNetwork {
     }
 }
 
-/// Keeps what it is told.
+/// Event sink that records reasons.
 #[derive(Default)]
 pub(super) struct Events(Mutex<Vec<String>>);
 
@@ -106,7 +106,7 @@ impl Events {
     }
 }
 
-/// The paused clock of tokio, from a fixed moment on.
+/// Clock that follows tokio's paused clock from a fixed start time.
 struct TestClock(tokio::time::Instant);
 
 impl Clock for TestClock {
@@ -120,7 +120,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `PATCH nodes/status`.
+/// Request as text, such as `PATCH nodes/status`.
 pub(super) fn line(call: &Call) -> String {
     let verb = match call.verb {
         Verb::Get => "GET",
@@ -135,7 +135,7 @@ pub(super) fn line(call: &Call) -> String {
 }
 
 impl World {
-    /// A server without anything, whose watch on nodes is synced, and a runtime that is well.
+    /// Creates an empty server whose watch on nodes is synced, and a healthy runtime.
     pub(super) fn new() -> Self {
         let objects = Arc::new(Mutex::new(Objects::default()));
         let synced = Snapshot { synced: true, ..Snapshot::default() };
@@ -187,7 +187,7 @@ impl World {
         }
     }
 
-    /// Starts everything.
+    /// Starts all node tasks.
     pub(super) fn start(&self, config: ClusterConfig) {
         let stops = Stops { work: self.stop.clone(), lease: self.stop.clone() };
         for (_, task) in super::cluster::start(config, self.deps(), &stops) {
@@ -195,12 +195,12 @@ impl World {
         }
     }
 
-    /// The next request of that kind (`PATCH nodes/status`) fails.
+    /// Makes the next request of that kind (`PATCH nodes/status`) fail.
     pub(super) fn fail(&self, line: &str, error: ApiError) {
         lock(&self.objects).faults.push((line.to_owned(), error));
     }
 
-    /// Somebody else changes an object; `None` deletes it.
+    /// Changes an object as another client; `None` deletes it.
     pub(super) fn put(&self, resource: &'static str, object: Option<Value>) {
         let mut objects = lock(&self.objects);
         match object {
@@ -217,17 +217,17 @@ impl World {
         lock(&self.objects).objects.get(resource).cloned().unwrap_or_default()
     }
 
-    /// Requests so far, without those that `leave_out` names.
+    /// Requests so far, except those that contain `leave_out`.
     pub(super) fn lines(&self, leave_out: &str) -> Vec<String> {
         self.api.calls().iter().map(line).filter(|line| leave_out.is_empty() || !line.contains(leave_out)).collect()
     }
 
-    /// Calls of that kind.
+    /// Requests of that kind.
     pub(super) fn calls(&self, kind: &str) -> Vec<Call> {
         self.api.calls().into_iter().filter(|call| line(call) == kind).collect()
     }
 
-    /// Waits until something holds; the clock is paused, so that a minute is over at once.
+    /// Waits until a condition is true; the clock is paused, so a minute passes at once.
     pub(super) async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         for _ in 0..60_000 {
             if holds(self) {
@@ -250,7 +250,7 @@ pub(super) fn network_of(ip: &str) -> Network {
     Network { addresses: vec![address], default_v4: vec!["eth0".to_owned()], ..Network::default() }
 }
 
-/// The defaults of a node `n`.
+/// Default configuration of a node `n`.
 pub(super) fn config() -> ClusterConfig {
     let mut status = settings();
     status.hostname = "n".to_owned();
@@ -308,7 +308,7 @@ impl Objects {
             Verb::Get => known.ok_or_else(missing),
             Verb::Create if known.is_some() => Err(refused(409, "AlreadyExists", "already exists")),
             Verb::Create => Ok(self.store(resource, body)),
-            // A UID in the body fails against nothing.
+            // An update of a missing object is a conflict, because its body contains a UID.
             Verb::Update => match known {
                 Some(known) if known["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"] => {
                     Ok(self.store(resource, body))
@@ -333,7 +333,7 @@ impl Objects {
     }
 }
 
-/// Applies a strategic merge patch, as far as nodes need it.
+/// Applies a strategic merge patch, as far as node objects need it.
 fn merge(object: &mut Value, patch: &Value) {
     let Some(members) = patch.as_object() else { return };
     for (name, value) in members.iter().filter(|(name, _)| !name.starts_with('$')) {

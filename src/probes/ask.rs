@@ -1,5 +1,7 @@
-//! What a probe asks. It is made once for as long as its container stays as it is, and asked again and again: what it is
-//! made of lies all over the pod, and has to be fetched from memory each time. Pure. Behaviour: spec 05 §1.7.
+//! Probe request: target, action, and timeout of one probe. Pure.
+//!
+//! Built once per state of the container and reused for each attempt: its inputs are spread over the pod, and reading
+//! them each time costs cache misses. Implements spec 05 §1.7.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -13,67 +15,67 @@ use super::{
 };
 use berth_types::{ContainerId, Pod, api};
 
-/// What is to be asked.
+/// Request of a probe.
 pub struct Ask {
-    /// The pod.
+    /// Pod of the probe.
     pub pod: Arc<Pod>,
-    /// The container.
+    /// Name of the container.
     pub container: Arc<str>,
-    /// Which of its probes.
+    /// Kind of the probe.
     pub kind: Kind,
-    /// The container's instance.
+    /// Container instance.
     pub id: ContainerId,
-    /// The pod's address, where it has one.
+    /// Address of the pod, if it has one.
     pub ip: Option<String>,
     made: OnceLock<Made>,
 }
 
-/// The same, for its handler.
+/// Request, resolved for the probe's handler.
 pub struct Made {
-    /// For one attempt.
+    /// Timeout of one attempt.
     pub timeout: Duration,
-    /// Who is asked for what.
+    /// Target and action.
     pub what: What,
 }
 
-/// Who is asked for what.
+/// Target and action of an attempt.
 pub enum What {
-    /// The container: a command.
+    /// exec: a command in the container.
     Command(Vec<String>),
-    /// A server: an answer.
+    /// httpGet: an HTTP request.
     Answer(Box<HttpAsk>),
-    /// A port: whether anybody is there.
+    /// tcpSocket: a connection to a port.
     Port {
-        /// Its host.
+        /// Host of the port.
         host: String,
-        /// Its number.
+        /// Port number.
         port: u16,
     },
-    /// A server: whether it is well.
+    /// grpc: a health check.
     Health {
-        /// Its host.
+        /// Host of the server.
         host: String,
-        /// Its port.
+        /// Port of the server.
         port: u16,
-        /// Which of its services.
+        /// Name of the service; empty for the server itself.
         service: String,
     },
-    /// Nobody, and why.
+    /// The request cannot be built; the outcome of each attempt.
     Nobody(Outcome),
 }
 
 impl Ask {
-    /// For one probe of an instance, whose pod has that address.
+    /// Creates the request of one probe of an instance; `ip` is the address of its pod.
     pub fn new(pod: Arc<Pod>, container: Arc<str>, kind: Kind, id: ContainerId, ip: Option<String>) -> Self {
         Self { pod, container, kind, id, ip, made: OnceLock::new() }
     }
 
-    /// For its handler.
+    /// The request for the probe's handler, built at the first call.
     pub fn made(&self) -> &Made {
         self.made.get_or_init(|| self.make())
     }
 
-    /// Whether it has been made for its handler.
+    /// Returns whether the request for the handler has been built.
     #[cfg(test)]
     pub fn is_made(&self) -> bool {
         self.made.get().is_some()

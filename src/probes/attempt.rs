@@ -1,4 +1,6 @@
-//! One attempt of a probe, whatever its handler. Behaviour: spec 05 §1.3, §1.7.
+//! One probe attempt, for each handler: exec, httpGet, tcpSocket, grpc.
+//!
+//! Implements spec 05 §1.3, §1.7.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,20 +16,20 @@ use super::{
 };
 use berth_cri::RuntimeService;
 
-/// Attempts for one result: an error is tried again, at once.
+/// Maximum number of attempts per result: an error is retried immediately.
 const ATTEMPTS: u32 = 3;
 
-/// Asks once. The real one is [`Handlers`].
+/// Makes attempts. The implementation of the product is [`Handlers`].
 #[async_trait]
 pub trait Asker: Send + Sync + 'static {
-    /// One attempt; ends soon after the probe's timeout.
+    /// Makes one attempt; returns soon after the probe's timeout.
     async fn ask(&self, ask: &Ask) -> Outcome;
 }
 
-/// Asks until there is a result, or until there have been enough errors.
+/// Makes attempts until there is a result, or until the maximum number of attempts is reached.
 ///
-/// Where we come to read an answer only so late that our own delay is longer than the timeout, a failure says more
-/// about this node than about the container: that, too, is tried again.
+/// If the agent processes the response so late that an attempt takes more than twice the timeout, a failure is more
+/// likely caused by this node than by the container: it is retried as well.
 pub async fn result(asker: &dyn Asker, ask: &Ask) -> Outcome {
     let mut left = ATTEMPTS;
     loop {
@@ -45,7 +47,8 @@ pub async fn result(asker: &dyn Asker, ask: &Ask) -> Outcome {
     }
 }
 
-/// Whether an attempt took so long that it is us who are slow. The deadline of a command is the runtime's, and not ours.
+/// Returns whether an attempt took so long that the agent itself is slow. The runtime enforces the deadline of a
+/// command, so exec never counts as late.
 fn is_late(made: &Made, took: Duration) -> bool {
     !matches!(made.what, What::Command(_)) && took > made.timeout * 2
 }
@@ -57,7 +60,7 @@ pub struct Handlers {
 }
 
 impl Handlers {
-    /// `runtime` runs commands.
+    /// Creates the handlers; `runtime` executes commands.
     ///
     /// # Errors
     /// TLS cannot be set up.
@@ -73,7 +76,7 @@ impl Asker for Handlers {
         let dialler = self.dialler.of(ask.pod.uid());
         match what {
             What::Command(command) => exec::probe(&*self.runtime, &ask.id, command, *timeout).await,
-            // What is large is not carried about by those who do not need it.
+            // Boxed: the other handlers do not have to carry its large future.
             What::Answer(ask) => Box::pin(http::probe(dialler, ask, *timeout)).await,
             What::Port { host, port } => match dialler.connect(host, *port, Instant::now() + *timeout).await {
                 Ok(_) => Outcome::Success,

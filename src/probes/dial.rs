@@ -1,7 +1,9 @@
-//! Connections to what is probed, each with a deadline, none of them kept. Behaviour: spec 05 §1.7, §1.8.
+//! Connections to probe targets, each with a deadline and none of them reused.
 //!
-//! The reference lets its sockets linger for a second. We do not: Linux then holds the thread that closes one for as
-//! long as the peer does not answer, and the time a closed socket waits is the same either way.
+//! Implements spec 05 §1.7, §1.8.
+//!
+//! kubelet sets SO_LINGER to one second. Berth does not: Linux then blocks the closing thread while the peer does not
+//! respond, and the time that a closed socket waits is the same either way.
 
 use std::{
     io,
@@ -25,48 +27,48 @@ use super::{
 use berth_sys::tls::{self, NoVerification};
 use berth_types::PodUid;
 
-/// Dials what is probed.
+/// Connects to probe targets.
 pub struct Dialler {
     lookups: Lookups,
     tls: Arc<ClientConfig>,
 }
 
-/// The same, for the probes of one pod.
+/// [`Dialler`] for the probes of one pod.
 #[derive(Clone, Copy)]
 pub struct PodDialler<'a> {
     all: &'a Dialler,
     pod: &'a PodUid,
 }
 
-/// Why there is no connection.
+/// Connection error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DialError {
-    /// In Go's words.
+    /// Error text in Go's wording.
     pub text: String,
-    /// Whose fault that is.
+    /// Cause of the error.
     pub why: Why,
 }
 
-/// Whose fault it is that there is no connection.
+/// Cause of a connection error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// The other side's, or there is none.
+    /// The peer refused, or there is no peer.
     Refused,
     /// The deadline passed.
     Late,
-    /// Our own: it says nothing of what was to be asked.
+    /// A local limit: it is no statement about the target.
     Ours,
 }
 
 impl DialError {
-    /// What it means where nothing but connecting was asked for.
+    /// Outcome of a probe that only connects.
     pub fn outcome(self) -> Outcome {
         if self.why == Why::Ours { Outcome::unknown(self.text) } else { Outcome::Failure(self.text) }
     }
 }
 
 impl Dialler {
-    /// One for all probes.
+    /// Creates the dialer of all probes.
     ///
     /// # Errors
     /// TLS cannot be set up.
@@ -84,41 +86,41 @@ impl Dialler {
         Ok(Self { lookups: Lookups::new(), tls: Arc::new(tls) })
     }
 
-    /// For the probes of that pod, which have a share of the lookups and no more.
+    /// Dialer for the probes of that pod, which share the pod's limit of concurrent lookups.
     pub fn of<'a>(&'a self, pod: &'a PodUid) -> PodDialler<'a> {
         PodDialler { all: self, pod }
     }
 }
 
 impl PodDialler<'_> {
-    /// Connects to the first address of a host that takes it.
+    /// Connects to the first address of a host that accepts.
     ///
     /// # Errors
-    /// None does in time.
+    /// No address accepts before `deadline`.
     pub async fn tcp(&self, host: &str, port: u16, deadline: Instant) -> Result<Limited, DialError> {
         self.connect(host, port, deadline).await.map(Limited::new)
     }
 
-    /// As [`Self::tcp`], for those who write more than once: nothing they write is held back.
+    /// Like [`Self::tcp`], for callers that write more than once: disables Nagle's algorithm.
     ///
     /// # Errors
-    /// None does in time.
+    /// No address accepts before `deadline`.
     pub async fn prompt(&self, host: &str, port: u16, deadline: Instant) -> Result<Limited, DialError> {
         let stream = self.tcp(host, port, deadline).await?;
-        // It only makes the probe a little slower.
+        // A failure only makes the probe slightly slower.
         let _ = stream.socket().set_nodelay(true);
         Ok(stream)
     }
 
-    /// As [`Self::tcp`], for callers that read nothing.
+    /// Like [`Self::tcp`], for callers that read nothing.
     ///
     /// # Errors
-    /// None does in time.
+    /// No address accepts before `deadline`.
     pub async fn connect(&self, host: &str, port: u16, deadline: Instant) -> Result<TcpStream, DialError> {
         let addresses = self.addresses(host, port, deadline).await?;
         let mut failed = None;
         for (left, address) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
-            // One that does not answer leaves the others their share.
+            // An address that does not respond leaves the others their share of the time.
             let share = deadline.saturating_duration_since(Instant::now()) / left;
             let error = match timeout_at(Instant::now() + share, TcpStream::connect(address)).await {
                 Ok(Ok(connected)) => return Ok(connected),
@@ -134,15 +136,15 @@ impl PodDialler<'_> {
         Err(failed.unwrap_or_else(none))
     }
 
-    /// As [`Self::tcp`], with TLS on it; whoever answers is believed.
+    /// Like [`Self::tcp`], with TLS; the server's certificate is not verified.
     ///
     /// # Errors
-    /// There is no connection, or no TLS on it.
+    /// No connection, or no TLS handshake on it, before `deadline`.
     pub async fn tls(&self, host: &str, port: u16, deadline: Instant) -> Result<Secure, DialError> {
         let stream = self.prompt(host, port, deadline).await?;
         let name = match ServerName::try_from(host.to_owned()) {
             Ok(name) => name,
-            // A name that may not be told is not told.
+            // A host that is no valid server name is not sent (SNI).
             Err(_) => {
                 let peer = stream.socket().peer_addr();
                 let peer = peer.map_err(|error| DialError { text: words(&error), why: Why::Refused })?;
@@ -170,10 +172,10 @@ impl PodDialler<'_> {
     }
 }
 
-/// Why there was no handshake with who said that first.
+/// Text of a failed TLS handshake; `first` are the first bytes that the peer sent.
 fn no_tls(error: &io::Error, first: &[u8; 5]) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        // What begins a TLS record is no letter.
+        // A TLS record does not begin with a letter.
         Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) if first == b"HTTP/" => {
             "http: server gave HTTP response to HTTPS client".to_owned()
         }
@@ -186,7 +188,7 @@ fn no_tls(error: &io::Error, first: &[u8; 5]) -> String {
     }
 }
 
-/// An error of the kernel as Go words it.
+/// Text of an operating system error in Go's wording.
 pub fn words(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -195,12 +197,12 @@ pub fn words(error: &io::Error) -> String {
     first.into_iter().chain(letters).collect()
 }
 
-/// Runs what a connection spawns, until the guard is dropped: nothing of a probe outlives it.
+/// Executor of the tasks of a connection. They end when the guard is dropped: nothing of a probe outlives it.
 #[derive(Clone)]
 pub struct Spawner(CancellationToken);
 
 impl Spawner {
-    /// With the guard that ends everything.
+    /// Creates an executor, and the guard that ends its tasks.
     pub fn new() -> (Self, DropGuard) {
         let over = CancellationToken::new();
         (Self(over.clone()), over.drop_guard())
@@ -229,7 +231,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes no connection any more, and refuses none.
+    /// A listener with a full backlog: it neither accepts nor refuses connections.
     async fn deaf(address: SocketAddr) -> (TcpListener, Vec<TcpStream>) {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(address).expect("free");

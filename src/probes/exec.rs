@@ -1,6 +1,8 @@
-//! An exec probe: a command in the container. Behaviour: spec 05 §1.7.
+//! Exec probe: runs a command in the container.
 //!
-//! The runtime ends what takes too long; a runtime that does not answer costs this probe alone.
+//! Implements spec 05 §1.7.
+//!
+//! The runtime enforces the timeout; a runtime that does not answer blocks this probe alone.
 
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use super::{
 use berth_cri::{CriError, CriResult, RuntimeService};
 use berth_types::ContainerId;
 
-/// Runs the command; its exit code is the verdict.
+/// Runs the command; its exit code determines the outcome.
 pub async fn probe(runtime: &dyn RuntimeService, id: &ContainerId, command: &[String], timeout: Duration) -> Outcome {
     verdict(runtime.exec_sync(id.as_str(), command, timeout, MOST_OUTPUT).await)
 }

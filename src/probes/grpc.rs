@@ -1,4 +1,6 @@
-//! A gRPC probe: `grpc.health.v1.Health/Check`. Behaviour: spec 05 §1.7.
+//! gRPC probe: calls `grpc.health.v1.Health/Check`.
+//!
+//! Implements spec 05 §1.7.
 
 use std::{pin::pin, time::Duration};
 
@@ -18,12 +20,13 @@ use berth_config::GoDuration;
 use berth_cri::CriError;
 use berth_proto::health::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
-/// From one refused connection to the next, as in gRPC's own clients.
+/// Delay between connection attempts, as in gRPC's own clients.
 const BETWEEN_DIALS: Duration = Duration::from_secs(1);
-/// Bytes of an answer, which is a number.
+/// Maximum size of a response in bytes; it contains one number.
 const MOST_ANSWER: usize = 64 << 10;
 
-/// Asks a server whether it, or one of its services, is well. Never an error: who cannot be asked has failed.
+/// Checks the health of a server, or of one of its services. Never returns an error: an unreachable server is a
+/// failure.
 pub async fn probe(dialler: PodDialler<'_>, host: &str, port: u16, service: &str, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
     let address = joined(host, port);
@@ -60,7 +63,7 @@ pub async fn probe(dialler: PodDialler<'_>, host: &str, port: u16, service: &str
     }
 }
 
-/// Connects, again and again until the deadline.
+/// Connects; retries until the deadline.
 async fn connect(
     dialler: PodDialler<'_>,
     endpoint: &Endpoint,
@@ -84,7 +87,7 @@ async fn connect(
     }
 }
 
-/// A duration as Go prints it.
+/// Duration in Go's format.
 pub fn go(duration: Duration) -> GoDuration {
     GoDuration::from_secs(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
 }

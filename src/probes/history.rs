@@ -1,6 +1,6 @@
-//! What probes of an instance came to lately, for people who ask why. Runs of the same outcome are one entry.
+//! Recent probe outcomes of container instances, for diagnostics. Equal consecutive ones are merged.
 //!
-//! Why an instance was killed is asked once it is gone: of the latest that were in trouble it is kept for that.
+//! Users query why an instance was killed after its end, so the histories of the latest failing instances are retained.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,40 +12,40 @@ use jiff::Timestamp;
 use super::{kind::Kind, outcome::Outcome};
 use berth_types::ContainerId;
 
-/// Runs that are kept of a probe.
+/// Maximum number of runs per probe.
 const RUNS: usize = 4;
-/// Longest text that is kept, characters.
+/// Maximum length of a text, in characters.
 const TEXT: usize = 256;
-/// Instances of the past that are remembered, of all pods together.
+/// Maximum number of ended instances that are retained, of all pods together.
 const GONE: usize = 128;
 
-/// Attempts in a row that came to the same.
+/// Consecutive attempts with the same outcome.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
     /// `success`, `warning`, `failure` or `error`.
     pub outcome: &'static str,
-    /// What was said with it, the last time.
+    /// Text of the last attempt.
     pub text: String,
-    /// How many attempts.
+    /// Number of attempts.
     pub times: u64,
-    /// When the first of them ended.
+    /// End of the first attempt.
     pub first: Timestamp,
-    /// When the last of them ended.
+    /// End of the last attempt.
     pub last: Timestamp,
 }
 
-/// What one probe came to, the latest last.
+/// History of one probe, the latest run last.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct History {
     /// `Liveness`, `Readiness` or `Startup`.
     pub kind: &'static str,
-    /// Its runs.
+    /// Runs of the probe.
     pub runs: Vec<Run>,
 }
 
 const SUCCESS: &str = "success";
 
-/// The runs of one probe of an instance. Whoever adds to them keeps them: they are not looked for each time.
+/// Runs of one probe of an instance. The probe keeps this handle, which avoids a map lookup per attempt.
 #[derive(Clone, Default)]
 pub struct Runs(Arc<Mutex<VecDeque<Run>>>);
 
@@ -54,30 +54,31 @@ type Probes = Vec<(Kind, Runs)>;
 #[derive(Default)]
 struct State {
     current: HashMap<ContainerId, Probes>,
-    /// Those that are probed no more, the latest last.
+    /// Instances that are no longer probed, the latest last.
     gone: VecDeque<(ContainerId, Probes)>,
 }
 
-/// Histories of all instances that are probed, and of some that were.
+/// Histories of all probed instances, and of some ended ones.
 #[derive(Default)]
 pub struct Histories(Mutex<State>);
 
 impl Histories {
-    /// Those of one probe; none at first.
+    /// Returns the runs of one probe; empty at first.
     pub fn begin(&self, container: &ContainerId, kind: Kind) -> Runs {
         let mut all = self.lock();
         let probes = all.current.entry(container.clone()).or_default();
         if let Some((_, runs)) = probes.iter().find(|(known, _)| *known == kind) {
             return runs.clone();
         }
-        // Most are the only one, or one of two: what is not needed is not taken.
+        // Most instances have one or two probes: do not allocate more.
         probes.reserve_exact(1);
         let runs = Runs::default();
         probes.push((kind, runs.clone()));
         runs
     }
 
-    /// A probe is no more. One that only ever succeeded says nothing about the end of its instance.
+    /// Ends the history of a probe. A probe that only succeeded does not explain the end of its instance and is
+    /// dropped.
     pub fn forget(&self, container: &ContainerId, kind: Kind) {
         let mut all = self.lock();
         let Some(probes) = all.current.get_mut(container) else { return };
@@ -103,7 +104,7 @@ impl Histories {
         }
     }
 
-    /// What the probes of an instance came to, also where it is gone.
+    /// History of the probes of an instance, also of an ended one.
     pub fn of(&self, container: &ContainerId) -> Vec<History> {
         let all = self.lock();
         let current = all.current.get(container).map(Vec::as_slice).unwrap_or_default();
@@ -135,7 +136,7 @@ impl Runs {
         if runs.len() == RUNS {
             runs.pop_front();
         }
-        // Most have one run for ever.
+        // Most probes have a single run.
         runs.reserve_exact(1);
         let text = text.chars().take(TEXT).collect();
         runs.push_back(Run { outcome, text, times: 1, first: at, last: at });

@@ -1,7 +1,10 @@
-//! An HTTP probe. Behaviour: spec 05 §1.8.
+//! HTTP probe: sends a GET request, follows redirects, and evaluates the status code.
 //!
-//! One deadline covers dialling, redirects and body. Each request has a connection of its own, which ends with it. What
-//! a server may send is bounded: hyper's limits for heads, [`MOST_OUTPUT`] for the body, the stream's for all of it.
+//! Implements spec 05 §1.8.
+//!
+//! One deadline covers connecting, redirects, and body. Each request has a connection of its own, which ends with it.
+//! The size of a response is bounded: by hyper's limits for heads, [`MOST_OUTPUT`] for the body, and the stream's limit
+//! for all of it.
 
 use std::{
     error::Error,
@@ -28,41 +31,41 @@ use super::{
     target::{HttpAsk, MOST_REDIRECTS},
 };
 
-/// Bytes of an answer's head.
+/// Maximum size of a response head, in bytes.
 const MOST_HEAD: usize = 512 << 10;
-/// Lines of it, where they are more than the hundred for which there is always room.
+/// Maximum number of header lines in the retry after a response with more than hyper's default of 100.
 const MOST_HEADERS: usize = 1024;
-/// As `MOST_HEAD`, for HTTP/2, whose heads are packed.
+/// Like `MOST_HEAD`, for HTTP/2, whose heads are compressed.
 const MOST_HEADER_LIST: u32 = 512 << 10;
-/// Bytes of a body that an HTTP/2 server may send ahead: no fewer are possible.
+/// Bytes of a body that an HTTP/2 server may send ahead: the protocol's initial window, the smallest possible one.
 const WINDOW: u32 = (64 << 10) - 1;
 
-/// What requests and answers go over.
+/// Transport of requests and responses.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// What one request came to.
+/// Result of one request.
 enum Answered {
-    /// It leads elsewhere.
+    /// A redirect to follow.
     Elsewhere(Box<HttpAsk>),
-    /// It is the last word.
+    /// The final response: status code and body.
     Final(u16, Vec<u8>),
 }
 
-/// Why a request was not answered.
+/// Why a request failed.
 enum Failed {
-    /// Nothing came: a failure.
+    /// No response arrived: a failure.
     Transport(String),
-    /// As before; the head of what came was longer than there was room for.
+    /// As before; the response head was longer than the limit.
     LongHead(String),
-    /// An answer came, but not all of it: an error.
+    /// The response is incomplete: an error.
     Body(String),
-    /// Nobody was asked, for want of something of ours: an error.
+    /// A local limit prevented the request: an error.
     Ours(String),
 }
 
-/// Asks, follows redirects to the same host, judges.
+/// Sends the request, follows redirects to the same host, and evaluates the response.
 pub async fn probe(dialler: PodDialler<'_>, first: &HttpAsk, timeout: Duration) -> Outcome {
     let deadline = Instant::now() + timeout;
     let host = first.url.host.as_str();
@@ -79,7 +82,8 @@ pub async fn probe(dialler: PodDialler<'_>, first: &HttpAsk, timeout: Duration) 
                 let url = next.url.to_string();
                 return Outcome::Failure(format!("Get {url:?}: stopped after {MOST_REDIRECTS} redirects"));
             }
-            // Few heads are that long, and room for them costs every probe more than asking these servers again.
+            // Few heads are that long, and a larger header table costs every probe more than retrying for these
+            // servers.
             Err(Failed::LongHead(_)) if !is_long => is_long = true,
             Err(Failed::Transport(text) | Failed::LongHead(text)) => {
                 return Outcome::Failure(format!("Get {:?}: {text}", ask.url.to_string()));
@@ -115,7 +119,7 @@ async fn exchange(
     };
     let port = ask.url.dialled_port();
     if ask.url.scheme == "https" {
-        // What is large is not carried about by all who do not need it.
+        // Boxed: plain HTTP does not have to carry this large future.
         let secure = async {
             let stream = dialler.tls(&ask.url.host, port, deadline).await.map_err(dialled)?;
             if stream.is_http2() {
@@ -143,10 +147,10 @@ async fn over_http1(
     driven(connection, pin!(read(answer, ask, host, deadline))).await
 }
 
-/// Clients of HTTP/1 for servers of either kind.
+/// Builder of HTTP/1 clients; `is_long` raises the limit of header lines.
 fn client(is_long: bool) -> http1::Builder {
     let mut builder = http1::Builder::new();
-    // As Go, which takes a header whose name has a space.
+    // Like Go, which accepts a header name with a space.
     builder.title_case_headers(true).ignore_invalid_headers_in_responses(true).max_buf_size(MOST_HEAD);
     if is_long {
         builder.max_headers(MOST_HEADERS);
@@ -170,7 +174,7 @@ where
     let authority = ask.host.as_ref().and_then(|h| h.to_str().ok()).map_or_else(|| ask.url.authority(), str::to_owned);
     let request = request(ask, format!("https://{authority}{}", ask.url.target()));
     let mut request = request.map_err(Failed::Transport)?;
-    // What concerns one connection has no place in HTTP/2.
+    // Connection-specific headers are not allowed in HTTP/2.
     for name in [header::CONNECTION, header::UPGRADE, header::HeaderName::from_static("keep-alive")] {
         request.headers_mut().remove(name);
     }
@@ -178,7 +182,7 @@ where
     driven(connection, pin!(read(answer, ask, host, deadline))).await
 }
 
-/// What is sent over HTTP/1.
+/// Builds the HTTP/1 request.
 fn over_one(ask: &HttpAsk) -> Result<Request<Empty<Bytes>>, String> {
     let mut request = request(ask, ask.url.target())?;
     let authority = HeaderValue::try_from(ask.url.authority()).map_err(|e| e.to_string())?;
@@ -194,7 +198,7 @@ fn request(ask: &HttpAsk, uri: String) -> Result<Request<Empty<Bytes>>, String> 
     Ok(request)
 }
 
-/// Reads an answer as far as it counts.
+/// Reads a response, up to the body's limit.
 async fn read(
     answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
     ask: &HttpAsk,
@@ -212,7 +216,7 @@ async fn read(
     }
     match timeout_at(deadline, read_body(answer.into_body())).await {
         Ok(body) => Ok(Answered::Final(status, body?)),
-        // The reference calls this an error, and never counts a server whose answers are too slow.
+        // kubelet treats this as an error, and never counts a server whose responses are too slow.
         Err(_) => Err(Failed::Transport(format!("context deadline exceeded {READING_BODY}"))),
     }
 }
@@ -231,14 +235,14 @@ async fn read_body(mut body: Incoming) -> Result<Vec<u8>, Failed> {
     Ok(read)
 }
 
-/// Does the work while its connection lives, and after that with what has arrived.
+/// Drives `work` while its connection lives, and afterwards with the data that has arrived.
 async fn driven<T>(mut connection: Pin<&mut impl Future>, mut work: Pin<&mut impl Future<Output = T>>) -> T {
     let mut ended = false;
     loop {
         tokio::select! {
             biased;
             done = &mut work => return done,
-            _ = &mut connection, if !ended => ended = true, // the work is told why
+            _ = &mut connection, if !ended => ended = true, // `work` receives the error
         }
     }
 }
@@ -247,7 +251,7 @@ fn transport(error: &hyper::Error) -> Failed {
     if error.is_parse_too_large() { Failed::LongHead(told(error)) } else { Failed::Transport(told(error)) }
 }
 
-/// An error of a connection, with its cause, as Go words what it has words for.
+/// Error of a connection with its causes, worded like Go where Go has a text for it.
 fn told(error: &hyper::Error) -> String {
     if error.is_incomplete_message() {
         return "EOF".to_owned();

@@ -1,25 +1,27 @@
-//! Which probes a container has, and how often they ask. Pure. Behaviour: spec 05 §1.1.
+//! Probe kinds, handlers, and timing, read from the container spec. Pure.
+//!
+//! Implements spec 05 §1.1.
 
 use std::time::Duration;
 
 use berth_types::{ContainerKind, Pod, api};
 
-/// What a probe is for.
+/// Kind of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Whether the container has started; the others wait for it.
+    /// Determines whether the container has started; the other probes wait for it.
     Startup,
-    /// Whether it may get requests.
+    /// Determines whether the container may receive requests.
     Readiness,
-    /// Whether it has to be restarted.
+    /// Determines whether the container has to be restarted.
     Liveness,
 }
 
 impl Kind {
-    /// All, in the order in which they are begun.
+    /// All kinds, in the order in which their probes are started.
     pub const ALL: [Self; 3] = [Self::Startup, Self::Readiness, Self::Liveness];
 
-    /// Its name in texts and labels.
+    /// Name in messages and metric labels.
     pub fn label(self) -> &'static str {
         match self {
             Self::Startup => "Startup",
@@ -28,7 +30,7 @@ impl Kind {
         }
     }
 
-    /// The probe of that kind that a container has.
+    /// The probe of that kind that a container declares.
     pub fn of(self, container: &api::Container) -> Option<&api::Probe> {
         match self {
             Self::Startup => container.startup_probe.as_ref(),
@@ -38,21 +40,21 @@ impl Kind {
     }
 }
 
-/// The handler of a probe.
+/// Handler of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handler {
-    /// By a request.
+    /// `httpGet`: an HTTP request.
     Http,
-    /// By a call.
+    /// `grpc`: a health check.
     Grpc,
-    /// By a command.
+    /// `exec`: a command in the container.
     Exec,
-    /// By connecting.
+    /// `tcpSocket`: a connection.
     Tcp,
 }
 
 impl Handler {
-    /// Its name in labels.
+    /// Name in metric labels.
     pub fn label(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -62,7 +64,7 @@ impl Handler {
         }
     }
 
-    /// That of a probe.
+    /// The handler that a probe declares; [`Self::Tcp`] if it declares none of the others.
     pub fn of(probe: &api::Probe) -> Self {
         if probe.exec.is_some() {
             Self::Exec
@@ -76,26 +78,26 @@ impl Handler {
     }
 }
 
-/// Longer ones are as good as never, and more than a timer wheel takes.
+/// Maximum period: a longer one is equivalent to never, and exceeds the range of the timer wheel.
 const LONGEST_PERIOD: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The numbers of a probe; what is missing or out of range has its default.
+/// Timing and thresholds of a probe; missing or out-of-range values have their defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
-    /// From the container's start to the first attempt, whole seconds.
+    /// Delay from the container's start to the first attempt, in whole seconds; default 0.
     pub initial_delay: u64,
-    /// From one attempt to the next.
+    /// Interval between attempts; default 10 s, at most a year.
     pub period: Duration,
-    /// How long one attempt may take.
+    /// Timeout of one attempt; default 1 s.
     pub timeout: Duration,
-    /// So many successes in a row count.
+    /// Consecutive successes after which the result becomes success; default 1.
     pub success_threshold: u32,
-    /// So many failures in a row count.
+    /// Consecutive failures after which the result becomes failure; default 3.
     pub failure_threshold: u32,
 }
 
 impl Pace {
-    /// Reads them.
+    /// Reads timing and thresholds from the spec.
     pub fn of(probe: &api::Probe) -> Self {
         let at_least_one = |value: Option<i32>, default: u32| {
             value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
@@ -111,20 +113,20 @@ impl Pace {
     }
 }
 
-/// One probe of a pod.
+/// One probe that a pod declares.
 #[derive(Clone, Copy, Debug)]
 pub struct Declared<'a> {
-    /// Whose.
+    /// Container of the probe.
     pub container: &'a api::Container,
-    /// Where that container stands.
+    /// Kind of that container.
     pub place: ContainerKind,
-    /// For what.
+    /// Kind of the probe.
     pub kind: Kind,
-    /// What is done.
+    /// Spec of the probe.
     pub probe: &'a api::Probe,
 }
 
-/// All probes of a pod: of regular containers and of sidecars, in the order in which they are begun.
+/// All probes of a pod, those of regular containers and of sidecars, in the order in which they are started.
 pub fn declared(pod: &Pod) -> impl Iterator<Item = Declared<'_>> {
     let regular = pod.containers().iter().map(|c| (ContainerKind::Regular, c));
     let sidecars = pod.init_containers().iter().filter(|c| Pod::is_sidecar(c)).map(|c| (ContainerKind::Init, c));

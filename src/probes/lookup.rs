@@ -1,7 +1,7 @@
-//! Names of hosts, looked up as libc does, which cannot be called off: a lookup that hangs keeps its thread.
+//! Host name lookups for probes: single-flight, and limited in total and per pod.
 //!
-//! There are few threads for that. So a name is looked up once for all who want it at the same time: one that hangs takes
-//! one of them, however often it is asked for. And the names of one pod take a few of them at most.
+//! Lookups use libc, which cannot cancel them: one that hangs occupies its thread. Few threads are available for that,
+//! so concurrent lookups of a name share one thread, and the names of one pod occupy only a few threads.
 
 use std::{
     collections::HashMap,
@@ -17,35 +17,35 @@ use tokio::{
 use super::dial::{DialError, Why};
 use berth_types::PodUid;
 
-/// Names that are looked up at a time.
+/// Maximum number of concurrent lookups.
 pub const LOOKUPS: usize = 16;
-/// Of them those that one pod may have begun.
+/// Maximum number of concurrent lookups that one pod has started.
 const OF_ONE_POD: usize = 4;
 
-/// The addresses of a name, once they are known; none where it has none. Each with its scope; the port means nothing.
+/// Addresses of a name, once they are known; empty if it has none. Each includes its scope; the port is meaningless.
 type Found = watch::Receiver<Option<Arc<[SocketAddr]>>>;
-/// What looks a name up.
+/// Resolver function.
 type Resolve = dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync;
 
-/// The lookups that are under way.
+/// Lookups in flight.
 pub struct Lookups {
     permits: Arc<Semaphore>,
-    /// What is left to the pods that have begun some.
+    /// Remaining permits of the pods that have started lookups.
     shares: Mutex<HashMap<PodUid, Arc<Semaphore>>>,
     under_way: Mutex<HashMap<String, Found>>,
     resolve: Arc<Resolve>,
 }
 
 impl Lookups {
-    /// Of the machine.
+    /// Creates lookups through the machine's resolver.
     pub fn new() -> Self {
         Self::by(|host| {
-            // A port has to be named. Why there is no address nobody is told either.
+            // The function requires a port. Why there is no address is not reported.
             (host, 0).to_socket_addrs().map(Iterator::collect).unwrap_or_default()
         })
     }
 
-    /// By that, which may block.
+    /// Creates lookups through `resolve`, which may block.
     pub fn by(resolve: impl Fn(&str) -> Vec<SocketAddr> + Send + Sync + 'static) -> Self {
         Self {
             permits: Arc::new(Semaphore::new(LOOKUPS)),
@@ -55,11 +55,11 @@ impl Lookups {
         }
     }
 
-    /// The addresses of a host that a pod wants.
+    /// Returns the addresses of a host for a probe of `pod`.
     ///
     /// # Errors
-    /// There are none, or they are not known in time. Where other lookups take all threads, or all that the pod may
-    /// have, that is no fault of this host.
+    /// The host has no address, or the lookup does not end before `deadline`. If other lookups occupy all threads, or
+    /// all permits of the pod, the error is [`Why::Ours`], not the host's.
     pub async fn find(&self, host: &str, pod: &PodUid, deadline: Instant) -> Result<Arc<[SocketAddr]>, DialError> {
         let late = |why| DialError { text: format!("dial tcp: lookup {host}: i/o timeout"), why };
         let mut found = match self.of(host) {
@@ -80,20 +80,20 @@ impl Lookups {
         Ok(addresses)
     }
 
-    /// The lookup of a host that is under way.
+    /// The lookup of a host that is in flight.
     fn of(&self, host: &str) -> Option<Found> {
         let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         under_way.get(host).filter(|found| is_under_way(found)).cloned()
     }
 
-    /// What a pod has left. Those of which no lookup is under way, and that wait for none, are forgotten.
+    /// The permits of a pod. Drops pods that have no lookup in flight and wait for none.
     fn share_of(&self, pod: &PodUid) -> Arc<Semaphore> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
         shares.retain(|other, share| other == pod || Arc::strong_count(share) > 1);
         shares.entry(pod.clone()).or_insert_with(|| Arc::new(Semaphore::new(OF_ONE_POD))).clone()
     }
 
-    /// Begins a lookup, unless somebody else has meanwhile.
+    /// Starts a lookup, unless another caller has started it meanwhile.
     fn begin(&self, host: &str, permits: [OwnedSemaphorePermit; 2]) -> Found {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         under_way.retain(|_, found| is_under_way(found));
@@ -105,13 +105,13 @@ impl Lookups {
         let (resolve, host) = (self.resolve.clone(), host.to_owned());
         tokio::task::spawn_blocking(move || {
             tell.send_replace(Some(resolve(&host).into()));
-            drop(permits); // not before the lookup has really ended
+            drop(permits); // only after the lookup has really ended
         });
         found
     }
 }
 
-/// Whoever looks it up still does: an answer is for those who asked before it came.
+/// Returns whether the lookup is in flight: its result is only for callers that requested it before it ended.
 fn is_under_way(found: &Found) -> bool {
     found.has_changed().is_ok()
 }
@@ -130,7 +130,8 @@ mod tests {
         Instant::now() + Duration::from_secs(60)
     }
 
-    /// Finds an address for each name but `none`; those that begin with `hangs` when told to. Tells what it was asked.
+    /// A resolver with an address for each name but `none`; names that begin with `hangs` block until released. Sends
+    /// each requested name.
     fn of_which_some_hang() -> (Lookups, mpsc::Sender<()>, tokio::sync::mpsc::UnboundedReceiver<String>) {
         let (release, held) = mpsc::channel::<()>();
         let held = Mutex::new(held);

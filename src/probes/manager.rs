@@ -1,4 +1,6 @@
-//! Probes as the rest of the house sees them. Behaviour: spec 05 §1.
+//! Probe manager: registers pods for probing, and persists probe results.
+//!
+//! Implements spec 05 §1.
 
 use std::{
     collections::HashMap,
@@ -23,30 +25,30 @@ use super::{
 use berth_ports::{ProbeManager, ProbeResults, StateFile};
 use berth_types::{ContainerId, Pod, PodUid};
 
-/// Questions out of turn that may wait; more are dropped: each only brings a moment forward.
+/// Capacity of the queue of triggered probes; further ones are dropped: each only advances a scheduled attempt.
 const ASKED: usize = 1024;
-/// From the first result that is not on disk to the write.
+/// Debounce interval from the first unsaved result to the write.
 const GATHER: Duration = Duration::from_secs(1);
-/// After a write that failed.
+/// Delay before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// How far the probes of a pod have been begun.
+/// Registration state of a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// All of them.
+    /// All probes have been started.
     Begun,
-    /// Some ended, because their container did; should it come back, so must they.
+    /// Some probes ended because their container did; they have to be started again if it comes back.
     Partly,
-    /// Only whether it is ready is still asked.
+    /// Only readiness probes continue.
     Draining,
 }
 
-/// The pods whose probes have been begun: what need not be said again.
+/// Pods whose probes have been started: deduplicates orders to the owner task.
 #[derive(Default)]
 pub struct Known(Mutex<HashMap<PodUid, Stage>>);
 
 impl Known {
-    /// A probe of that pod has ended by itself.
+    /// Notes that a probe of that pod has ended by itself.
     pub fn may_begin_again(&self, pod: &PodUid) {
         if let Some(stage) = self.lock().get_mut(pod)
             && *stage == Stage::Begun
@@ -60,16 +62,17 @@ impl Known {
     }
 }
 
-/// The player of [`ProbeManager`].
+/// Implementation of [`ProbeManager`].
 pub struct Manager {
     known: Arc<Known>,
-    /// At most three for each life of a pod, and one for each end of a container.
+    /// Unbounded, but at most three orders per life of a pod, and one for each end of a container.
     orders: mpsc::UnboundedSender<Order>,
     asked: mpsc::Sender<(PodUid, String)>,
     results: Arc<Results>,
 }
 
-/// Reads what an earlier agent learnt, and makes the manager and its two tasks: the probes, and the file.
+/// Reads the results of an earlier agent; returns the manager and the futures of its two tasks: probing, and saving
+/// results.
 pub async fn open(
     deps: Deps,
     file: Arc<dyn StateFile>,
@@ -127,7 +130,7 @@ impl ProbeManager for Manager {
     }
 
     fn trigger(&self, pod: &PodUid, container: &str) {
-        // Where very many ask, each has its next moment anyway.
+        // If the queue is full, each probe still has its scheduled attempt.
         let _ = self.asked.try_send((pod.clone(), container.to_owned()));
     }
 
@@ -137,17 +140,17 @@ impl ProbeManager for Manager {
 }
 
 impl Manager {
-    /// What the probes of an instance came to lately.
+    /// Recent probe outcomes of an instance.
     pub fn history(&self, container: &ContainerId) -> Vec<History> {
         self.results.histories.of(container)
     }
 
     fn order(&self, order: Order) {
-        let _ = self.orders.send(order); // the task is gone at shutdown only
+        let _ = self.orders.send(order); // the task only ends at shutdown
     }
 }
 
-/// Brings results to disk beside the probes, and once more at the end.
+/// Writes results to disk, separately from the probing task, and once more at the end.
 async fn save(results: Arc<Results>, file: Arc<dyn StateFile>, mut written: Saved, stop: CancellationToken) {
     let mut due: Option<Instant> = None;
     loop {
@@ -167,7 +170,7 @@ async fn save(results: Arc<Results>, file: Arc<dyn StateFile>, mut written: Save
     write(&results, &*file, &mut written).await;
 }
 
-/// Writes what differs from what was written; tells whether that must be tried again.
+/// Writes the results if they differ from the written ones; returns whether the write has to be retried.
 async fn write(results: &Results, file: &dyn StateFile, written: &mut Saved) -> bool {
     let now = results.to_save();
     if now == *written {

@@ -1,20 +1,21 @@
-//! Asks containers whether they have started, are ready, are alive.
+//! Startup, readiness, and liveness probes of containers.
 //!
 //! ```text
-//!  worker ── add, stop, remove ──► owner ◄── timer: the next moment
+//!  worker ── add, stop, remove ──► owner ◄── timer: next attempt due
 //!  worker ── trigger ───────────►   │
 //!                                    ├─► an attempt: exec (CRI), http, tcp, grpc
-//!  worker, runtime ◄── results ◄─────┴─► status at once, wake-up, events, metrics, file
+//!  worker, runtime ◄── results ◄─────┴─► status update, wake-up, events, metrics, file
 //! ```
 //!
-//! In: pods from their workers ([`ProbeManager`](berth_ports::ProbeManager)), how they stand
+//! In: pods from their workers ([`ProbeManager`](berth_ports::ProbeManager)), pod statuses
 //! ([`ProbedPods`](berth_ports::ProbedPods)). Out: results by container instance.
 //!
-//! One task ([`owner`]) owns every probe: one timer is set for the next moment of any, what its results come to is decided
-//! by `turn` (pure). An attempt (`attempt`) is a task with a deadline, started through a semaphore; one that hangs costs
-//! nothing but itself, and ends with its probe. Results are read by anyone (`results`) and outlive the agent in a file.
+//! One task ([`owner`]) owns every probe: a single timer is set for the earliest attempt of all probes, and `turn`
+//! (pure) decides on results. An attempt (`attempt`) is a task with a deadline, started through a semaphore; one that
+//! hangs affects no other probe, and ends with its own. Results (`results`) are readable by all and survive the agent
+//! in a file.
 //!
-//! Behaviour: spec 05 §1.
+//! Implements spec 05 §1.
 
 mod ask;
 pub mod attempt;

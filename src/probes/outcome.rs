@@ -1,30 +1,32 @@
-//! What one attempt came to, and what is told of it. Pure. Behaviour: spec 05 §1.1, §1.9.
+//! Outcome of one probe attempt, its result and event. Pure.
+//!
+//! Implements spec 05 §1.1, §1.9.
 
 use super::kind::Kind;
 use berth_ports::ProbeResult;
 
-/// Bytes of an answer that are kept.
+/// Maximum size of a response that is retained, in bytes.
 pub const MOST_OUTPUT: usize = 10 * 1024;
 
-/// What one attempt came to.
+/// Outcome of one attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It passed.
+    /// The probe passed.
     Success,
-    /// It passed, but somebody should know.
+    /// The probe passed with a warning.
     Warning(String),
-    /// It failed, and says how.
+    /// The probe failed; the text is its output.
     Failure(String),
-    /// It could not be told: tried again, and never counted.
+    /// The attempt has no result: it is retried, and never counted.
     Error {
-        /// What the reference calls the state it results in.
+        /// State in kubelet's message.
         state: ErrorState,
-        /// What went wrong.
+        /// Error text.
         text: String,
     },
 }
 
-/// What an error of an attempt results in, in texts only.
+/// State that results from an attempt with an error; only used in messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorState {
     /// `failure`
@@ -34,7 +36,7 @@ pub enum ErrorState {
 }
 
 impl ErrorState {
-    /// Its word.
+    /// Name in messages.
     pub fn word(self) -> &'static str {
         match self {
             Self::Failure => "failure",
@@ -44,12 +46,12 @@ impl ErrorState {
 }
 
 impl Outcome {
-    /// An error before anything was asked.
+    /// An error before anything was requested.
     pub fn unknown(text: impl Into<String>) -> Self {
         Self::Error { state: ErrorState::Unknown, text: text.into() }
     }
 
-    /// What counts; `None` for errors.
+    /// Result that counts; `None` for errors.
     pub fn result(&self) -> Option<ProbeResult> {
         match self {
             Self::Success | Self::Warning(_) => Some(ProbeResult::Success),
@@ -58,7 +60,7 @@ impl Outcome {
         }
     }
 
-    /// Reason and text of the warning that tells of it.
+    /// Reason and message of the warning event; `None` for a success.
     pub fn event(&self, kind: Kind) -> Option<(&'static str, String)> {
         let kind = kind.label();
         match self {
@@ -73,7 +75,7 @@ impl Outcome {
     }
 }
 
-/// Text of bytes, at most [`MOST_OUTPUT`] of them.
+/// Text of bytes, at most [`MOST_OUTPUT`] of them, invalid UTF-8 replaced.
 pub fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.get(..MOST_OUTPUT).unwrap_or(bytes)).into_owned()
 }

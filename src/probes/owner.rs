@@ -1,17 +1,17 @@
-//! The one task of all probes: their schedule, and the attempts in flight.
+//! Probe scheduler: one task that owns all probes and their attempts in flight.
 //!
 //! ```text
 //!  orders ──────────┐                    ┌─► results, status, events, metrics
-//!  timer: a moment ─┼─► Turn (pure) ─────┤
+//!  timer: due ──────┼─► Turn (pure) ─────┤
 //!  an attempt ended ┘                    └─► an attempt, at most one per probe
 //! ```
 //!
-//! An attempt ends with its probe; while it is under way its probe has no next moment. Moments that have passed are
-//! dropped. Behaviour: spec 05 §1.2.
+//! An attempt ends with its probe; while it is in flight, its probe has no scheduled attempt. Missed attempts are
+//! dropped. Implements spec 05 §1.2.
 //!
-//! What a probe costs a node at rest is above all waking up for it, so the moments of all probes lie on a common grid
-//! (`schedule`). Attempts are tasks. A semaphore bounds how many begin at the same time, because the memory they need then
-//! stays with the agent; an attempt returns its permit after 20 ms, so probes that hang delay no other.
+//! The main cost of probes on an idle node is waking up, so attempts of all probes are aligned to a common grid
+//! (`schedule`). Attempts are tasks. A semaphore bounds how many start at the same time, because the memory that they
+//! need then stays with the agent; an attempt returns its permit after 20 ms, so probes that hang do not delay others.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -47,57 +47,57 @@ use berth_ports::{Clock, Event, EventSink, ProbeResult, ProbedPods, Pulse};
 use berth_sys::panics::said;
 use berth_types::{ContainerId, Pod, PodUid};
 
-/// What an earlier agent learnt of containers that are not probed by then is forgotten, and after that as often.
+/// Interval after which results of an earlier agent are dropped if their container is not probed by then.
 const RESTORED_FOR: Duration = Duration::from_secs(600);
 
-/// Attempts that may hold a permit at the same time.
+/// Maximum number of attempts that have a permit at the same time.
 const PERMITS: usize = 64;
-/// How long an attempt holds its permit at most.
+/// Maximum time that an attempt keeps its permit.
 const PERMIT_TIME: Duration = Duration::from_millis(20);
 
-/// What the task is told.
+/// Order to the task.
 #[derive(Debug)]
 pub enum Order {
-    /// Begin the probes of a pod; those that are there go on.
+    /// Starts the probes of a pod; existing ones continue.
     Add(Arc<Pod>),
-    /// End all but readiness.
+    /// Ends all probes except readiness.
     StopLiveness(PodUid),
-    /// End all.
+    /// Ends all probes.
     Remove(PodUid),
 }
 
-/// What the task asks and tells.
+/// Dependencies of the task.
 pub struct Deps {
     /// Makes attempts.
     pub asker: Arc<dyn Asker>,
-    /// How pods stand.
+    /// Statuses of pods.
     pub pods: Arc<dyn ProbedPods>,
-    /// Events.
+    /// Receives events.
     pub events: Arc<dyn EventSink>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Counts.
+    /// Probe metrics.
     pub metrics: ProbeMetrics,
-    /// Whether they are asked in time.
+    /// Metrics of the delay of attempts.
     pub paces: ProbePaces,
-    /// When the agent started, by the wall clock.
+    /// Start of the agent, by the wall clock.
     pub started_at: jiff::Timestamp,
-    /// Tells that the task lives.
+    /// Reports that the task is alive.
     pub pulse: Pulse,
 }
 
 type ProbeId = u64;
 
-/// How an attempt ended.
+/// A completed attempt.
 struct Ended {
     id: ProbeId,
-    /// When it began.
+    /// Start of the attempt.
     begun: Instant,
     /// Its outcome, or the text of its panic.
     outcome: Result<Outcome, String>,
 }
 
-/// See the file's documentation.
+/// The task that owns all probes; see the module's documentation.
 pub struct Owner {
     deps: Deps,
     results: Arc<Results>,
@@ -107,14 +107,14 @@ pub struct Owner {
     probes: HashMap<ProbeId, Probe>,
     by_pod: HashMap<PodUid, Vec<ProbeId>>,
     last_id: ProbeId,
-    /// Their next moments.
+    /// Scheduled attempts.
     moments: BTreeSet<(Instant, ProbeId)>,
     permits: Arc<Semaphore>,
     attempts: JoinSet<Ended>,
 }
 
 impl Owner {
-    /// Knows no pod yet.
+    /// Creates the task's state, without pods.
     pub fn new(deps: Deps, results: Arc<Results>, known: Arc<Known>) -> Self {
         Self {
             deps,
@@ -131,7 +131,7 @@ impl Owner {
         }
     }
 
-    /// Runs until stopped. What is under way then is broken off, and forgotten by nobody.
+    /// Runs until stopped. Attempts in flight are then aborted; results are kept.
     pub async fn run(
         mut self,
         mut orders: mpsc::UnboundedReceiver<Order>,
@@ -154,14 +154,14 @@ impl Owner {
                     holds_restored = self.forget_restored();
                     restored_until.as_mut().reset(Instant::now() + RESTORED_FOR);
                 }
-                // One that was aborted has no result.
+                // An aborted attempt has no result.
                 Some(ended) = self.attempts.join_next() => ended.into_iter().for_each(|ended| self.on_ended(ended)),
             }
         }
     }
 
-    /// Forgets what an earlier agent learnt, but of those whose first moment is still to come; tells whether there are
-    /// such.
+    /// Drops results of an earlier agent, except those of containers whose first attempt is still scheduled; returns
+    /// whether any remain.
     fn forget_restored(&self) -> bool {
         let to_come = self.probes.values().filter(|probe| probe.turn.instance().is_none());
         let instances: HashSet<ContainerId> =
@@ -169,7 +169,7 @@ impl Owner {
         self.results.forget_restored(|container| instances.contains(container))
     }
 
-    /// How a probe's container stands, and where it is.
+    /// Observation of a probe's container, and the pod's address; `None` if the pod has no status.
     fn look(pods: &dyn ProbedPods, probe: &Probe) -> Option<(Seen, Option<String>)> {
         let known = pods.status(probe.pod.uid())?;
         let seen = seen(&probe.pod, &probe.declared(&probe.pod)?, &known.status, known.restart_all);
@@ -211,7 +211,7 @@ impl Owner {
         }
     }
 
-    /// Soon after the agent's start all probes of the node begin: spread over their periods.
+    /// Initial delay. All probes of a node start soon after the agent: spreads them over their periods.
     fn first_delay(&self, pace: &Pace) -> Duration {
         let is_restart = pace.period > self.begun.elapsed();
         if is_restart { pace.period.mul_f64(rand::rng().random()) } else { Duration::ZERO }
@@ -224,7 +224,7 @@ impl Owner {
             *probe.container == *container
                 && match probe.kind() {
                     Kind::Readiness => true,
-                    // More often it would fail sooner than its period and threshold allow.
+                    // An additional attempt would let it fail sooner than its period and threshold allow.
                     Kind::Startup => {
                         let seen = Self::look(&*self.deps.pods, probe).and_then(|(seen, _)| seen.instance);
                         seen.is_some_and(|instance| probe.turn.instance() != Some(&instance.id))
@@ -241,7 +241,7 @@ impl Owner {
         }
     }
 
-    /// Sets a probe's next moment; none while an attempt is in flight.
+    /// Schedules a probe's next attempt; none while an attempt is in flight.
     fn schedule(&mut self, id: ProbeId) {
         let Some(probe) = self.probes.get_mut(&id) else { return };
         if probe.attempt.is_some() {
@@ -265,14 +265,14 @@ impl Owner {
         }
     }
 
-    /// A probe's moment has come; `due` is when it was to.
+    /// Handles a scheduled attempt of a probe; `due` is the scheduled time.
     fn on_moment(&mut self, id: ProbeId, due: Instant) {
         self.deps.pulse.works();
         let now = Instant::now();
         let asked = self.probes.get(&id).filter(|probe| probe.is_asked).map(|probe| *probe.turn.fixed());
         let restarted = asked.map(|fixed| self.schedule.at_or_after(now + fixed.pace.period, fixed.pace.period));
         let Some(probe) = self.probes.get_mut(&id) else { return };
-        // Before the look: what changes meanwhile is looked at again.
+        // Read before the status: a change meanwhile causes another read.
         let changes = self.deps.pods.changes();
         let look = match probe.look.take() {
             Some(look) if look.changes == changes => look,
@@ -298,7 +298,7 @@ impl Owner {
         if let Some(instance) = probe.turn.instance() {
             self.results.seed(instance, kind, step.seed);
             if let Some(result) = step.set {
-                // Whoever needs to know that nothing runs knows it from the runtime.
+                // Nothing is woken: that no container runs is known from the runtime.
                 self.results.set(instance, kind, result);
                 probe.told = Some(result);
             }
@@ -359,13 +359,13 @@ impl Owner {
         match kind {
             Kind::Readiness => self.deps.pods.set_ready(&probe.pod, instance, passed),
             Kind::Startup => self.deps.pods.set_started(&probe.pod, instance, passed),
-            Kind::Liveness if passed => return, // nobody doubted it
+            Kind::Liveness if passed => return, // liveness was success by default
             Kind::Liveness => {}
         }
         self.deps.pods.wake(probe.pod.uid());
     }
 
-    /// Ends a probe whose container will not come back by itself.
+    /// Ends a probe whose container does not restart.
     fn end(&mut self, id: ProbeId) {
         let Some(probe) = self.remove(id) else { return };
         let uid = probe.pod.uid();
@@ -402,7 +402,7 @@ impl Owner {
     }
 }
 
-/// One attempt, begun once there is a permit.
+/// Makes one attempt, once a permit is available.
 async fn attempt(
     id: ProbeId,
     due: Instant,

@@ -1,4 +1,4 @@
-//! One probe, as the task of all of them keeps it.
+//! State of one probe, kept by the probe scheduler.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,56 +18,56 @@ use berth_metrics::{ProbeCounter, ProbePace, ProbedContainer};
 use berth_ports::ProbeResult;
 use berth_types::{ContainerKind, Pod, api};
 
-/// What is asked for out of turn is asked for at most so often.
+/// Minimum interval between triggered attempts.
 const BETWEEN_ASKED: Duration = Duration::from_secs(1);
 
 /// One probe.
 pub struct Probe {
-    /// Counts it.
+    /// Counter of its results.
     pub counter: ProbeCounter,
-    /// Shows whether it is asked in time.
+    /// Metrics of the delay of its attempts.
     pub pace: ProbePace,
-    /// Whose it is.
+    /// Pod of the probe.
     pub pod: Arc<Pod>,
-    /// Of which container.
+    /// Name of the container.
     pub container: Arc<str>,
-    /// Where that stands.
+    /// Kind of that container.
     pub place: ContainerKind,
-    /// What it does next.
+    /// State machine of the probe.
     pub turn: Turn,
-    /// Its moments are this one and whole periods after it.
+    /// Reference instant: attempts are due then and at whole periods after it.
     pub base: Instant,
-    /// Its next moment.
+    /// Time of the scheduled attempt.
     pub moment: Option<Instant>,
-    /// How its container stood when that was looked at last.
+    /// Last observation of its container.
     pub look: Option<Look>,
-    /// What was told of its instance last.
+    /// Last published result of its instance.
     pub told: Option<ProbeResult>,
-    /// What its attempts on that came to, once there were some.
+    /// History of its instance, after the first attempt.
     pub runs: Option<Runs>,
-    /// The attempt in flight.
+    /// Attempt in flight.
     pub attempt: Option<AbortHandle>,
-    /// When it is tried again after a failure that did not count.
+    /// Time of the retry after a failure that did not count.
     pub retry_at: Option<Instant>,
-    /// It is asked for out of turn.
+    /// An attempt has been triggered.
     pub is_asked: bool,
-    /// When it was, last.
+    /// Time of the last triggered attempt.
     pub asked_at: Option<Instant>,
 }
 
-/// How a probe's container stood. It still does while there are no other changes: hundreds of probes a minute ask of
-/// pods of which there is nothing new.
+/// Observation of a probe's container. It stays valid while the change counter is the same: there are hundreds of
+/// attempts a minute for pods that did not change.
 pub struct Look {
-    /// So many changes of pods there had been.
+    /// Change counter of pods at the time of the observation.
     pub changes: u64,
-    /// How it stood, and its pod's address; `None` where the pod had no status.
+    /// The observation, and the pod's address; `None` if the pod had no status.
     pub found: Option<(Seen, Option<String>)>,
-    /// What is asked of it then, once it was.
+    /// Request for that observation, once it was built.
     pub ask: Option<Arc<Ask>>,
 }
 
 impl Probe {
-    /// The probe that the pod declares, before its first moment.
+    /// Creates the probe that the pod declares, before its first attempt.
     pub fn new(pod: &Arc<Pod>, one: &Declared<'_>, base: Instant, deps: &Deps) -> Self {
         let (id, container) = (pod.id(), one.container.name.as_str());
         let labels = ProbedContainer { container, pod: &id.name, namespace: &id.namespace, uid: id.uid.as_str() };
@@ -96,18 +96,18 @@ impl Probe {
         }
     }
 
-    /// For what it is.
+    /// Kind of the probe.
     pub fn kind(&self) -> Kind {
         self.turn.fixed().kind
     }
 
-    /// It, as that pod declares it.
+    /// The probe as `pod` declares it.
     pub fn declared<'a>(&self, pod: &'a Pod) -> Option<Declared<'a>> {
         let (place, container) = pod.container(&self.container)?;
         Some(Declared { container, place, kind: self.kind(), probe: self.kind().of(container)? })
     }
 
-    /// The first of its moments that is still to come, or sooner where it is asked for.
+    /// Time of the next attempt: the next regular one, or sooner for a retry or a triggered one.
     pub fn next_moment(&self, now: Instant) -> Instant {
         let period = self.turn.fixed().pace.period;
         let passed = now.saturating_duration_since(self.base);
@@ -125,7 +125,7 @@ impl Probe {
         soonest.min(regular)
     }
 
-    /// Writes down what an attempt came to, for those who read that much.
+    /// Logs the outcome of an attempt, with kubelet's verbosity levels.
     pub fn log(&self, outcome: &Outcome) {
         let (kind, pod, container) = (self.kind().label(), &*self.pod, &*self.container);
         match outcome {
@@ -145,7 +145,7 @@ impl Probe {
     }
 }
 
-/// Where a pod is asked. One in the node's network that knows no address of its own is asked on the node's.
+/// Address of a pod for probes. A host-network pod without an address is probed on 127.0.0.1.
 pub fn address(pod: &Pod, status: &api::PodStatus) -> Option<String> {
     let told = status.pod_ip.clone().filter(|ip| !ip.is_empty());
     told.or_else(|| pod.is_host_network().then(|| "127.0.0.1".to_owned()))

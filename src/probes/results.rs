@@ -1,7 +1,7 @@
-//! What probes last said: written by the room's one task, read by whoever wants to know.
+//! Probe results by container instance, written by the probe scheduler and readable by all.
 //!
-//! What an earlier agent learnt is kept apart until the probe of that container is there again. Behaviour: spec 05 §1.1,
-//! §1.10 (results outlive a restart).
+//! Results of an earlier agent are stored separately until the container is probed again. Implements spec 05 §1.1,
+//! §1.10 (results survive a restart).
 
 use std::{
     collections::HashMap,
@@ -20,16 +20,16 @@ struct State {
     restored: HashMap<ContainerId, ProbeResults>,
 }
 
-/// The results.
+/// Probe results, with change notification.
 #[derive(Default)]
 pub struct Results {
-    /// What attempts came to lately.
+    /// Recent outcomes of attempts.
     pub histories: Histories,
     state: Mutex<State>,
     changed: Notify,
 }
 
-/// The place of a kind.
+/// The field of a probe kind.
 pub fn place(results: &mut ProbeResults, kind: Kind) -> &mut Option<ProbeResult> {
     match kind {
         Kind::Startup => &mut results.startup,
@@ -39,14 +39,14 @@ pub fn place(results: &mut ProbeResults, kind: Kind) -> &mut Option<ProbeResult>
 }
 
 impl Results {
-    /// With what an earlier agent saved.
+    /// Creates results with those that an earlier agent saved.
     pub fn new(saved: Saved) -> Self {
         let restored = saved.into_results();
         let state = State { current: HashMap::new(), restored };
         Self { histories: Histories::default(), state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// What is known of an instance.
+    /// Current results of an instance; startup and readiness fall back to those of an earlier agent.
     pub fn of(&self, container: &ContainerId) -> ProbeResults {
         let state = self.lock();
         let now = state.current.get(container).copied().unwrap_or_default();
@@ -58,7 +58,7 @@ impl Results {
         }
     }
 
-    /// Begins with a result, unless one is there; one of an earlier agent becomes our own.
+    /// Sets the initial result, unless there is one; a result of an earlier agent takes precedence over `seed`.
     pub fn seed(&self, container: &ContainerId, kind: Kind, seed: Option<ProbeResult>) {
         let mut state = self.lock();
         let before = state.restored.get_mut(container).and_then(|results| place(results, kind).take());
@@ -67,7 +67,7 @@ impl Results {
         }
     }
 
-    /// Sets a result; tells whether that is news.
+    /// Sets a result; returns whether it changed.
     pub fn set(&self, container: &ContainerId, kind: Kind, result: ProbeResult) -> bool {
         let mut state = self.lock();
         let place = place(state.current.entry(container.clone()).or_default(), kind);
@@ -79,7 +79,7 @@ impl Results {
         is_news
     }
 
-    /// Forgets the result of one probe.
+    /// Deletes result and history of one probe.
     pub fn forget(&self, container: &ContainerId, kind: Kind) {
         self.histories.forget(container, kind);
         let mut state = self.lock();
@@ -93,7 +93,8 @@ impl Results {
         }
     }
 
-    /// Forgets what an earlier agent learnt, but of containers that may still be asked; tells whether there are such.
+    /// Deletes the results of an earlier agent, except those of containers that may still be probed; returns whether
+    /// any remain.
     pub fn forget_restored(&self, is_to_come: impl Fn(&ContainerId) -> bool) -> bool {
         let mut state = self.lock();
         state.restored.retain(|container, results| *results != ProbeResults::default() && is_to_come(container));
@@ -103,13 +104,13 @@ impl Results {
         some
     }
 
-    /// What is worth saving.
+    /// The results to save.
     pub fn to_save(&self) -> Saved {
         let state = self.lock();
         Saved::of(state.restored.iter().chain(&state.current))
     }
 
-    /// Waits until there is something new to save.
+    /// Waits for a change of the results.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }

@@ -1,6 +1,6 @@
-//! Results as they are written to disk, so that a restart of the agent turns no pod unready. Pure.
+//! Checkpoint of probe results, so that a restart of the agent turns no pod unready. Pure.
 //!
-//! The file is a help, not a truth: one that cannot be read is none.
+//! The file is optional: one that cannot be read is ignored.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use berth_ports::{ProbeResult, ProbeResults};
 use berth_types::ContainerId;
 
-/// Containers beyond this many are no file of ours.
+/// Maximum number of containers; a file with more is invalid.
 const MOST: usize = 100_000;
 
-/// The file.
+/// Content of the file.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Saved {
-    /// By the runtime's id.
+    /// Results by container ID.
     containers: BTreeMap<String, Said>,
 }
 
@@ -28,7 +28,7 @@ struct Said {
 }
 
 impl Saved {
-    /// What is worth keeping of results; a later one of the same container adds to an earlier one.
+    /// Collects the results to save; a later one of the same container supplements an earlier one.
     pub fn of<'a>(results: impl IntoIterator<Item = (&'a ContainerId, &'a ProbeResults)>) -> Self {
         let passed = |result: Option<ProbeResult>| result.map(|r| r == ProbeResult::Success);
         let mut saved = Self::default();
@@ -42,7 +42,7 @@ impl Saved {
         saved
     }
 
-    /// As results.
+    /// Converts the content to results.
     pub fn into_results(self) -> HashMap<ContainerId, ProbeResults> {
         let result = |said: Option<bool>| said.map(|p| if p { ProbeResult::Success } else { ProbeResult::Failure });
         let one =
@@ -50,17 +50,17 @@ impl Saved {
         self.containers.into_iter().map(|(id, said)| (ContainerId::from(id), one(said))).collect()
     }
 
-    /// Reads the file.
+    /// Parses the file.
     ///
     /// # Errors
-    /// It is damaged.
+    /// The file is damaged.
     pub fn decode(content: &[u8]) -> Result<Self, String> {
         let saved: Self = serde_json::from_slice(content).map_err(|e| e.to_string())?;
         let count = saved.containers.len();
         if count > MOST { Err(format!("{count} containers")) } else { Ok(saved) }
     }
 
-    /// Writes the file.
+    /// Serializes the file.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default() // maps with texts as keys always have a JSON form
     }

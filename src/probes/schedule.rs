@@ -1,39 +1,39 @@
-//! The grid on which the regular moments of probes lie.
+//! Time grid of regular probe attempts.
 //!
-//! What a probe costs a node at rest is above all waking up for it. So all moments of probes with the same period lie on a
-//! common grid of the agent's monotonic clock, and probes that are due together wake the agent once.
+//! The main cost of probes on an idle node is waking up. All attempts of probes with the same period are therefore
+//! aligned to a common grid of the agent's monotonic clock, and probes that are due together wake the agent once.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Points of the grid in a period…
+/// Grid points per period…
 const POINTS_PER_PERIOD: u32 = 10;
-/// … and their distance at most.
+/// … and the maximum distance between two points.
 const MAX_DISTANCE: Duration = Duration::from_secs(1);
-/// From the agent's start to the first point: its other periodic work falls on whole seconds.
+/// Offset of the first point from the agent's start: other periodic work of the agent is due on whole seconds.
 pub const OFFSET: Duration = Duration::from_millis(170);
 
-/// The grid of an agent.
+/// Grid of an agent.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     first: Instant,
 }
 
 impl Schedule {
-    /// For an agent that starts now.
+    /// Creates the grid of an agent that starts at `now`.
     pub fn starting(now: Instant) -> Self {
         Self { first: now + OFFSET }
     }
 
-    /// The first point of that period that is not before `at`. A period is a whole number of distances, so a probe that
-    /// begins on a point stays on the grid.
+    /// The first grid point of that period that is not before `at`. A period is a whole number of distances, so a probe
+    /// that starts on a point stays on the grid.
     pub fn at_or_after(&self, at: Instant, period: Duration) -> Instant {
         let passed = self.passed(at).next_multiple_of(distance(period).as_nanos());
         self.first + nanos(passed)
     }
 
-    /// The last point of that period that is not after `at`; the first one for everything before it.
+    /// The last grid point of that period that is not after `at`; the first point for everything before it.
     pub fn at_or_before(&self, at: Instant, period: Duration) -> Instant {
         let passed = self.passed(at);
         self.first + nanos(passed - passed % distance(period).as_nanos())
@@ -44,7 +44,7 @@ impl Schedule {
     }
 }
 
-/// From one point of a period to the next.
+/// Distance between two points of a period.
 fn distance(period: Duration) -> Duration {
     (period / POINTS_PER_PERIOD).clamp(Duration::from_nanos(1), MAX_DISTANCE)
 }

@@ -1,46 +1,48 @@
-//! What a pod's status says to one of its probes. Pure. Behaviour: spec 05 §1.3.
+//! Observation of a container in its pod's status, for one probe. Pure.
+//!
+//! Implements spec 05 §1.3.
 
 use jiff::Timestamp;
 
 use super::kind::Declared;
 use berth_types::{ContainerId, Pod, api, restart::restarts_after_exit};
 
-/// The pod as its latest status tells of it.
+/// Observation of the pod, from its latest status.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// It has failed or succeeded.
+    /// The pod's phase is Failed or Succeeded.
     pub is_over: bool,
-    /// Its deletion was asked for.
+    /// The pod is being deleted.
     pub is_deleting: bool,
-    /// The container's instance, once it has one.
+    /// Instance of the container, once it has one.
     pub instance: Option<Instance>,
 }
 
 /// One instance of a container.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Instance {
-    /// The runtime's id.
+    /// Container ID of the runtime.
     pub id: ContainerId,
-    /// Whether it runs.
+    /// State of the instance.
     pub state: State,
-    /// Whether it counts as started.
+    /// Whether the container status reports it as started.
     pub is_started: bool,
 }
 
-/// What an instance does.
+/// State of an instance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It runs, since then where the runtime says so.
+    /// Running, with the start time if the runtime reports it.
     Running(Option<Timestamp>),
-    /// It does not run yet, or not yet again.
+    /// Waiting to start, or to restart.
     Waiting,
-    /// It has ended, and another one will be started.
+    /// Terminated, and will be restarted.
     WillRestart,
-    /// It has ended for good.
+    /// Terminated for good.
     Ended,
 }
 
-/// Reads the status for one probe; `restart_all` where all containers of the pod are being restarted.
+/// Reads the status for one probe; `restart_all` is set while all containers of the pod are being restarted.
 pub fn seen(pod: &Pod, probe: &Declared<'_>, status: &api::PodStatus, restart_all: bool) -> Seen {
     Seen {
         is_over: matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")),
@@ -49,7 +51,7 @@ pub fn seen(pod: &Pod, probe: &Declared<'_>, status: &api::PodStatus, restart_al
     }
 }
 
-/// The status of a container, regular ones first.
+/// Status of a container, those of regular containers first.
 fn own_status<'a>(status: &'a api::PodStatus, name: &str) -> Option<&'a api::ContainerStatus> {
     let lists = [&status.container_statuses, &status.init_container_statuses];
     lists.into_iter().flatten().flatten().find(|own| own.name == name)

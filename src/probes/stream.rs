@@ -1,7 +1,7 @@
-//! A socket of which a bounded number of bytes is read.
+//! Socket with a limit on the bytes that are read.
 //!
-//! A server may send what is no answer for as long as it is read: informational responses, pings, records without content.
-//! So a connection is closed on whoever sends more than an answer may have.
+//! A server may send data that is no response for as long as it is read: informational responses, pings, empty records.
+//! A connection is therefore closed once the server sends more than a response may contain.
 
 use std::{
     io,
@@ -15,12 +15,12 @@ use tokio::{
 };
 use tokio_rustls::client::TlsStream;
 
-/// Bytes that are read of one connection: the longest head twice over, and a body as far as it is read.
+/// Maximum bytes read per connection: twice the longest head, and the retained part of a body.
 const MOST_READ: usize = 1 << 20;
 
-/// A socket of which at most [`MOST_READ`] bytes are read.
+/// Socket of which at most [`MOST_READ`] bytes are read.
 ///
-/// Nothing is written after an answer, so closing it is all the shutdown there is.
+/// Nothing is written after a response, so shutdown is a no-op and closing suffices.
 pub struct Limited {
     socket: TcpStream,
     left: usize,
@@ -28,17 +28,17 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Nothing of it was read yet.
+    /// Wraps a socket of which nothing has been read.
     pub fn new(socket: TcpStream) -> Self {
         Self { socket, left: MOST_READ, first: [0; 5] }
     }
 
-    /// The socket.
+    /// The underlying socket.
     pub fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
-    /// The first bytes that were read; zeros where they are not there yet.
+    /// The first bytes that were read; zeros for those that have not arrived.
     pub fn first(&self) -> &[u8; 5] {
         &self.first
     }
@@ -89,17 +89,17 @@ impl AsyncWrite for Limited {
     }
 }
 
-/// TLS whose end need not be announced: many servers just close, and nobody whom a probe asks would cut an answer short.
-/// One that says how long it is and is shorter is found out by whoever reads it.
+/// TLS stream that accepts an end without `close_notify`: many servers just close, and truncation is no threat to a
+/// probe. A response that is shorter than its declared length is detected by its reader.
 pub struct Secure(TlsStream<Limited>);
 
 impl Secure {
-    /// After the handshake.
+    /// Wraps a stream after the handshake.
     pub fn new(stream: TlsStream<Limited>) -> Self {
         Self(stream)
     }
 
-    /// Whether HTTP/2 was agreed on.
+    /// Returns whether HTTP/2 was negotiated.
     pub fn is_http2(&self) -> bool {
         self.0.get_ref().1.alpn_protocol() == Some(b"h2")
     }

@@ -1,4 +1,6 @@
-//! What is asked of whom: ports, hosts, headers, commands. Pure. Behaviour: spec 05 §1.7, §1.8.
+//! Probe targets: ports, hosts, headers, and commands from the spec. Pure.
+//!
+//! Implements spec 05 §1.7, §1.8.
 
 use std::sync::LazyLock;
 
@@ -11,19 +13,19 @@ use berth_types::{
     expand::{TooLong, Variables},
 };
 
-/// Redirects that are followed; the next one is a failure.
+/// Maximum number of redirects that are followed; the next one is a failure.
 pub const MOST_REDIRECTS: usize = 10;
 
-/// How a probe calls itself.
+/// `User-Agent` of probes.
 pub fn user_agent() -> String {
     format!("kube-probe/{}.{}", berth_config::version::MAJOR, berth_config::version::MINOR)
 }
 
-/// The same as a header.
+/// `User-Agent` as a header value.
 static AGENT: LazyLock<Result<HeaderValue, String>> =
     LazyLock::new(|| HeaderValue::try_from(user_agent()).map_err(|e| e.to_string()));
 
-/// The port a probe names: a number, a port of the same container, or a number in quotes.
+/// Resolves the port of a probe: a number, the name of a port of the same container, or a number in quotes.
 ///
 /// # Errors
 /// There is no such port.
@@ -41,10 +43,10 @@ pub fn port(port: &IntOrString, container: &api::Container) -> Result<u16, Strin
     port_number(number)
 }
 
-/// A port by its number.
+/// Checks a port number.
 ///
 /// # Errors
-/// It is none.
+/// The number is outside 1-65535.
 pub fn port_number(number: i64) -> Result<u16, String> {
     u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
 }
@@ -57,15 +59,15 @@ fn parsed(text: &str) -> Result<i64, String> {
     text.parse().map_err(|_| format!("strconv.Atoi: parsing {text:?}: value out of range"))
 }
 
-/// Host and port as one word.
+/// `host:port`, with brackets around an IPv6 address.
 pub fn joined(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// The command of an exec probe, with the variables that the container declares as plain values.
+/// Command of an exec probe, with variables expanded that the container declares as plain values.
 ///
 /// # Errors
-/// They make it longer than any kernel takes.
+/// Expansion makes the command longer than any kernel accepts.
 pub fn command(action: &api::ExecAction, container: &api::Container) -> Result<Vec<String>, TooLong> {
     let plain = |env: &'_ api::EnvVar| env.value_from.is_none();
     let env = container.env.iter().flatten().filter(|env| plain(env));
@@ -73,26 +75,26 @@ pub fn command(action: &api::ExecAction, container: &api::Container) -> Result<V
     variables.expand_all(action.command.as_deref().unwrap_or_default())
 }
 
-/// A request of an HTTP probe.
+/// Request of an HTTP probe.
 #[derive(Clone, PartialEq, Debug)]
 pub struct HttpAsk {
-    /// What is asked.
+    /// URL of the request.
     pub url: Url,
-    /// All headers but `Host` and `Connection`.
+    /// All headers except `Host`.
     pub headers: HeaderMap,
-    /// The `Host` that was given.
+    /// `Host` header of the spec, if any.
     pub host: Option<HeaderValue>,
 }
 
-/// Headers that describe a body, which a probe has none of.
+/// Headers that describe a body; a probe has none.
 const OF_A_BODY: [HeaderName; 3] = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER];
 
 impl HttpAsk {
-    /// The first request. `ip` is the pod's address.
+    /// Creates the first request. `ip` is the pod's address.
     ///
     /// # Errors
-    /// It cannot be asked: no address is known, or there is no such port. Headers that nobody could send are a failure
-    /// of the probe: it will never be otherwise.
+    /// An error if the pod's address is unknown or the port does not exist. A failure if a header is invalid: that is
+    /// permanent.
     pub fn new(action: &api::HTTPGetAction, container: &api::Container, ip: Option<&str>) -> Result<Self, Outcome> {
         let host = match action.host.as_deref().filter(|h| !h.is_empty()) {
             Some(host) => host,
@@ -126,10 +128,10 @@ impl HttpAsk {
         Ok(Self { url, headers, host })
     }
 
-    /// The next request after an answer with that status and `Location`; `None` where the answer is the last word.
+    /// Creates the request that follows a redirect with that status and `Location`; `None` if the response is final.
     ///
     /// # Errors
-    /// The location is no URL.
+    /// The location is no valid URL.
     pub fn redirected(&self, first_host: &str, status: u16, location: Option<&str>) -> Result<Option<Self>, String> {
         let location = location.filter(|location| !location.is_empty());
         let (301 | 302 | 303 | 307 | 308, Some(location)) = (status, location) else { return Ok(None) };
@@ -151,7 +153,7 @@ impl HttpAsk {
     }
 }
 
-/// A header's name as it is sent.
+/// Canonical form of a header name.
 fn canonical(name: &HeaderName) -> String {
     let mut is_first = true;
     let letter = |letter: char| {
@@ -162,7 +164,7 @@ fn canonical(name: &HeaderName) -> String {
     name.as_str().chars().map(letter).collect()
 }
 
-/// The pod has no address that could be asked.
+/// Error text of a pod without an address.
 pub const NO_ADDRESS: &str = "the pod has no address yet";
 
 #[cfg(test)]

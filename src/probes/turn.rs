@@ -1,7 +1,9 @@
-//! What one probe does at one of its moments, and what its results come to. Pure. Behaviour: spec 05 §1.3, §1.4.
+//! State machine of one probe: what a scheduled attempt does, and what its results become. Pure.
 //!
-//! Where the reference differs: results of one instance never count for the next (§1.10), and the delay after a
-//! container's start is measured by a clock that is not set.
+//! Implements spec 05 §1.3, §1.4.
+//!
+//! Differences from kubelet: results of one instance never count for the next (§1.10), and the delay after a
+//! container's start is measured by a monotonic clock.
 
 use std::time::Duration;
 
@@ -14,58 +16,58 @@ use super::{
 use berth_ports::ProbeResult;
 use berth_types::ContainerId;
 
-/// Containers that are this much older than the agent were started by an earlier one.
+/// Minimum age relative to the agent's start by which a container was started under an earlier agent.
 const BEFORE_AGENT: Duration = Duration::from_secs(10);
 
-/// In its first second a container that fails is asked again soon, and that does not count: the reference sees a
+/// Period after an instance is first observed in which a failure is retried soon and does not count: kubelet observes a
 /// container so late that most servers listen by its first attempt.
 const EARLY: Duration = Duration::from_secs(1);
-/// The first pause between such attempts; each one is twice as long as the one before.
+/// Delay before the first such retry; it doubles for each further one.
 const EARLY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Both clocks.
+/// Current time of both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// Since the agent's start; never set back.
+    /// Time since the agent's start; monotonic.
     pub uptime: Duration,
-    /// The wall's.
+    /// Wall clock time.
     pub wall: Timestamp,
 }
 
-/// What is always the same for one probe.
+/// Constant properties of one probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed {
-    /// For what it is.
+    /// Kind of the probe.
     pub kind: Kind,
-    /// Its numbers.
+    /// Timing and thresholds.
     pub pace: Pace,
     /// Whether its container is a sidecar.
     pub is_sidecar: bool,
-    /// When the agent started.
+    /// Start of the agent, by the wall clock.
     pub agent_started: Timestamp,
 }
 
-/// What comes next.
+/// Next step of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// Nothing until the next moment.
+    /// Wait for the next scheduled attempt.
     Wait,
-    /// An attempt.
+    /// Make an attempt.
     Probe,
-    /// The probe is over.
+    /// End the probe.
     Stop,
 }
 
-/// What one moment asks for, in this order.
+/// Actions of one scheduled attempt, in this order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// Forget the result of an instance that is gone.
+    /// Delete the result of an instance that no longer exists.
     pub forget: Option<ContainerId>,
-    /// The result to begin with, unless there is one.
+    /// Initial result, unless there is one.
     pub seed: Option<ProbeResult>,
-    /// The result from now on.
+    /// New result.
     pub set: Option<ProbeResult>,
-    /// Then.
+    /// Next step.
     pub next: Next,
 }
 
@@ -75,7 +77,7 @@ impl Step {
     }
 }
 
-/// What one probe remembers.
+/// State of one probe.
 #[derive(Clone, Debug)]
 pub struct Turn {
     fixed: Fixed,
@@ -83,15 +85,15 @@ pub struct Turn {
     running_since: Option<Duration>,
     last: Option<ProbeResult>,
     run: u32,
-    /// Until when failures do not count, on the clock of [`Now::uptime`].
+    /// Time until which failures do not count, on the clock of [`Now::uptime`].
     early_until: Option<Duration>,
-    /// Failures so far that did not count.
+    /// Number of failures that did not count.
     early_failures: u32,
     on_hold: bool,
 }
 
 impl Turn {
-    /// Before its first moment.
+    /// Creates the state before the first attempt.
     pub fn new(fixed: Fixed) -> Self {
         Self {
             fixed,
@@ -105,17 +107,17 @@ impl Turn {
         }
     }
 
-    /// What is always the same.
+    /// The constant properties.
     pub fn fixed(&self) -> &Fixed {
         &self.fixed
     }
 
-    /// The instance it asks.
+    /// The instance that is probed.
     pub fn instance(&self) -> Option<&ContainerId> {
         self.instance.as_ref()
     }
 
-    /// One moment. `seen` is `None` where the pod has no status yet.
+    /// Evaluates a scheduled attempt. `seen` is `None` if the pod has no status yet.
     pub fn begin(&mut self, seen: Option<&Seen>, now: Now) -> Step {
         let Some(seen) = seen else { return Step::of(Next::Wait) };
         if seen.is_over {
@@ -141,28 +143,28 @@ impl Turn {
             }
         };
         if seen.is_deleting && self.fixed.kind != Kind::Readiness {
-            step.set = Some(ProbeResult::Success); // so that it is left in peace
+            step.set = Some(ProbeResult::Success); // so that no restart is caused
             step.next = Next::Stop;
             return step;
         }
         if self.running_since.is_none() {
             let since = began(started_at, now);
             self.running_since = Some(since);
-            // Times of starts may be in whole seconds: what counts is when it was first seen.
+            // Start times may be in whole seconds: the period begins at the first observation.
             let is_new = started_at.is_some() && now.uptime.saturating_sub(since) < 2 * EARLY;
             self.early_until = is_new.then_some(now.uptime + EARLY);
         }
         let since = self.running_since.unwrap_or(now.uptime);
         let is_early = now.uptime.saturating_sub(since).as_secs() < self.fixed.pace.initial_delay;
-        // A startup probe ends where the others begin.
+        // A startup probe ends when the others begin.
         if !is_early && instance.is_started != (self.fixed.kind == Kind::Startup) {
             step.next = Next::Probe;
         }
         step
     }
 
-    /// After an attempt that failed: the pause until the next one, where it was so early that it does not count; `begun`
-    /// and `now` are on the clock of [`Now::uptime`].
+    /// Handles a failed attempt: returns the delay of the retry if it was so early that it does not count. `begun` and
+    /// `now` are on the clock of [`Now::uptime`].
     pub fn early_failure(&mut self, begun: Duration, now: Duration) -> Option<Duration> {
         let ends = self.early_until.filter(|ends| begun < *ends)?;
         let pause = EARLY_PAUSE * 2_u32.saturating_pow(self.early_failures.min(8));
@@ -170,7 +172,7 @@ impl Turn {
         Some(pause.min(ends.saturating_sub(now)))
     }
 
-    /// Counts the result of an attempt; returns what the container's result becomes.
+    /// Counts the result of an attempt; returns the new result of the container, if a threshold is reached.
     pub fn count(&mut self, result: ProbeResult) -> Option<ProbeResult> {
         self.run = if self.last == Some(result) { self.run.saturating_add(1) } else { 1 };
         self.last = Some(result);
@@ -181,7 +183,7 @@ impl Turn {
         if self.run < threshold {
             return None;
         }
-        // The container will be restarted, or has started: whichever it is, nothing is to be asked until then.
+        // The container will be restarted, or has started: either way, no attempt is needed until the instance changes.
         if self.fixed.kind == Kind::Startup || (self.fixed.kind, result) == (Kind::Liveness, ProbeResult::Failure) {
             self.on_hold = true;
             self.run = 0;
@@ -196,7 +198,7 @@ impl Turn {
         };
         let border = self.fixed.agent_started.checked_sub(BEFORE_AGENT);
         if matches!((started_at, border), (Some(at), Ok(border)) if at < border) {
-            // An earlier agent's word stands; a sidecar without a result would be waited for.
+            // The result of an earlier agent stays valid; a sidecar without a result would block the start of the pod.
             let has_started = self.fixed.kind == Kind::Startup && self.fixed.is_sidecar && instance.is_started;
             return has_started.then_some(ProbeResult::Success);
         }
@@ -208,7 +210,7 @@ impl Turn {
     }
 }
 
-/// When an instance that runs began to, on the clock that is never set.
+/// Start of a running instance, on the monotonic clock.
 fn began(started_at: Option<Timestamp>, now: Now) -> Duration {
     let ago = started_at.map(|at| now.wall.duration_since(at)).unwrap_or_default();
     now.uptime.saturating_sub(Duration::try_from(ago).unwrap_or_default())

@@ -1,25 +1,27 @@
-//! URLs of HTTP probes: made from a path, and moved by a redirect. Pure. Behaviour: spec 05 §1.8.
+//! URLs of HTTP probes: built from a path, and resolved for a redirect. Pure.
 //!
-//! What a probe's path may be is what Go's `url.Parse` takes; what it does not take is a path as it stands.
+//! Implements spec 05 §1.8.
+//!
+//! A path is parsed like Go's `url.Parse`; one that it rejects is used literally.
 
 use std::fmt;
 
-/// A URL that can be asked.
+/// URL of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Url {
-    /// `http` or `https`, or what a redirect says.
+    /// Scheme: `http` or `https`, or that of a redirect.
     pub scheme: String,
-    /// The host, without brackets.
+    /// Host, without brackets.
     pub host: String,
-    /// The port, where one is named.
+    /// Port, if given.
     pub port: Option<u16>,
-    /// The path, escaped; begins with a slash.
+    /// Escaped path; begins with a slash.
     pub path: String,
-    /// What follows the question mark.
+    /// Query: the part after the question mark.
     pub query: Option<String>,
 }
 
-/// A reference, before it is resolved.
+/// URL reference, before it is resolved.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Reference {
     scheme: Option<String>,
@@ -29,7 +31,7 @@ struct Reference {
 }
 
 impl Url {
-    /// The URL of a probe: of `path` only path and query count.
+    /// Creates the URL of a probe; only path and query of `path` are used.
     pub fn of(scheme: &str, host: &str, port: u16, path: &str) -> Self {
         let scheme = if scheme.is_empty() { "http".to_owned() } else { scheme.to_ascii_lowercase() };
         let (path, query) = match parse(path) {
@@ -40,10 +42,10 @@ impl Url {
         Self { scheme, host: host.to_owned(), port: Some(port), path: rooted(path), query }
     }
 
-    /// Where a `Location` leads from here, and whether it was absolute.
+    /// Resolves a `Location` header against this URL; returns the URL, and whether the location was absolute.
     ///
     /// # Errors
-    /// It is no URL.
+    /// The location is no valid URL.
     pub fn join(&self, location: &str) -> Result<(Self, bool), String> {
         let to = parse(location).map_err(|e| format!("failed to parse Location header {location:?}: {e}"))?;
         let is_absolute = to.scheme.is_some();
@@ -65,7 +67,7 @@ impl Url {
         Ok((Self { scheme, host, port, path: without_dots(&rooted(path)), query }, is_absolute))
     }
 
-    /// Host and port as a `Host` header names them.
+    /// Host and port, as in a `Host` header.
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         match self.port {
@@ -74,12 +76,12 @@ impl Url {
         }
     }
 
-    /// The port that is dialled.
+    /// Port of the connection: the given one, or the default of the scheme.
     pub fn dialled_port(&self) -> u16 {
         self.port.unwrap_or(if self.scheme == "https" { 443 } else { 80 })
     }
 
-    /// Path and query as a request line names them.
+    /// Path and query, as in a request line.
     pub fn target(&self) -> String {
         match &self.query {
             Some(query) => format!("{}?{query}", self.path),
@@ -152,7 +154,7 @@ fn parse_authority(text: &str) -> Result<(String, Option<u16>), &'static str> {
     Ok((host.to_owned(), port))
 }
 
-/// Whether every `%` begins an escape.
+/// Returns whether every `%` begins a valid escape.
 fn has_sound_escapes(text: &str) -> bool {
     text.split('%')
         .skip(1)
@@ -161,9 +163,9 @@ fn has_sound_escapes(text: &str) -> bool {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Escape {
-    /// What no URL may hold.
+    /// Characters that are not allowed in a URL.
     Unfit,
-    /// Also what would mean something in a URL.
+    /// Also characters that have a meaning in a URL.
     All,
 }
 
@@ -180,7 +182,7 @@ fn escaped(text: &str, what: Escape) -> String {
     out
 }
 
-/// The path with `.` and `..` resolved.
+/// Path with `.` and `..` resolved.
 fn without_dots(path: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let is_folder = path.ends_with('/') || path.ends_with("/.") || path.ends_with("/..");

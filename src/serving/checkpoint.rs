@@ -1,9 +1,9 @@
-//! Checkpoints of containers: files below the agent's directory, few at a time and not for ever.
+//! Container checkpoints: archives below the agent's directory, limited in number, age, and size.
 //!
-//! The reference deletes none and writes as many as it is asked for; that fills the disk
-//! (CVE-2025-0426). Here a container is checkpointed once at a time and two of a node, and before each
-//! one what is old goes, and the oldest until the rest fits. A checkpoint that was begun is a task of
-//! its own: a runtime goes on writing whether or not somebody waits for it. Behaviour: spec 04 §5.5, §10.
+//! kubelet deletes none and writes as many as requested, which fills the disk (CVE-2025-0426). Berth runs at most one
+//! checkpoint per container and two per node; before each one it deletes old archives, and the oldest ones until the
+//! rest is below the size limit. A checkpoint runs as its own task: the runtime continues to write whether or not the
+//! client waits. Implements spec 04 §5.5, §10.
 
 use std::{
     collections::BTreeSet,
@@ -24,41 +24,41 @@ use berth_ports::{Clock, PodObserver};
 use berth_server::ports::{CheckpointError, Checkpoints};
 use berth_types::{ContainerId, Pod, PodUid};
 
-/// Least time a checkpoint may take.
+/// Minimum timeout of a checkpoint.
 const LEAST_TIMEOUT: Duration = Duration::from_secs(120);
-/// Containers checkpointed at once.
+/// Maximum number of concurrent checkpoints.
 const AT_ONCE: usize = 2;
-/// How long an archive is kept at most.
+/// Maximum age of an archive.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Bytes all archives may have when the next one is begun.
+/// Maximum total size of all archives in bytes when the next checkpoint begins.
 const MOST_BYTES: u64 = 10 << 30;
 
-/// What checkpoints need.
+/// Dependencies of the checkpoint endpoint.
 pub struct CheckpointDeps {
-    /// The runtime.
+    /// Container runtime.
     pub cri: Arc<dyn RuntimeService>,
-    /// What runs.
+    /// Observed state of the pods.
     pub observer: Arc<dyn PodObserver>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// The agent's directory.
+    /// Root directory of the agent.
     pub root: PathBuf,
-    /// `runtimeRequestTimeout`
+    /// `runtimeRequestTimeout`.
     pub request_timeout: Duration,
-    /// Where checkpoints are spawned.
+    /// Tracker that spawns the checkpoint tasks.
     pub tasks: TaskTracker,
-    /// Ends them.
+    /// Cancels running checkpoints.
     pub stop: CancellationToken,
 }
 
-/// Writes checkpoints.
+/// Writes checkpoints through the runtime.
 pub struct RuntimeCheckpoints {
     deps: CheckpointDeps,
     busy: Arc<Mutex<BTreeSet<(PodUid, String)>>>,
 }
 
 impl RuntimeCheckpoints {
-    /// Nothing is written before it is asked for.
+    /// Creates the endpoint without running checkpoints.
     pub fn new(deps: CheckpointDeps) -> Self {
         Self { deps, busy: Arc::default() }
     }
@@ -68,7 +68,8 @@ impl RuntimeCheckpoints {
         pod.running().find(|running| &*running.name == container).map(|running| running.id.clone())
     }
 
-    /// A place, and a name nobody has: names tell seconds only.
+    /// Creates the directory, removes surplus archives, and returns an unused path; names have a resolution of one
+    /// second.
     async fn place(&self, pod: &Pod, container: &str) -> io::Result<PathBuf> {
         let (folder, now) = (self.deps.root.join("checkpoints"), self.deps.clock.now());
         let time = now.to_zoned(TimeZone::system()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
@@ -120,7 +121,7 @@ impl Checkpoints for RuntimeCheckpoints {
     }
 }
 
-/// The right to checkpoint a container, until it is dropped.
+/// Permit to checkpoint a container, released on drop.
 struct Turn {
     busy: Arc<Mutex<BTreeSet<(PodUid, String)>>>,
     who: (PodUid, String),
@@ -141,7 +142,7 @@ impl Drop for Turn {
     }
 }
 
-/// An archive that is there.
+/// Existing archive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Archive {
     path: PathBuf,
@@ -149,7 +150,7 @@ struct Archive {
     bytes: u64,
 }
 
-/// Removes what is too old or too much.
+/// Deletes archives above the age and size limits.
 fn collect(folder: &Path, now: Timestamp) -> io::Result<()> {
     let mut archives = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -168,7 +169,7 @@ fn collect(folder: &Path, now: Timestamp) -> io::Result<()> {
     Ok(())
 }
 
-/// The archives that have to go: the old ones, and the oldest of those that are too much together.
+/// Archives to delete: those above the maximum age, and the oldest ones above the total size.
 fn surplus(mut archives: Vec<Archive>, now: SystemTime) -> Vec<PathBuf> {
     archives.sort_by(|a, b| b.written.cmp(&a.written).then_with(|| a.path.cmp(&b.path)));
     let mut sum = 0_u64;

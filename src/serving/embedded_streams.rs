@@ -1,4 +1,4 @@
-//! Processes and ports of our own runtime, as the server's streams meet them.
+//! Streams of the embedded runtime: adapts its processes and port forwards to the server's ports.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use berth_server::ports::{
     targets::{PodPorts, Process, Running, Size, Target, Targets, Terminal, Verb},
 };
 
-/// What waits to be met in our own runtime.
+/// Prepared streams of the embedded runtime.
 pub struct RuntimeTargets(pub Arc<Runtime>);
 
 impl Targets for RuntimeTargets {

@@ -1,5 +1,4 @@
-//! What the server asks about logs and about what runs, answered by the engine, the log room and
-//! the pod store.
+//! Server ports for container logs and running pods, from the engine, log reader, and pod store.
 
 use std::sync::Arc;
 
@@ -20,19 +19,19 @@ use berth_types::{
     observed::{ContainerState, ObservedPod},
 };
 
-/// Logs of the pods the engine knows.
+/// Logs of the pods of the engine.
 pub struct PodLogs {
-    /// The pods we were told to run.
+    /// Desired pods.
     pub pods: PodReader,
-    /// Their statuses.
+    /// Pod statuses.
     pub status: Arc<StatusManager>,
-    /// Reads.
+    /// Log reader.
     pub reader: LogReader,
-    /// What runs: who follows a log hears its end from it.
+    /// Observed state of the pods; a follower of a log learns from it that the container exited.
     pub observer: Arc<dyn PodObserver>,
-    /// Wall time, for "since".
+    /// Wall clock, for relative start times.
     pub clock: Arc<dyn Clock>,
-    /// The runtime's name, as container ids begin.
+    /// Name of the runtime, the scheme of container IDs in errors.
     pub runtime: Arc<str>,
 }
 
@@ -83,7 +82,7 @@ impl ContainerLogs for PodLogs {
     }
 }
 
-/// `None` for a container that was not seen, or of which the runtime is not sure.
+/// True if the container runs; `None` if it was not observed or its state is unknown.
 fn is_running(seen: &ObservedPod, id: &ContainerId) -> Option<bool> {
     match seen.containers.iter().find(|container| container.id == *id)?.state {
         ContainerState::Running => Some(true),
@@ -92,9 +91,9 @@ fn is_running(seen: &ObservedPod, id: &ContainerId) -> Option<bool> {
     }
 }
 
-/// What runs, by the pod store: as fresh as the last event.
+/// Running pods from the pod store, as current as its last event.
 pub struct RuntimePodList {
-    /// The store.
+    /// Pod store.
     pub observer: Arc<dyn PodObserver>,
 }
 

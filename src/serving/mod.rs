@@ -1,7 +1,7 @@
-//! Adapters of the server's ports: what it serves, answered from snapshots.
+//! Adapters of the server's ports: implement `berth_server::ports` from snapshots.
 //!
-//! `berth-server` knows roles only (`berth_server::ports`). Each file here plays some of them, from what the engine, the
-//! status manager, PLEG, and the statistics publish, or by a call of the runtime. Nothing here waits for a pod worker.
+//! `berth-server` knows only these ports. Each file here implements some of them, from what the engine, the status
+//! manager, PLEG, and the stats provider publish, or by a call to the runtime. Nothing here waits for a pod worker.
 
 pub mod checkpoint;
 pub mod embedded_streams;

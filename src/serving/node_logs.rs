@@ -1,4 +1,4 @@
-//! The logs of this machine: `/var/log`, opened so that nothing leads out of it, and `journalctl`.
+//! Node logs: files below `/var/log`, opened without escaping it, and `journalctl` output.
 
 use std::{
     fs::File,
@@ -22,24 +22,23 @@ use tokio::{
 use berth_server::ports::{NodeDirectory, NodeEntry, NodeFile, NodeLogError, NodeLogs};
 use berth_sys::beneath::{self, Found};
 
-/// Bytes the kind of a file is told by.
+/// Number of leading bytes from which the file type is detected.
 const HEAD: usize = 512;
-/// Most names of a directory that are shown.
+/// Maximum number of directory entries that are listed.
 const MOST_NAMES: usize = 50_000;
-/// How long the journal may take to name its units.
+/// Timeout of listing the journal's units.
 const UNITS_LIMIT: Duration = Duration::from_secs(10);
-/// Most bytes of that list that are looked at.
+/// Maximum size of that list in bytes.
 const UNITS_BYTES: usize = 4 << 20;
 
-/// The machine's logs.
+/// Logs of this machine.
 pub struct MachineLogs {
     root: PathBuf,
     journalctl: PathBuf,
 }
 
 impl MachineLogs {
-    /// Files below `root`; the journal is asked by the program `journalctl`, found in `PATH` where it is
-    /// no path.
+    /// Files below `root`. `journalctl` is the program that reads the journal, searched in `PATH` if it is not a path.
     pub fn new(root: impl Into<PathBuf>, journalctl: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), journalctl: journalctl.into() }
     }
@@ -105,7 +104,7 @@ fn read_head(file: File) -> io::Result<NodeFile> {
     Ok(NodeFile { bytes: metadata.len(), modified: metadata.modified().ok(), head, file })
 }
 
-/// What a running `journalctl` writes; it is killed when this is dropped.
+/// Output of a running `journalctl`, which is killed on drop.
 struct Journal {
     output: pipe::Receiver,
     _child: Child,

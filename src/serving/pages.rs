@@ -1,8 +1,7 @@
-//! The pages of the read-only port, made from snapshots.
+//! Pages of the read-only port, `/pods` and `/metrics`, and the health checks of the agent.
 //!
-//! A pod's JSON is kept as bytes together with the pod and status it was made from; the page is
-//! their concatenation, and handed out again as long as no pod and no status has changed. Nothing
-//! is kept of pods that are gone, whether or not the page is read again.
+//! The JSON of a pod is cached with the pod and the status it was built from; the page is the concatenation and is
+//! cached until a pod or a status changes. Entries of deleted pods are removed, whether or not the page is read again.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,9 +29,9 @@ use berth_server::ports::{Health, Pages};
 use berth_status::StatusManager;
 use berth_types::{Pod, PodSpec, PodUid, api};
 
-/// How old a page of metrics may be: scrapes at the same time cost one page (spec 04b §8).
+/// Lifetime of a cached metrics page: concurrent scrapes share one page (spec 04b §8).
 const FRESH: Duration = Duration::from_secs(1);
-/// How long after a change it is looked which pods are gone.
+/// Debounce between a change of the pods and the removal of cache entries of deleted pods.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// Serves `/pods` and `/metrics`.
@@ -46,7 +45,7 @@ pub struct AgentPages {
     kept: Mutex<Vec<Kept>>,
 }
 
-/// A page of metrics that was just made.
+/// Cached metrics page.
 struct Kept {
     format: Format,
     is_zipped: bool,
@@ -54,14 +53,14 @@ struct Kept {
     bytes: Bytes,
 }
 
-/// What was written of pods: each, and all together.
+/// Cached JSON: per pod, and of the whole page.
 #[derive(Default)]
 struct AllWritten {
     each: HashMap<PodUid, Written>,
     page: Option<Page>,
 }
 
-/// The page as it was when the pods were these and so many statuses had changed.
+/// Cached `/pods` page, valid for this list of pods and this number of status changes.
 struct Page {
     pods: Weak<Vec<Arc<Pod>>>,
     changes: u64,
@@ -74,7 +73,7 @@ struct Written {
     json: Bytes,
 }
 
-/// An item of a `PodList`: the object without kind and version, as the reference lists it.
+/// Item of a `PodList`: the object without kind and version, as kubelet lists it.
 #[derive(Serialize)]
 struct Item<'a> {
     metadata: &'a k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -89,12 +88,12 @@ impl AgentPages {
         Self { pods, status, changes, registry, started, written: Mutex::default(), kept: Mutex::default() }
     }
 
-    /// Forgets pods that are gone, a moment after they went, until stopped.
+    /// Removes cache entries of deleted pods, debounced, until stopped.
     pub async fn forget_gone(self: Arc<Self>, stop: CancellationToken) {
         let mut changes = pin!(self.pods.changes());
         let forget = async {
             while changes.next().await.is_some() {
-                // Pods come and go in bursts.
+                // Pods are created and deleted in bursts.
                 tokio::time::sleep(SETTLING).await;
                 let left: HashSet<PodUid> = self.pods.desired().iter().map(|pod| pod.uid().clone()).collect();
                 let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +111,7 @@ impl AgentPages {
     }
 
     fn item(&self, pod: &Arc<Pod>, written: &mut HashMap<PodUid, Written>) -> Bytes {
-        // API pods show what the API last said; only for static pods is our word the only one.
+        // API pods show the status last received from the API server; only static pods show the status manager's.
         let status = if pod.is_static() { self.status.status(pod.uid()) } else { None };
         if let Some(known) = written.get(pod.uid())
             && Arc::ptr_eq(&known.pod, pod)
@@ -139,7 +138,7 @@ fn same(a: Option<&Arc<api::PodStatus>>, b: Option<&Arc<api::PodStatus>>) -> boo
 
 impl Pages for AgentPages {
     fn pods(&self) -> Bytes {
-        // Counted before it is read: a status that changes meanwhile makes another page.
+        // Read before the pods and statuses: a status that changes meanwhile invalidates the page.
         let changes = *self.changes.borrow();
         let pods = self.pods.desired();
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,7 +165,7 @@ impl Pages for AgentPages {
     }
 
     fn metrics(&self, format: Format, is_zipped: bool) -> Result<Bytes, String> {
-        // Who asks while another's page is made waits here and gets the same one.
+        // Concurrent requests wait for this lock and share the page (single-flight).
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|page| page.made.elapsed() < FRESH);
         let found = |kept: &[Kept], zipped| {
@@ -197,42 +196,42 @@ impl Pages for AgentPages {
     }
 }
 
-/// How long the log may go without a flush that succeeds (spec 01 §8.2).
+/// Maximum time without a successful flush of the log before its check fails (spec 01 §8.2).
 const LOG_LIMIT: Duration = Duration::from_secs(120);
 
-/// How often the checks are run for the counters' sake.
+/// Period in which all checks run to update their metrics.
 const COUNTING: Duration = Duration::from_secs(10);
 
-/// What the checks look at.
+/// Inputs of the health checks.
 pub struct HealthDeps {
-    /// The sync loop's.
+    /// Heartbeat of the sync loop.
     pub heartbeat: Heartbeat,
     /// `syncFrequency`.
     pub sync_frequency: Duration,
-    /// The log.
+    /// Log, checked for its last successful flush.
     pub log: LogHandle,
-    /// Everybody else's.
+    /// Liveness of all other long-running tasks.
     pub pulses: Pulses,
-    /// Where checks are counted.
+    /// SLI metrics that count the check results.
     pub slis: SliMetrics,
 }
 
-/// The checks behind `/healthz` on the main and the read-only port, and behind the watchdog. Those of the reference come
-/// first, then one for each task of which something is to be heard (spec 05 §11).
+/// Checks behind `/healthz` on the main and the read-only port, and behind the systemd watchdog. kubelet's checks come
+/// first, then one per task with registered liveness (spec 05 §11).
 pub struct AgentHealth {
     deps: HealthDeps,
     names: Vec<&'static str>,
 }
 
 impl AgentHealth {
-    /// Of the tasks that there are by now.
+    /// Creates checks for the tasks that are registered so far.
     pub fn new(deps: HealthDeps) -> Self {
         let names = ["log", "syncloop"].into_iter().chain(deps.pulses.names()).collect();
         Self { deps, names }
     }
 
-    /// Runs and counts all checks again and again until stopped: whoever reads the counters shall not depend on
-    /// others asking (spec 08 §7).
+    /// Runs and counts all checks periodically until stopped, so that the metrics do not depend on requests to
+    /// `/healthz` (spec 08 §7).
     pub async fn keep_counting(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(COUNTING);
         let mut failing = HashSet::new();

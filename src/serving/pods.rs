@@ -1,4 +1,4 @@
-//! The pods for the gRPC services and the tools, from what the engine and the status manager publish.
+//! Pods for the gRPC services and the debugging endpoints, from the engine and the status manager.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use berth_server::ports::{Allocatable, Claim, ExclusiveResources, Held, PodDirec
 use berth_status::StatusManager;
 use berth_types::{Pod, PodUid, api};
 
-/// The pods of the engine.
+/// Pods of the engine.
 pub struct EnginePods {
-    /// The pods.
+    /// Desired pods.
     pub pods: PodReader,
-    /// Their statuses.
+    /// Pod statuses.
     pub status: Arc<StatusManager>,
 }
 
@@ -51,8 +51,7 @@ impl PodFeed for EnginePods {
     }
 }
 
-/// Nobody hands out exclusive CPUs, memory or devices yet: no container has any, and there is
-/// nothing to give.
+/// Stub of the resource managers: no exclusive CPUs, memory, or devices are allocated yet.
 pub struct NothingExclusive;
 
 #[async_trait]

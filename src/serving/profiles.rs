@@ -70,7 +70,7 @@ impl Profiles for ProcessProfiles {
     fn threads(&self) -> String {
         let mut threads: Vec<(u32, String)> = Vec::new();
         for entry in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
-            // A thread may be gone by now.
+            // A thread may have exited meanwhile.
             let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
             if let Some((id, line)) = thread(&stat) {
                 threads.push((id, line));
@@ -88,7 +88,7 @@ impl Profiles for ProcessProfiles {
     }
 }
 
-/// Formats a thread for people: ID, name, state.
+/// Formats a thread: ID, name, state; `None` if `stat` is malformed.
 fn thread(stat: &str) -> Option<(u32, String)> {
     let (id, rest) = stat.split_once(" (")?;
     let (name, rest) = rest.rsplit_once(") ")?;

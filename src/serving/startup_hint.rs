@@ -1,4 +1,4 @@
-//! The command that is shown to the local user: it works as printed, whatever certificate is served.
+//! Startup hint of a standalone node: a curl command that works with the certificate being served.
 
 use std::{net::IpAddr, path::Path};
 
@@ -7,20 +7,20 @@ use jiff::Timestamp;
 use crate::certificates::{Admin, PairFiles, Seen};
 use berth_config::sloppy_ip;
 
-/// Where the main port is called, and when.
+/// Address of the main port, and the current time.
 pub struct Call<'a> {
-    /// What it listens on.
+    /// Listen address.
     pub address: &'a str,
-    /// Its port.
+    /// Listen port.
     pub port: i32,
-    /// Now.
+    /// Current time, for the validity of the certificate.
     pub now: Timestamp,
 }
 
-/// A command with which the local user sees that it works.
+/// Returns a curl command with which the local user can list the pods.
 ///
-/// A certificate that is not for the address is called by a name it is for; one that nobody would accept (it has
-/// expired, or has no name) is known by its key.
+/// A certificate that is not valid for the address is used with `--resolve` and a name it is valid for. One that no
+/// client would accept (expired or without a name) is pinned by its public key.
 pub fn try_this(call: &Call<'_>, serving: &PairFiles, admin: &Admin) -> String {
     let port = call.port;
     let address = sloppy_ip(call.address).filter(|address| !address.is_unspecified());
@@ -41,7 +41,7 @@ pub fn try_this(call: &Call<'_>, serving: &PairFiles, admin: &Admin) -> String {
     format!("curl {believes} --cert {certificate} --key {key} https://{host}:{port}/pods")
 }
 
-/// A path as a shell reads it.
+/// Quotes a path for a shell.
 fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+,@%".contains(c);
@@ -88,7 +88,7 @@ mod tests {
             assert_eq!(told, format!("curl {expected}"), "{names:?}");
         }
         assert_eq!(quoted(Path::new("/it's")), r"'/it'\''s'");
-        // A client's certificate is nobody's server.
+        // A client certificate is not accepted as a server's.
         let client = authority.client("x", &[], Validity::days(at(0), 30)).expect("issued");
         assert!(!Seen::read(&client.certificate).expect("a certificate").is_accepted(at(1)));
     }

@@ -1,4 +1,4 @@
-//! Statistics for the server: the names the stats room is not to know, and its pages.
+//! Adapter of the stats provider: cgroup names, pod directories, and the stats and metrics pages.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -25,37 +25,37 @@ use berth_stats::{
 use berth_types::{PodRef, PodSpec, PodUid, api};
 use berth_volumes::PodLayout;
 
-/// Control files that may stay open, of all there may be of a process: some twenty of each of 800 groups.
+/// Upper limit of open control files: about twenty for each of 800 cgroups.
 const MAX_OPEN: u64 = 16_384;
 
-/// What statistics are made from.
+/// Dependencies of the stats pages.
 pub struct StatsParts {
-    /// What runs.
+    /// Observed state of the pods.
     pub observer: Arc<dyn PodObserver>,
-    /// The runtime.
+    /// Runtime service of the CRI.
     pub runtime: Arc<dyn RuntimeService>,
-    /// Its images.
+    /// Image service of the CRI.
     pub images: Arc<dyn ImageService>,
-    /// The runtime's name: that of its process.
+    /// Name of the runtime, from which the name of its process is derived.
     pub runtime_name: Arc<str>,
-    /// Who makes control groups.
+    /// Cgroup driver.
     pub driver: Driver,
-    /// The node's name.
+    /// Name of the node.
     pub node_name: String,
-    /// The pods there shall be.
+    /// Desired pods.
     pub pods: PodReader,
-    /// Their volumes behind claims.
+    /// Volumes of the pods that are bound to claims.
     pub claimed: Arc<dyn ClaimedVolumes>,
-    /// Wall time.
+    /// Wall clock.
     pub clock: Arc<dyn Clock>,
-    /// Where what readings cost is counted.
+    /// Registry of the metrics about readings.
     pub registry: Registry,
-    /// The page of probes.
+    /// Registry of the probes page.
     pub probes: Registry,
 }
 
-/// The pages of statistics, and what measures directories: run it until the agent stops. Blocking, but on files of the
-/// kernel only.
+/// Creates the stats pages, and the surveyors that measure directories: run these until the agent stops. Blocking, but
+/// reads kernel files only.
 pub fn open(loaded: &Loaded, machine: &Machine, parts: StatsParts) -> (Arc<StatsPages>, Surveyors) {
     let directories = Directories {
         root: loaded.root_directory(),
@@ -117,19 +117,19 @@ fn config(loaded: &Loaded, machine: &Machine, node_name: String, runtime: &str) 
     }
 }
 
-/// No more than a quarter of what this process may open: the others are for pods and clients.
+/// Limit of open control files: a quarter of this process's `RLIMIT_NOFILE` at most; the rest is for pods and clients.
 fn max_open() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from((limit / 4).min(MAX_OPEN)).unwrap_or_default()
 }
 
-/// Names of control groups.
+/// Cgroup names of pods as configured.
 pub fn groups(loaded: &Loaded, driver: Driver) -> Arc<dyn PodGroups> {
     let tree = PodTree::new(&loaded.config.cgroup_root, driver).ok();
     Arc::new(Groups(tree.filter(|_| loaded.config.cgroups_per_qos)))
 }
 
-/// Control groups by the names of the resources room; none where pods have no groups.
+/// Cgroup names from [`crate::resources`]; empty if pods have no cgroups.
 struct Groups(Option<PodTree>);
 
 impl PodGroups for Groups {
@@ -144,7 +144,7 @@ impl PodGroups for Groups {
     }
 }
 
-/// Directories of pods by the layout of the volumes room.
+/// Directories of pods, from the layout of `berth_volumes`.
 struct Directories {
     root: PathBuf,
     logs: PathBuf,
@@ -155,7 +155,7 @@ struct Directories {
 impl PodDirectories for Directories {
     fn of(&self, pod: &PodRef) -> PodPlaces {
         let logs = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
-        // Names come from the runtime's labels too: none may lead out of the directory.
+        // Names also come from the runtime's labels: none may lead out of the directory.
         let layout = PodLayout::new(&self.root, &pod.uid).ok().filter(|_| !logs.contains('/'));
         let Some(layout) = layout else { return PodPlaces::default() };
         let known = self.pods.desired().iter().find(|known| *known.uid() == pod.uid).cloned();
@@ -177,7 +177,7 @@ impl PodDirectories for Directories {
     }
 }
 
-/// Where a volume is that lies in a directory of ours.
+/// Directory of a volume; `None` for volumes that are not in a directory of the agent.
 fn place(layout: &PodLayout, volume: &api::Volume) -> Option<VolumePlace> {
     let on_disk = |medium: Option<&str>| match medium {
         None | Some("") => Storage::Ephemeral,
@@ -203,7 +203,7 @@ fn place(layout: &PodLayout, volume: &api::Volume) -> Option<VolumePlace> {
     Some(VolumePlace { name: volume.name.clone(), path, storage, claim: None })
 }
 
-/// The pages of statistics as the server asks for them.
+/// Implements the server's stats and metrics pages.
 pub struct StatsPages {
     provider: StatsProvider,
     probes: Registry,
@@ -211,7 +211,7 @@ pub struct StatsPages {
 }
 
 impl StatsPages {
-    /// What makes them.
+    /// Provider of the stats.
     pub fn provider(&self) -> StatsProvider {
         self.provider.clone()
     }

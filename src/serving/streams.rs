@@ -1,4 +1,6 @@
-//! Lets the server find pods, containers and sandboxes, and ask the runtime for streams.
+//! Server port for exec, attach, and port forwarding through the CRI.
+//!
+//! Finds pods, containers, and sandboxes, and requests streaming URLs from the runtime.
 
 use std::{
     path::Path,
@@ -21,7 +23,7 @@ use berth_server::{
 use berth_sys::tls::ServerVerifier;
 use berth_types::{ContainerId, Pod, SandboxId, observed::ObservedPod};
 
-/// Where distributions keep the authorities they trust.
+/// CA bundles of common distributions.
 const AUTHORITIES: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -29,7 +31,7 @@ const AUTHORITIES: &[&str] = &[
     "/etc/ssl/ca-bundle.pem",
 ];
 
-/// Streams of the runtime behind the CRI.
+/// Streams of a CRI runtime.
 pub struct RuntimeStreams {
     pods: PodReader,
     observer: Arc<dyn PodObserver>,
@@ -37,12 +39,12 @@ pub struct RuntimeStreams {
 }
 
 impl RuntimeStreams {
-    /// Reads pods and what runs of them from the snapshots the engine and PLEG publish.
+    /// Reads pods and their containers from the snapshots that the engine and PLEG publish.
     pub fn new(pods: PodReader, observer: Arc<dyn PodObserver>, runtime: Arc<dyn RuntimeService>) -> Self {
         Self { pods, observer, runtime }
     }
 
-    /// What is known to run; where that is not enough for the caller, what a new look finds.
+    /// Observed state of the pod; lists the runtime if that is not enough for the caller.
     async fn seen(&self, pod: &Pod, is_enough: impl Fn(&ObservedPod) -> bool) -> Option<Arc<ObservedPod>> {
         let known = self.observer.known_pod(pod.uid());
         if known.as_deref().is_some_and(&is_enough) {
@@ -94,7 +96,7 @@ impl Streams for RuntimeStreams {
     async fn run(&self, id: &ContainerId, command: &[String]) -> Result<Vec<u8>, StreamError> {
         match self.runtime.exec_sync(id.as_str(), command, std::time::Duration::ZERO, usize::MAX).await {
             Ok(output) => Ok([output.stdout, output.stderr].concat()),
-            // Unlike with streams the code of a gRPC error is of no interest here.
+            // Unlike for streams, the code of a gRPC error is not needed here.
             Err(error) => Err(StreamError::Other(error.to_string())),
         }
     }
@@ -109,8 +111,8 @@ fn refused(error: CriError) -> StreamError {
     }
 }
 
-/// How a runtime's `https` streaming server is verified: by what this machine trusts. The files are
-/// read when a runtime first needs them.
+/// TLS configuration that verifies a runtime's `https` streaming server against the CA bundle of this machine. The
+/// bundle is read when a runtime first needs it.
 pub fn runtime_tls() -> Tls {
     let made = OnceLock::new();
     Arc::new(move || made.get_or_init(client_config).clone())
@@ -119,7 +121,7 @@ pub fn runtime_tls() -> Tls {
 fn client_config() -> Arc<rustls::ClientConfig> {
     let path = AUTHORITIES.iter().map(Path::new).find(|path| path.exists());
     let known = path.into_iter().flat_map(|path| CertificateDer::pem_file_iter(path).into_iter().flatten().flatten());
-    // A machine that trusts nobody believes no server.
+    // Without a usable CA bundle every server is rejected.
     let builder = rustls::ClientConfig::builder();
     Arc::new(match ServerVerifier::new(RootCertStore::empty(), known) {
         Ok(verifier) => builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth(),

@@ -1,4 +1,4 @@
-//! What the endpoints for people with a problem are made of.
+//! Wiring of the debugging endpoints: health metrics, logs, checkpoints, diagnostics, profiles.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use berth_server::{
     routes::statusz::Statusz,
 };
 
-/// What the endpoints for people with a problem are made of.
+/// Dependencies of the debugging endpoints.
 pub struct ToolParts {
-    /// The log.
+    /// Log, whose verbosity the endpoints change.
     pub log: LogHandle,
-    /// Where health checks are counted.
+    /// SLI metrics that count health checks.
     pub slis: SliMetrics,
-    /// The process start in seconds since the epoch.
+    /// Process start in seconds since the epoch.
     pub started: i64,
-    /// Which pods there are.
+    /// Desired pods.
     pub pods: Arc<dyn PodDirectory>,
-    /// The runtime's.
+    /// Container checkpoints.
     pub checkpoints: Arc<dyn Checkpoints>,
-    /// Why pods are as they are.
+    /// Pod diagnostics.
     pub why: Arc<dyn Explains>,
 }
 
-/// What stands behind the endpoints for people with a problem.
+/// Builds the debugging endpoints.
 pub fn tools(loaded: &Loaded, parts: ToolParts) -> Tools {
     let ToolParts { log, slis, started, pods, checkpoints, why } = parts;
     let flags = loaded.flag_values.iter();

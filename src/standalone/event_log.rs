@@ -1,5 +1,6 @@
-//! Event sink of a node without API server: the log, each event at most once a minute, so that a failing pod does not
-//! flood it (spec 01 §9 step 12).
+//! Event sink of a node without API server: logs each event at most once a minute.
+//!
+//! The limit keeps a failing pod from flooding the log (spec 01 §9 step 12).
 
 use std::{
     collections::HashMap,
@@ -12,26 +13,26 @@ use tracing::{info, warn};
 
 use berth_ports::{Event, EventKind, EventSink, EventTarget};
 
-/// How many distinct events are remembered for folding.
+/// Maximum number of distinct events in the deduplication table.
 const REMEMBERED: usize = 1024;
-/// The same event is logged at most this often.
+/// Minimum interval between records of the same event.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// Logs events; the same one at most once a minute.
 pub struct EventLog {
     node: String,
-    /// When each was logged last, by hash. One table made at the start: what is allocated one by
-    /// one among short-lived pods keeps their pages from going back to the kernel.
+    /// Time of the last record per event, by hash. The table is allocated once at the start: single allocations between
+    /// those of short-lived pods would keep their pages from returning to the kernel.
     seen: Mutex<HashMap<u64, Instant>>,
 }
 
 impl EventLog {
-    /// An empty memory; `node` is this node's name.
+    /// Creates a sink with an empty table; `node` is the name of this node.
     pub fn new(node: impl Into<String>) -> Self {
         Self { node: node.into(), seen: Mutex::new(HashMap::with_capacity(REMEMBERED)) }
     }
 
-    /// Whether the event is to be logged; else it is folded into the last one.
+    /// True if the event is to be logged; false if it repeats a recent one.
     fn is_due(&self, event: &Event) -> bool {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
@@ -46,7 +47,7 @@ impl EventLog {
             seen.retain(|_, last| is_recent(last));
         }
         if seen.len() >= REMEMBERED {
-            seen.clear(); // more different ones than that a minute: each may be logged once more
+            seen.clear(); // more distinct events than that per minute: each may be logged once more
         }
         seen.insert(key, now);
         true

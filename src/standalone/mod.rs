@@ -1,4 +1,4 @@
-//! Players for roles that have nothing to play without an API server.
+//! Port implementations for a node without an API server.
 
 mod event_log;
 mod objects;
@@ -20,7 +20,7 @@ use berth_ports::{
 };
 use berth_types::{Pod, PodFullName, api};
 
-/// There is no API server: references fail with the reference's words, no service exists.
+/// Object source without an API server: references fail with kubelet's error texts, no service exists.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoObjects;
 
@@ -50,7 +50,7 @@ impl ObjectSource for NoObjects {
     }
 }
 
-/// There is no API server: nobody has claims, and nothing is attached.
+/// Storage objects without an API server: claims fail, and no volume is attached.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoStorage;
 
@@ -89,7 +89,7 @@ impl StorageObjects for NoStorage {
     }
 }
 
-/// There is no API server: static pods have no mirrors.
+/// Mirror pods without an API server: static pods have none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoMirrors;
 

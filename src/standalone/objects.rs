@@ -1,8 +1,8 @@
-//! ConfigMaps and Secrets as manifests in a directory beside the pods, for a node without an API server.
+//! ConfigMaps and Secrets from manifests in a local directory, for a node without an API server.
 //!
-//! Opt-in: section `standaloneObjects` of the agent's own settings names the directory. It is read when somebody
-//! asks, so that what is written there is what pods get with their next turn; a look at it twice a second pokes the
-//! pods when it changed. The reference has nothing like it.
+//! Opt-in: section `standaloneObjects` of the agent's own settings names the directory. Each request for an object
+//! reads it, so that the next sync of a pod sees the current content; a poll twice a second resyncs the pods when it
+//! changed. kubelet has no equivalent.
 
 use std::{
     collections::BTreeMap,
@@ -27,30 +27,30 @@ use crate::{engine::Command, sources::decode};
 use berth_ports::{ObjectError, ObjectSource, PullSecret};
 use berth_types::{Pod, PodUid, api};
 
-/// Files beyond these are not read, and said so.
+/// Maximum number of files that are read; a log record reports that there are more.
 const FILES: usize = 1000;
-/// The longest file, as the API server has it for an object.
+/// Maximum size of a file in bytes, the API server's limit for an object.
 const LONGEST: u64 = 3 << 20;
-/// How long a look at the directory may take.
+/// Timeout of reading the directory.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks whether something changed.
+/// Poll interval for changes.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Section `standaloneObjects`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Settings {
-    /// The directory with the manifests.
+    /// Directory of the manifests.
     directory: PathBuf,
 }
 
-/// The source of the objects that pods refer to, and what of it is followed for changes.
+/// Source of the objects that pods refer to, and the directory to poll for changes, if there is one.
 pub type Opened = (Arc<dyn ObjectSource>, Option<Arc<ManifestObjects>>);
 
-/// The objects that pods of a node without API server refer to: those of a directory, or none.
+/// Opens the source of objects for a node without an API server: the configured directory, or an empty source.
 ///
 /// # Errors
-/// Names the field of the settings.
+/// The settings are invalid; the error names the field.
 pub fn open() -> Result<Opened, String> {
     Ok(match directory()?.map(ManifestObjects::new) {
         Some(beside) => (Arc::new(ManifestSource(beside.clone())), Some(beside)),
@@ -58,7 +58,7 @@ pub fn open() -> Result<Opened, String> {
     })
 }
 
-/// Whether and where there are manifests of objects.
+/// Configured directory of the manifests; `None` if there is none.
 fn directory() -> Result<Option<PathBuf>, String> {
     let Some(section) = berth_runtime::settings::section("standaloneObjects")? else {
         return Ok(None);
@@ -67,22 +67,22 @@ fn directory() -> Result<Option<PathBuf>, String> {
     read.map(|settings| Some(settings.directory)).map_err(|error| format!("standaloneObjects: {error}"))
 }
 
-/// What the directory holds, by namespace and name.
+/// Objects of the directory, by namespace and name.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Objects {
     config_maps: BTreeMap<(String, String), api::ConfigMap>,
     secrets: BTreeMap<(String, String), api::Secret>,
 }
 
-/// Name, length and time of each file: what has changed where these have.
+/// Path, size, and modification time of each file; a difference means that the content changed.
 type Mark = Vec<(PathBuf, u64, Option<SystemTime>)>;
 
-/// The objects of a directory.
+/// Objects of a directory, cached until a file changes.
 pub struct ManifestObjects {
     directory: PathBuf,
     known: Mutex<(Mark, Arc<Objects>)>,
     pods: Mutex<BTreeMap<PodUid, ()>>,
-    /// One look at a time: where the directory hangs, one thread does.
+    /// Permits one read at a time: a directory that hangs blocks one thread only.
     looking: Arc<Semaphore>,
 }
 
@@ -91,13 +91,13 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl ManifestObjects {
-    /// Nothing is read yet.
+    /// Creates the cache without reading the directory.
     pub fn new(directory: PathBuf) -> Arc<Self> {
         let looking = Arc::new(Semaphore::new(1));
         Arc::new(Self { directory, known: Mutex::default(), pods: Mutex::default(), looking })
     }
 
-    /// What the directory holds now.
+    /// Current objects of the directory.
     async fn objects(self: &Arc<Self>) -> Result<Arc<Objects>, ObjectError> {
         let own = self.clone();
         let looked = async {
@@ -126,9 +126,9 @@ impl ManifestObjects {
         Ok(objects)
     }
 
-    /// Pods look again when the directory changes, until stopped.
+    /// Polls the directory and resyncs the registered pods when it changes, until stopped.
     pub async fn follow(self: Arc<Self>, commands: mpsc::Sender<Command>, stop: CancellationToken) {
-        // The end of the agent does not wait for a directory that hangs.
+        // Shutdown of the agent does not wait for a directory that hangs.
         let _stopped = stop.run_until_cancelled(self.poke(commands)).await;
     }
 
@@ -178,7 +178,7 @@ fn mark(directory: &Path) -> io::Result<Mark> {
     Ok(found)
 }
 
-/// A file that cannot be used is told of once, and takes no other with it.
+/// Reads the manifests. An invalid file is logged once per change of the directory and does not affect others.
 fn read(mark: &Mark) -> Objects {
     let mut objects = Objects::default();
     for (path, length, _) in mark {
@@ -226,14 +226,14 @@ impl Objects {
     }
 }
 
-/// As the API server would have put it together.
+/// Merges `data` and `stringData` as the API server does.
 fn data_of(secret: &api::Secret) -> BTreeMap<String, Vec<u8>> {
     let plain = secret.string_data.iter().flatten().map(|(key, text)| (key.clone(), text.clone().into_bytes()));
     let data = secret.data.iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone()));
     data.chain(plain).collect()
 }
 
-/// The role needs `Arc` for its blocking work.
+/// Implements [`ObjectSource`]; wraps an `Arc` because blocking reads need an owned reference.
 pub struct ManifestSource(pub Arc<ManifestObjects>);
 
 #[async_trait]
@@ -347,7 +347,7 @@ stringData: {b: plain}
         let (release, hangs) = std::sync::mpsc::channel::<()>();
         let turn = objects.looking.clone().acquire_owned().await.expect("free");
         let own = objects.clone();
-        // A thread of the pool would stop the clock of the test.
+        // A thread of the blocking pool would stop the paused clock of the test.
         let stuck = std::thread::spawn(move || {
             let _turn = turn;
             let _released = hangs.recv();

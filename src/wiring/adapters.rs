@@ -1,4 +1,4 @@
-//! Makes the rooms fit each other's ports.
+//! Adapters between the ports of different modules.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
 use berth_ports::{Event, EventSink, NodeFacts, PodObserver, PodRuntime, RuntimeState};
 use berth_types::{Pod, PodRef};
 
-/// What sources have to say becomes an event.
+/// Records warnings of pod sources as events.
 pub struct SourceWarnings(pub Arc<dyn EventSink>);
 
 impl SourceEvents for SourceWarnings {
@@ -22,10 +22,10 @@ impl SourceEvents for SourceWarnings {
         self.0.record(Event::warning(pod, reason, message));
     }
 
-    fn observed(&self, _pod: &Arc<Pod>) {} // only pods of the API have a start-up latency
+    fn observed(&self, _pod: &Arc<Pod>) {} // only pods of the API server have a startup latency
 }
 
-/// What the runtime can do is a fact about the node: admission asks for it.
+/// Copies features of the runtime to the node's facts, where admission reads them.
 pub async fn follow_runtime_features(
     mut runtime: watch::Receiver<Arc<RuntimeState>>,
     node: watch::Sender<Arc<NodeFacts>>,
@@ -47,7 +47,7 @@ pub async fn follow_runtime_features(
     }
 }
 
-/// A container that died may leave more dead instances than are worth keeping.
+/// Prunes dead instances when a container dies: there may be more than the limit then.
 pub async fn forward_deaths(
     mut deaths: mpsc::Receiver<ContainerDied>,
     runtime: Arc<RuntimeManager>,
@@ -64,7 +64,7 @@ pub async fn forward_deaths(
     }
 }
 
-/// The logs of what PLEG knows to run.
+/// Logs of the containers that run according to PLEG.
 pub fn running_logs(observer: Arc<dyn PodObserver>) -> RunningLogs {
     Box::new(move || {
         let known = observer.known().unwrap_or_default();

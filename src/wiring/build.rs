@@ -1,7 +1,7 @@
-//! Puts the rooms together: the only file that knows all of them.
+//! Composition root: builds and starts all parts of the agent.
 //!
-//! The order is that of spec 01 §9: node, who may call, runtime, state files, players of the roles, engine,
-//! sources, servers. Every task it starts ends with the token it is given.
+//! The order follows spec 01 §9: node, server authentication, runtime, state files, implementations of the ports,
+//! engine, sources, servers. Every task that it starts ends with the cancellation token of the process.
 
 use std::{
     path::Path,
@@ -54,12 +54,12 @@ use berth_server::ports::{Health, targets::Targets};
 use berth_stats::PodGroups;
 use berth_status::StatusManager;
 
-/// How long a runtime that is not there yet is waited for (spec 01 §20).
+/// Timeout for a runtime that is not available yet (spec 01 §20).
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(30);
-/// How long what comes first is waited for before what builds on it starts all the same.
+/// Timeout for a prerequisite, after which its dependents start regardless.
 pub(super) const SETTLE: Duration = Duration::from_secs(2);
 
-/// Why the agent does not start; the text behind `failed to run Kubelet: `.
+/// Why the agent does not start: the text after `failed to run Kubelet: `.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BuildError(pub String);
@@ -68,7 +68,7 @@ pub(super) fn wrong(error: impl std::fmt::Display) -> BuildError {
     BuildError(error.to_string())
 }
 
-/// What the parts share.
+/// Dependencies that all parts share.
 pub(super) struct Base {
     pub(super) registry: Registry,
     pub(super) statuses: StatusMetrics,
@@ -77,16 +77,16 @@ pub(super) struct Base {
     pub(super) stop: CancellationToken,
     pub(super) tasks: TaskSupervisor,
     pub(super) log: LogHandle,
-    /// Of whom something is to be heard.
+    /// Liveness of the supervised tasks.
     pub(super) pulses: Pulses,
-    /// Lets pods go where a signal shall.
+    /// Drains pods on a termination signal, if configured; set once.
     pub(super) drain: Arc<OnceLock<Arc<Drain>>>,
 }
 
-/// Builds and starts everything; returns the checks that tell whether it lives.
+/// Builds and starts everything; returns the health checks.
 ///
 /// # Errors
-/// What stands in the way, in the reference's words.
+/// Why the agent cannot start, with kubelet's texts.
 pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, BuildError> {
     let registry = Registry::new();
     registry.register_bookkeeping();
@@ -108,7 +108,7 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
         pulses: Pulses::default(),
         drain: life.drain.clone(),
     };
-    // Before the runtime is waited for: whoever mistyped a path shall not wait to hear of it.
+    // Before waiting for the runtime: a mistyped path is reported without delay.
     let cluster = cluster::join(loaded, &mut base, facts.name.as_str()).await?;
     let auth = who_may_call(loaded, &base, facts.name.as_str(), cluster.as_ref()).await?;
     let patience = RUNTIME_PATIENCE.min(loaded.config.runtime_request_timeout.std());
@@ -136,15 +136,15 @@ pub async fn build(loaded: &Loaded, life: &Life) -> Result<Arc<dyn Health>, Buil
     Ok(health)
 }
 
-/// What is known before the runtime is.
+/// Everything that is known before the runtime is.
 struct Known {
     machine: Machine,
     facts: NodeFacts,
-    /// `None` where there is no main port.
+    /// `None` if the main port is disabled.
     auth: Option<ServerAuth>,
-    /// Streams of our own runtime.
+    /// Streaming targets of the embedded runtime.
     targets: Option<Arc<dyn Targets>>,
-    /// `None` for a node on its own.
+    /// `None` in standalone mode.
     cluster: Option<Cluster>,
 }
 
@@ -279,7 +279,7 @@ fn watch_oom_kills(
     base.tasks.spawn(watcher.run(base.stop.child_token()));
 }
 
-/// What statistics are made from, beside the node.
+/// Dependencies of statistics, besides the node.
 struct StatisticsParts<'a> {
     machine: &'a Machine,
     connection: &'a Connection,
@@ -323,7 +323,7 @@ pub(super) fn state_file(loaded: &Loaded, name: &str) -> Arc<DiskStateFile> {
     Arc::new(DiskStateFile::new(loaded.root_directory().join(name)))
 }
 
-/// Version, gates and process, as metrics.
+/// Registers metrics of build info, feature gates, and process.
 fn register_identity(loaded: &Loaded, registry: &Registry, tasks: &TaskTracker) {
     let info = BuildInfo {
         major: "1".to_owned(),

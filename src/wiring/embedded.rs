@@ -1,4 +1,4 @@
-//! Our own runtime in this process: from its settings to the clients everybody uses, and `berth cri`.
+//! Embedded container runtime: in this process for the agent, or alone as `berth cri`.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
@@ -24,25 +24,25 @@ use berth_runtime::{
 };
 use berth_server::{ports::targets::Targets, streaming::serve::listener::Listening};
 
-/// Where `berth cri` serves where nothing else is said.
+/// Default socket of `berth cri`.
 const SOCKET: &str = "unix:///run/berth/cri.sock";
-/// How long what runs here may take to end; pods go on.
+/// Timeout for the runtime's tasks at the end; pods continue to run.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// A runtime that has begun.
+/// A started runtime.
 pub(super) struct Opened {
-    /// The clients of its services.
+    /// Clients of its CRI services.
     pub(super) connection: Connection,
-    /// Its streams.
+    /// Its streaming targets.
     pub(super) targets: Arc<dyn Targets>,
-    /// Whether it finds again what was there.
+    /// Recovery of the state of an earlier process.
     pub(super) recovery: parts::Recovery,
 }
 
-/// Starts the runtime; the clients of its services, and its streams.
+/// Starts the runtime; returns the clients of its services, and its streaming targets.
 ///
 /// # Errors
-/// What stands in the way.
+/// Why the runtime cannot start.
 pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<Opened, BuildError> {
     check_image_endpoint(&loaded.config.image_service_endpoint)?;
     let config = runtime_settings::read().map_err(BuildError)?;
@@ -75,7 +75,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base) -> Result<Opened, BuildEr
     Ok(Opened { connection, targets: Arc::new(RuntimeTargets(runtime)), recovery })
 }
 
-/// Images of another service would lie where our own runtime does not look for them.
+/// Rejects a separate image service: the embedded runtime would not find its images.
 fn check_image_endpoint(endpoint: &str) -> Result<(), BuildError> {
     if endpoint.is_empty() || endpoint == EMBEDDED_RUNTIME {
         return Ok(());
@@ -91,7 +91,7 @@ async fn listen(address: &str) -> Result<Listening, BuildError> {
     Listening::bind(address).await.map_err(told)
 }
 
-/// Serves the socket, and its streams as long as that.
+/// Serves the CRI socket, and its streaming server for the same time.
 async fn over_socket(
     runtime: &Arc<Runtime>,
     path: PathBuf,
@@ -112,7 +112,7 @@ fn socket_path(endpoint: &str) -> Result<PathBuf, BuildError> {
     berth_cri::socket_path(endpoint).map_err(wrong)
 }
 
-/// `berth cri`: the runtime alone, on a socket, until told to end. Pods go on.
+/// `berth cri`: serves the runtime alone on a socket until a signal. Pods continue to run.
 pub fn serve(socket: Option<String>) -> ExitCode {
     if let Err(cause) = logging::start(&LoggingConfiguration::default()) {
         eprintln!("berth cri: {cause}");
@@ -133,7 +133,7 @@ pub fn serve(socket: Option<String>) -> ExitCode {
     }
 }
 
-/// The machine's own name, whatever the node is called: what pods in the host's network run under.
+/// Host name of the machine, regardless of the node's name: host-network pods use it.
 fn host_name() -> Result<String, BuildError> {
     Ok(nix::unistd::gethostname().map_err(wrong)?.to_string_lossy().into_owned())
 }

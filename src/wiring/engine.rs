@@ -28,7 +28,7 @@ use berth_metrics::{AdmissionMetrics, AllocationMetrics, EngineMetrics, SourceMe
 use berth_ports::{MirrorPods, NodeFacts, ObjectSource, ProbeManager, ResourceManager, RuntimeState, VolumeManager};
 use berth_status::StatusManager;
 
-/// What the engine works with.
+/// Dependencies of the engine.
 pub(super) struct EngineParts<'a> {
     pub(super) machine: &'a Machine,
     pub(super) cluster: Option<&'a Cluster>,
@@ -41,11 +41,11 @@ pub(super) struct EngineParts<'a> {
     pub(super) resources: Arc<dyn ResourceManager>,
     pub(super) objects: Arc<dyn ObjectSource>,
     pub(super) status: Arc<StatusManager>,
-    /// Whether ConfigMaps and Secrets of a directory exist.
+    /// Whether ConfigMaps and Secrets are read from a directory.
     pub(super) has_objects: bool,
 }
 
-/// Opens the engine; it takes pods from the sources from then on.
+/// Opens the engine; from then on it receives pods from the sources.
 ///
 /// # Errors
 /// If the allocation checkpoint or a sysctl pattern is invalid.
@@ -55,7 +55,7 @@ pub(super) async fn open(
     parts: EngineParts<'_>,
 ) -> Result<(EngineHandle, Allocations), BuildError> {
     let allocator = open_allocator(loaded, base, parts.machine).await?;
-    // Pods that come before the runtime is known to be well would be put off.
+    // Pods that arrive before the runtime is known to be healthy would be delayed.
     let mut state = parts.runtime_state.clone();
     let _ = timeout(SETTLE, state.wait_for(|state| state.runtime_error.is_none())).await;
     let sources = start_sources(loaded, base, &parts);
@@ -111,7 +111,7 @@ fn start_sources(loaded: &Loaded, base: &Base, parts: &EngineParts<'_>) -> Runni
     sources
 }
 
-/// Whether the node's first address is IPv6.
+/// Returns whether the node's first address is IPv6.
 fn prefers_ipv6(loaded: &Loaded) -> bool {
     berth_config::node_ips(&loaded.flags.node_ip).is_ok_and(|given| given.ips.first().is_some_and(IpAddr::is_ipv6))
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use berth_ports::{Event, EventSink};
 
-/// How long a start that fails waits for its last event to be sent.
+/// Time for the last event of a failed start to be sent.
 const LAST_EVENT: Duration = Duration::from_secs(1);
 
-/// The reference's words for a node of the old hierarchies (spec 05 §7).
+/// kubelet's event text for a node with cgroup v1 (spec 05 §7).
 const CGROUP_V1: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. \
                          Please migrate to cgroup v2. More information at \
                          https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
@@ -20,7 +20,7 @@ pub fn record_start_events(events: &dyn EventSink, is_cgroup_v1: bool) {
     }
 }
 
-/// Records the node event of a start that fails, and gives it time to be sent where there is a server to send it to.
+/// Records the node event of a failed start; waits for it to be sent if there is an API server.
 pub async fn record_setup_failure(events: &dyn EventSink, error: &str, has_server: bool) {
     events.record(Event::node_warning("KubeletSetupFailed", error));
     if has_server {

@@ -1,4 +1,4 @@
-//! Puts eviction together with the modules that it reads and acts through.
+//! Wires eviction to the modules that it reads and acts through.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -34,19 +34,19 @@ use berth_metrics::EvictionMetrics;
 use berth_ports::{DiskStateFile, NodeFacts};
 use berth_stats::{NodeLook, PodGroups};
 
-/// What the watcher is made from.
+/// Dependencies of the watcher.
 pub(super) struct WatchParts<'a> {
     /// Facts of the machine.
     pub(super) machine: &'a Machine,
-    /// The runtime's images.
+    /// Image service of the runtime.
     pub(super) images: Arc<dyn ImageService>,
     /// Names of control groups.
     pub(super) groups: Arc<dyn PodGroups>,
-    /// Hears of pressures.
+    /// Receives pressures.
     pub(super) node: watch::Sender<Arc<NodeFacts>>,
 }
 
-/// How the node stands from now on, and what goes with it.
+/// The running watcher's snapshots, and what the evictor shares with it.
 pub(super) struct Watched {
     config: Arc<EvictionConfig>,
     metrics: EvictionMetrics,
@@ -55,10 +55,11 @@ pub(super) struct Watched {
     groups: Arc<dyn PodGroups>,
 }
 
-/// Looks at the node from now on; returns after the first look, so that no pod is admitted to a node that is short.
+/// Starts the watcher; returns after the first observation, or after a timeout, so that no pod is admitted to a node
+/// under pressure.
 ///
 /// # Errors
-/// Thresholds that cannot be used.
+/// Invalid thresholds.
 pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -> Result<Watched, BuildError> {
     let config = Arc::new(settings::eviction(loaded)?);
     let (metrics, began) = (EvictionMetrics::new(&base.registry), Instant::now());
@@ -93,13 +94,13 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     Ok(Watched { config, metrics, pictures, began, groups: parts.groups })
 }
 
-/// What the evictor acts through.
+/// Dependencies of the evictor.
 pub(super) struct ActParts<'a> {
     /// The engine.
     pub(super) engine: &'a EngineHandle,
-    /// What pods hold.
+    /// Allocated resources of pods.
     pub(super) allocations: Allocations,
-    /// What pods take.
+    /// Resource usage of pods.
     pub(super) statistics: &'a StatsPages,
     /// Removes dead containers.
     pub(super) runtime: Arc<RuntimeManager>,
@@ -107,7 +108,7 @@ pub(super) struct ActParts<'a> {
     pub(super) images: Arc<images::Manager>,
 }
 
-/// Evicts from now on.
+/// Starts the evictor.
 pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
     let Watched { config, metrics, pictures, began, groups } = watched;
     let engine = parts.engine;
@@ -133,8 +134,9 @@ pub(super) fn act(base: &Base, watched: Watched, parts: ActParts<'_>) {
     base.tasks.spawn(Evictor::new(config, deps, pictures, began).run(base.stop.child_token()));
 }
 
-/// Admission and the node's status read pressures among the facts of the node. What only an earlier agent has seen is for
-/// the status alone: pods that run are admitted anew, and none of them may fail for what is over.
+/// Publishes pressures in the facts of the node, for admission and the node's status. Pressures that only an earlier
+/// agent observed are for the status alone: running pods are admitted again at the start, and none of them may fail for
+/// a past pressure.
 fn tell(node: watch::Sender<Arc<NodeFacts>>) -> Pressures {
     Arc::new(move |conditions: &BTreeSet<Condition>, restored: &BTreeSet<Condition>| {
         let names = |conditions: Vec<&Condition>| conditions.iter().map(|c| c.as_str().to_owned()).collect();
@@ -189,7 +191,7 @@ mod tests {
         assert!(facts.borrow().pressures.is_empty() && facts.borrow().restored_pressures.is_empty());
     }
 
-    /// Sees that all is well.
+    /// An observation without pressure.
     struct Well;
 
     #[async_trait]

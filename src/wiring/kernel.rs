@@ -1,4 +1,4 @@
-//! Reads what containers are given of the kernel.
+//! Kernel features that affect containers: SELinux, cgroup version, swap, huge pages.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 use super::settings::Kernel;
 use berth_sys::machine;
 
-/// As it is now.
+/// Reads the current state.
 pub(super) fn read() -> Kernel {
     let cgroup_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -21,7 +21,8 @@ pub(super) fn read() -> Kernel {
     }
 }
 
-/// A missing kernel feature that does not make the node unready; appended to the message of its Ready condition (spec 05 §4.6).
+/// A missing kernel feature that does not make the node unready; appended to the message of its Ready condition
+/// (spec 05 §4.6).
 pub(super) fn soft_problem() -> Option<String> {
     let is_unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let has_quotas = ["cpu.cfs_period_us", "cpu.cfs_quota_us"]
@@ -30,8 +31,8 @@ pub(super) fn soft_problem() -> Option<String> {
     (!is_unified && !has_quotas).then(|| "CPU hardcapping unsupported".to_owned())
 }
 
-/// The file that is there where swap can be limited; `own` is `/proc/self/cgroup`. Of the unified hierarchy it is our own
-/// group's: its root has none. Spec 06a §10.1.
+/// File that exists if swap can be limited; `own` is the content of `/proc/self/cgroup`. On cgroup v2 it is that of the
+/// agent's own cgroup: the root cgroup has none. Spec 06a §10.1.
 fn swap_limit(cgroup_v2: bool, own: &str) -> Option<PathBuf> {
     if !cgroup_v2 {
         return Some("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes".into());

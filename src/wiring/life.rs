@@ -1,4 +1,4 @@
-//! The life of the process: start, wait for a signal, stop in order (spec 01 §8.1).
+//! Process lifecycle: start, wait for a signal, stop in order (spec 01 §8.1).
 //!
 //! Pods keep running when the agent stops.
 
@@ -30,19 +30,19 @@ use berth_config::{Loaded, StartupError};
 use berth_server::ports::Health;
 use berth_sys::heap;
 
-/// How long tasks may take to end.
+/// Timeout for all tasks to end.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// How often free pages of the heap are returned to the kernel.
+/// Interval at which free heap pages are returned to the kernel.
 const HEAP_PURGE_PERIOD: Duration = Duration::from_secs(5);
-/// Worker threads: everything that could block is elsewhere, so two are enough.
+/// Number of worker threads: blocking work runs elsewhere, so two suffice.
 const WORKERS: usize = 2;
 
-/// Threads of the blocking pool. Volumes and lookups of names take no more than their share of them
+/// Maximum number of threads of the blocking pool. Volumes and host name lookups use at most their share of them
 /// (`berth_volumes::THREADS`, `probes::LOOKUPS`), however many hang.
 const BLOCKING: usize = 64;
 const _: () = assert!(BLOCKING >= berth_volumes::THREADS + LOOKUPS + 16, "others have threads of their own");
 
-/// Runs the agent until it is told to stop.
+/// Runs the agent until a signal or until a supervised task is lost; returns the exit code.
 pub fn run(loaded: Loaded) -> ExitCode {
     heap::tune();
     let log = match logging::start(&loaded.config.logging) {
@@ -56,7 +56,7 @@ pub fn run(loaded: Loaded) -> ExitCode {
     let outcome = match runtime() {
         Ok(runtime) => {
             let outcome = runtime.block_on(live(&loaded, &log));
-            // What blocks in a file system that hangs is left behind, never waited for.
+            // Threads that block on a hung file system are abandoned, not waited for.
             runtime.shutdown_timeout(Duration::from_secs(1));
             outcome
         }
@@ -70,7 +70,7 @@ pub fn run(loaded: Loaded) -> ExitCode {
         }
     };
     if let Err(cause) = log.flush() {
-        // Standard error may be on the disk that is full.
+        // Standard error may be redirected to the disk that is full.
         let _ = writeln!(std::io::stderr(), "the log could not be written: {cause}");
     }
     code
@@ -86,15 +86,15 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
         .build()
 }
 
-/// What the parts need of the process they live in.
+/// Process-wide dependencies of the parts.
 pub struct Life {
-    /// Cancelled when everything is to end.
+    /// Cancelled when the agent stops.
     pub stop: CancellationToken,
-    /// Every task there is.
+    /// Supervisor of all tasks.
     pub tasks: TaskSupervisor,
     /// The log.
     pub log: LogHandle,
-    /// Lets pods go where a signal shall, too; set once there are some.
+    /// Drains pods on a termination signal, if configured; set once pods exist.
     pub drain: Arc<OnceLock<Arc<Drain>>>,
 }
 
@@ -114,7 +114,7 @@ async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
         started = start(loaded, &life) => started?,
         () = signals.next() => return Ok(()),
     };
-    let _ = checks.set(health); // set nowhere else
+    let _ = checks.set(health); // set only here
     if let Some(manager) = &manager {
         watchdog::tell_twice(&**manager, "READY=1").await;
     }
@@ -139,7 +139,7 @@ async fn live(loaded: &Loaded, log: &LogHandle) -> Result<(), String> {
     lost.map_or(Ok(()), Err)
 }
 
-/// Returns free memory to the kernel, also of an agent that allocates nothing for hours.
+/// Returns free heap pages to the kernel periodically, also if the agent allocates nothing for hours.
 async fn purge_heap(stop: CancellationToken) {
     let mut tick = tokio::time::interval(HEAP_PURGE_PERIOD);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -148,7 +148,7 @@ async fn purge_heap(stop: CancellationToken) {
     }
 }
 
-/// Where that is asked for pods end with us; another signal ends us without them.
+/// Drains pods before the agent stops, if configured; another signal stops the agent without waiting for them.
 async fn let_pods_go(drain: &Drain, manager: Option<&ServiceManager>, signals: &mut Signals) {
     info!(limit = ?drain.total(), "Stopping; pods are let go first");
     if let Some(manager) = manager {
@@ -161,14 +161,15 @@ async fn let_pods_go(drain: &Drain, manager: Option<&ServiceManager>, signals: &
     }
 }
 
-/// The parts, and the lock they run under.
+/// Builds the parts; returns the health checks, and the lock file for the lifetime of the process.
 async fn start(loaded: &Loaded, life: &Life) -> Result<(Arc<dyn Health>, Option<Flock<File>>), String> {
     let lock = process::lock_file(loaded).await?;
     let health = build::build(loaded, life).await.map_err(|error| error.to_string())?;
     Ok((health, lock))
 }
 
-/// Who started us and wants to hear from us; that it cannot be reached is no reason not to start.
+/// The service manager that started the agent and expects notifications; failing to reach it does not prevent the
+/// start.
 fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
     let manager = ServiceManager::of_environment().unwrap_or_else(|error| {
         error!(err = %error, "Cannot reach the service manager that NOTIFY_SOCKET names");
@@ -180,7 +181,7 @@ fn service_manager(loaded: &Loaded) -> Option<Arc<ServiceManager>> {
     manager.map(Arc::new)
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT handlers.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

@@ -1,5 +1,6 @@
-//! Builds the parts from the configuration, adapts them to each other's ports, starts and stops
-//! them in order. The only room that knows all others. Behaviour: spec 01 §8, §9.
+//! Composition root: builds the parts from the configuration, connects them, and starts and stops them.
+//!
+//! The only module that depends on all others. Implements spec 01 §8, §9.
 
 mod adapters;
 mod build;
@@ -25,7 +26,7 @@ mod settings;
 mod shutdown;
 mod volumes;
 
-/// How pods of this node are let go by who asks for it.
+/// Drain of this node's pods through a root-only socket: request, response, and the socket.
 pub mod drain {
     pub use crate::shutdown::{Answer, Ask, Door};
 }

@@ -23,7 +23,7 @@ use berth_cri::{Connection, RuntimeInfo};
 use berth_metrics::PlegMetrics;
 use berth_ports::{NodeFacts, PodObserver, RuntimeState};
 
-/// Capacity of the channel of dead containers; lossy, garbage collection catches up.
+/// Capacity of the channel of dead containers. Lossy: garbage collection removes what it misses.
 const DEATHS: usize = 256;
 
 /// Log manager, PLEG, and state of the runtime.
@@ -35,10 +35,10 @@ pub(super) struct Observation {
     pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
 }
 
-/// Opens them. Features of the runtime are published among the facts of the node.
+/// Opens them. Features of the runtime are published in the node's facts.
 ///
 /// # Errors
-/// If the directories of logs cannot be created.
+/// The log directories cannot be created.
 pub(super) async fn open(
     loaded: &Loaded,
     base: &Base,
@@ -63,7 +63,7 @@ pub(super) async fn open(
     Ok(Observation { logs, pleg, deaths, runtime_state })
 }
 
-/// Checks the runtime from the moment that PLEG, whose health is part of it, can have any.
+/// Starts the runtime check once PLEG has listed the runtime, or after a timeout: the check includes PLEG's health.
 async fn check_runtime(check: RuntimeCheck, pleg: Arc<pleg::Pleg>, stop: CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => return,

@@ -14,7 +14,7 @@ use berth_cri::Connection;
 /// Opens the image manager and starts its background tasks.
 ///
 /// # Errors
-/// Records or the configuration of credential plugins cannot be read.
+/// Image records or the configuration of credential plugins cannot be read.
 pub(super) async fn open_images(
     loaded: &Loaded,
     base: &Base,

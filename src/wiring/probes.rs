@@ -1,4 +1,4 @@
-//! Lets probes read how pods stand and tell what they learnt.
+//! Wires probes to the status manager and the sync loop.
 
 use std::{
     collections::HashSet,
@@ -19,16 +19,16 @@ use berth_ports::{Clock, DiskStateFile, ProbedPods, ProbedStatus};
 use berth_status::{StatusManager, restart_all_in_progress};
 use berth_types::{ContainerId, Pod, PodUid};
 
-/// What probes are to the rest of the agent.
+/// The running probes.
 pub(super) struct Probes {
-    /// Their player.
+    /// Probe manager.
     pub(super) manager: Arc<probes::Manager>,
-    /// Where they are counted.
+    /// Registry of the probe metrics.
     pub(super) registry: Registry,
     woken: Arc<Woken>,
 }
 
-/// Starts the tasks of probes; nothing is probed before a pod's worker says so.
+/// Starts the tasks of probes; nothing is probed before a pod worker adds its pod.
 ///
 /// # Errors
 /// TLS cannot be set up.
@@ -57,13 +57,13 @@ pub(super) async fn open(
 }
 
 impl Probes {
-    /// From now on pods are woken through the sync loop.
+    /// Wakes pods through the sync loop from now on.
     pub(super) fn wake_through(&self, base: &Base, commands: mpsc::Sender<Command>) {
         base.tasks.spawn(wake(self.woken.clone(), commands, base.stop.child_token()));
     }
 }
 
-/// Pods to be woken, each once however often it was said.
+/// Set of pods to wake: repeated wake-ups coalesce.
 #[derive(Default)]
 struct Woken {
     pods: Mutex<HashSet<PodUid>>,
@@ -91,7 +91,7 @@ async fn wake(woken: Arc<Woken>, commands: mpsc::Sender<Command>, stop: Cancella
     }
 }
 
-/// The status manager as probes know it.
+/// [`ProbedPods`] of the status manager.
 struct Board {
     statuses: Arc<StatusManager>,
     clock: Arc<dyn Clock>,

@@ -1,4 +1,4 @@
-//! What the process does to itself: oom_score_adj, file limit, lock file (spec 01 §8).
+//! Process settings: oom_score_adj, limit of open files, and lock file (spec 01 §8).
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -18,8 +18,8 @@ use tracing::{info, warn};
 
 use berth_config::Loaded;
 
-/// Sets oom_score_adj (tried twice, without holding up the start) and the limit of open files;
-/// what the kernel refuses is logged. Needs a tokio runtime.
+/// Sets oom_score_adj (retried once, without delaying the start) and RLIMIT_NOFILE; logs what the kernel refuses.
+/// Requires a tokio runtime.
 pub fn tune(loaded: &Loaded) {
     let score = loaded.config.oom_score_adj;
     if set_oom_score(score).is_err() {
@@ -40,7 +40,7 @@ fn set_oom_score(score: i32) -> std::io::Result<()> {
     fs::write("/proc/self/oom_score_adj", score.to_string())
 }
 
-/// Takes the lock file where one is asked for, blocking until it is free; held while the value lives.
+/// Locks the lock file if configured, blocking until it is free; the lock lives as long as the returned value.
 ///
 /// # Errors
 /// The file cannot be opened or locked.
@@ -70,7 +70,7 @@ fn lock(path: &Path) -> Result<Flock<File>, std::io::Error> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
 }
 
-/// The first to open the file takes over: this process leaves with 0.
+/// Exits with 0 when another process opens or deletes the lock file, which then takes over.
 fn leave_on_contention(path: &str) -> nix::Result<()> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
     inotify.add_watch(path, AddWatchFlags::IN_OPEN | AddWatchFlags::IN_DELETE_SELF)?;

@@ -1,4 +1,4 @@
-//! Opens the resource manager with the cgroup driver that runtime and configuration name.
+//! Opens the resource manager, with the cgroup driver of runtime or configuration.
 
 use std::{path::Path, sync::Arc};
 
@@ -19,7 +19,7 @@ use berth_sys::cgroup::{
     systemd::{Bus, Units},
 };
 
-/// Who makes control groups. The runtime's word wins over the configuration's (spec 01 §13).
+/// Cgroup driver. The runtime's takes precedence over the configuration's (spec 01 §13).
 pub(super) fn cgroup_driver(loaded: &Loaded, info: &RuntimeInfo) -> resources::Driver {
     match info.cgroup_driver {
         RuntimeCgroupDriver::Systemd => resources::Driver::Systemd,
@@ -28,7 +28,7 @@ pub(super) fn cgroup_driver(loaded: &Loaded, info: &RuntimeInfo) -> resources::D
     }
 }
 
-/// systemd, where it makes control groups and is there; who needs it says where it is not.
+/// systemd, if it is the cgroup driver and reachable; the resource manager reports its absence if required.
 fn units(driver: resources::Driver) -> Option<Arc<dyn Units>> {
     let bus = (driver == resources::Driver::Systemd).then(Bus::of_this_machine)?;
     bus.ok().map(|bus| Arc::new(bus) as Arc<dyn Units>)
@@ -37,7 +37,7 @@ fn units(driver: resources::Driver) -> Option<Arc<dyn Units>> {
 /// Opens the resource manager: kernel settings, pod cgroups, host ids.
 ///
 /// # Errors
-/// If cgroups, id ranges, or kernel settings are not usable.
+/// Unusable cgroups, ID ranges, or kernel settings.
 pub(super) async fn open(
     loaded: &Loaded,
     base: &Base,
@@ -60,7 +60,8 @@ pub(super) async fn open(
         ManagerDeps { events: base.events.clone(), metrics, ids: ids.clone(), units: units(driver) },
     )
     .map_err(wrong)?;
-    // Under another policy the file is not ours to judge: `berth_config::effective` tells that it has no effect yet.
+    // Under another policy the file is not validated here: `berth_config::effective` reports that the policy has no
+    // effect yet.
     if loaded.config.cpu_manager_policy == cpu_state::POLICY_NONE {
         let file = state_file(loaded, "cpu_manager_state");
         cpu_state::take_over(&*file).await.map_err(wrong)?;

@@ -1,4 +1,4 @@
-//! Opens the runtime manager with what prepares a pod's sandbox and containers.
+//! Opens the runtime manager, and the preparer of sandboxes and containers.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use berth_cri::{RuntimeInfo, RuntimeService};
 use berth_metrics::RuntimeMetrics;
 use berth_ports::{NodeFacts, ObjectSource, ProbeManager, ResourceManager, RuntimeState};
 
-/// What the runtime manager works with.
+/// Dependencies of the runtime manager.
 pub(super) struct RuntimeParts<'a> {
     pub(super) machine: &'a Machine,
     pub(super) info: &'a RuntimeInfo,

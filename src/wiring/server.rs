@@ -1,4 +1,4 @@
-//! The listeners, and what stands behind them.
+//! HTTP(S) listeners of the server, and their endpoints.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -43,18 +43,18 @@ use berth_server::{
 };
 use berth_status::StatusManager;
 
-/// The parts of the agent that the server shows.
+/// Parts of the agent that the server exposes.
 pub(super) struct Parts {
     pub(super) engine: EngineHandle,
     pub(super) status: Arc<StatusManager>,
     pub(super) observer: Arc<dyn PodObserver>,
     pub(super) cri: Arc<dyn RuntimeService>,
     pub(super) statistics: Arc<dyn Statistics>,
-    /// The runtime's name.
+    /// Name of the runtime.
     pub(super) runtime: Arc<str>,
-    /// Streams of our own runtime.
+    /// Streaming targets of the embedded runtime.
     pub(super) targets: Option<Arc<dyn Targets>>,
-    /// What probes came to.
+    /// Probe manager, for histories.
     pub(super) probes: Arc<probes::Manager>,
 }
 
@@ -69,8 +69,8 @@ impl Parts {
     }
 }
 
-/// The main port where somebody may call it and the read-only port where it is asked for (a failure is fatal), and
-/// the healthz port (never fatal); returns the checks behind the former.
+/// Starts the main port if `auth` is given, the read-only port if configured (errors of both are fatal), and the
+/// healthz port (never fatal if it cannot listen); returns the health checks.
 pub(super) async fn start(
     loaded: &Loaded,
     base: &Base,
@@ -103,7 +103,7 @@ pub(super) async fn start(
             berth_server::serve(listening, site, None, stop).await;
         });
     }
-    // Last: who is told that all is well may ask the other port.
+    // Last: a client that reads healthy here may use the main port.
     if let Some(port) = port(config.healthz_port) {
         let address = listen_address("healthzBindAddress", &config.healthz_bind_address)?;
         let router = Serves::Router(berth_server::healthz_router(health.clone()));
@@ -113,8 +113,8 @@ pub(super) async fn start(
     Ok(health)
 }
 
-/// Everybody who reaches this port reads what pods are made of: it opens to other machines only
-/// where somebody says so (spec 04 §10).
+/// Address of the read-only port. It exposes pod specs without authentication, so it listens beyond loopback only if an
+/// address is configured (spec 04 §10).
 fn read_only_address(loaded: &Loaded) -> Result<IpAddr, BuildError> {
     let configured = listen_address("address", &loaded.config.address)?;
     if loaded.flags.address_is_given {
@@ -129,7 +129,7 @@ fn listen_address(field: &str, text: &str) -> Result<IpAddr, BuildError> {
     berth_config::sloppy_ip(text).ok_or_else(|| BuildError(format!("{field}: {text:?} is not an IP address")))
 }
 
-/// The main port: TLS, and nobody gets in unasked.
+/// Starts the main port, with TLS, authentication, and authorization.
 async fn start_main(
     loaded: &Loaded,
     base: &Base,
@@ -182,8 +182,8 @@ fn switches(loaded: &Loaded) -> Switches {
     }
 }
 
-/// What `/configz` shows: with the cipher suites that are really offered (spec 04 §9, CIS 4.2.12).
-/// Those of TLS 1.3 cannot be chosen and are no part of the setting.
+/// Content of `/configz`, with the cipher suites that are really offered (spec 04 §9, CIS 4.2.12). Those of TLS 1.3 are
+/// not configurable and not part of the setting.
 fn shown(config: &KubeletConfiguration, auth: Option<&ServerAuth>) -> String {
     let mut config = config.clone();
     if let Some(auth) = auth {
@@ -275,13 +275,13 @@ fn streams(loaded: &Loaded, base: &Base, parts: &Parts) -> Streaming {
     streams
 }
 
-/// Waits until the first status of every pod is there: nobody shall see pods that run as pending
-/// only because the agent has just started.
+/// Waits for the first status of every pod, with a timeout: running pods must not appear pending only because the agent
+/// has just started.
 async fn first_statuses(engine: &EngineHandle, status: &StatusManager) {
     let all = async {
         engine.pods.sources_ready().await;
         let (pods, mut changes) = (engine.pods.desired(), status.changes());
         while pods.iter().any(|pod| status.status(pod.uid()).is_none()) && changes.changed().await.is_ok() {}
     };
-    let _ = timeout(SETTLE, all).await; // what is slower than that is shown as it is
+    let _ = timeout(SETTLE, all).await; // after the timeout, statuses are served as they are
 }

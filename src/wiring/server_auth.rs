@@ -1,5 +1,6 @@
-//! Who may call the server: puts certificates, reviews and policy together for `server::auth` and
-//! `server::tls` (spec 01 §9 step 7, spec 04 §6, §7).
+//! Server authentication, authorization, and TLS: certificates, reviews, and policy.
+//!
+//! Builds what `server::auth` and `server::tls` need (spec 01 §9 step 7, spec 04 §6, §7).
 
 use std::{
     fs::File,
@@ -32,51 +33,51 @@ use berth_server::{
     tls::{Tls, TlsSettings},
 };
 
-/// How long a yes about metrics and health holds on while the API server is gone, where that is
-/// wanted (spec 04 §10).
+/// Time for which a cached authorization of metrics and health stays valid while the API server is unavailable, if
+/// enabled (spec 04 §10).
 const STALE: Duration = Duration::from_secs(60);
 
-/// What is needed to decide who may call.
+/// Dependencies of server authentication.
 pub(super) struct AuthDeps<'a> {
-    /// The configuration.
+    /// Loaded configuration and flags.
     pub(super) loaded: &'a Loaded,
-    /// The way to the API server, if there is one.
+    /// Client of the API server; `None` in standalone mode.
     pub(super) api: Option<Arc<dyn ApiClient>>,
-    /// Where families are registered.
+    /// Registry of metrics.
     pub(super) registry: &'a Registry,
-    /// Where tasks are spawned.
+    /// Tracker of spawned tasks.
     pub(super) tasks: &'a TaskTracker,
-    /// Ends them.
+    /// Ends the tasks.
     pub(super) stop: &'a CancellationToken,
-    /// Tells the time.
+    /// Wall clock.
     pub(super) clock: Arc<dyn Clock>,
-    /// The node's name.
+    /// Name of the node.
     pub(super) node: &'a str,
 }
 
-/// Who may call, and how the main listener is secured.
+/// Authentication, authorization, and TLS of the main listener.
 pub(super) struct ServerAuth {
-    /// Tells who asks.
+    /// Authenticates requests.
     pub(super) authenticator: Authenticator,
-    /// Tells whether he may.
+    /// Authorizes requests.
     pub(super) authorizer: Authorizer,
-    /// TLS; reloads by itself.
+    /// TLS configuration; reloads by itself.
     pub(super) tls: Tls,
-    /// A command with which the local user gets in, where there is one; it works once the port is open.
+    /// Example command for the local user, in standalone mode with its own authority; it works once the port is open.
     pub(super) try_this: Option<String>,
 }
 
-/// Reads and makes certificates, starts the reloads.
+/// Loads or creates certificates, and starts their reloads.
 ///
 /// # Errors
-/// What stands in the way, in the reference's words.
+/// Why they cannot be loaded or created, with kubelet's texts.
 pub(super) async fn open(deps: AuthDeps<'_>) -> Result<ServerAuth, BuildError> {
     let loaded = deps.loaded;
     let reviews = |api| Arc::new(ApiReviews(Reviews::new(api, ReviewMetrics::new(deps.registry))));
     let reviews = deps.api.clone().map(reviews);
     let certificates = certificates(&deps).await?;
     let tls = Tls::new(tls_settings(loaded, &certificates)).await.map_err(wrong)?;
-    // kubelet's name of the queue that follows the client CA bundle.
+    // kubelet's name of the work queue that reloads the client CA bundle.
     let queues = WorkQueueMetrics::new(deps.registry);
     let has_client_ca = !loaded.config.authentication.x509.client_ca_file.is_empty();
     let queue = has_client_ca.then(|| queues.queue("DynamicCABundle-client-ca-bundle"));
@@ -151,7 +152,7 @@ fn policy(path: &str) -> Result<Policy, BuildError> {
     Policy::parse(&text).map_err(|e| failed(e.to_string()))
 }
 
-/// Which files are served with and believed.
+/// Files of the serving certificate, the client CA, and the local administrator.
 struct Certificates {
     serving: PairFiles,
     client_ca: Option<PathBuf>,
@@ -173,11 +174,11 @@ async fn certificates(deps: &AuthDeps<'_>) -> Result<Certificates, BuildError> {
     Ok(Certificates { serving, client_ca: Some(admin.authority.certificate.clone()), admin: Some(admin) })
 }
 
-/// The configured pair, else one we make and renew.
+/// The configured key pair, else a self-made one that is renewed.
 async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<PairFiles, BuildError> {
     let config = &deps.loaded.config;
     if is_signed_by_cluster(deps.loaded) {
-        // News of files come from their folder: it must be there before the first pair is.
+        // File changes are watched through their directory: it must exist before the first key pair.
         let own = |error| BuildError(format!("cannot create directory {}: {error}", directory.display()));
         tokio::fs::create_dir_all(directory).await.map_err(own)?;
         let file = ServingCertificates::file(directory);
@@ -204,12 +205,12 @@ async fn serving(deps: &AuthDeps<'_>, directory: &Path) -> Result<PairFiles, Bui
     Ok(files)
 }
 
-/// Whether the API server signs the pair we serve with.
+/// Returns whether the API server signs the serving certificate.
 fn is_signed_by_cluster(loaded: &Loaded) -> bool {
     loaded.config.server_tls_bootstrap && !loaded.is_standalone()
 }
 
-/// By which names a node without a cluster is called from itself.
+/// Names by which a standalone node is reached locally.
 fn local_names(address: &str) -> Vec<String> {
     let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
     let own = berth_config::sloppy_ip(address).filter(|address| !address.is_unspecified() && !address.is_loopback());
@@ -217,7 +218,7 @@ fn local_names(address: &str) -> Vec<String> {
     names
 }
 
-/// Who we run as.
+/// Name of the user that the agent runs as.
 fn local_user() -> String {
     let id = nix::unistd::geteuid();
     let user = nix::unistd::User::from_uid(id).ok().flatten();
@@ -226,7 +227,7 @@ fn local_user() -> String {
 
 fn tls_settings(loaded: &Loaded, certificates: &Certificates) -> TlsSettings {
     let config = &loaded.config;
-    // What we make ourselves we also renew, and that is to be seen.
+    // Self-made certificates are renewed, and renewals have to be reloaded.
     let is_given = !config.tls_cert_file.is_empty() && !config.tls_private_key_file.is_empty();
     TlsSettings {
         cert_file: certificates.serving.certificate.clone(),
@@ -240,7 +241,7 @@ fn tls_settings(loaded: &Loaded, certificates: &Certificates) -> TlsSettings {
     }
 }
 
-/// Reviews by the API server.
+/// Token and access reviews by the API server.
 struct ApiReviews(Reviews);
 
 #[async_trait]

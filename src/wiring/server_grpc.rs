@@ -1,4 +1,4 @@
-//! Opens the sockets of the gRPC services.
+//! gRPC sockets: pod resources API, and pods API.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use berth_config::Loaded;
 use berth_metrics::{PodResourcesMetrics, PodWatchMetrics};
 use berth_server::grpc::{self, PodResourcesDeps, PodsApi, Socket};
 
-/// Opens the sockets; they end with the agent.
+/// Opens the sockets; they close with the agent.
 pub(super) fn open(loaded: &Loaded, base: &Base, pods: EnginePods) {
     let (root, pods) = (loaded.root_directory(), Arc::new(pods));
     let routes = grpc::pod_resources(PodResourcesDeps {

@@ -1,4 +1,6 @@
-//! From the configuration to each room's own settings; one function per room, no IO. Pure.
+//! Maps the configuration to the settings of each module. Pure.
+//!
+//! One function per module, without IO.
 
 use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf, time::Duration};
 
@@ -26,7 +28,7 @@ use berth_config::{KubeletConfiguration, Loaded};
 use berth_cri::CriConfig;
 use berth_types::{api, quantity::Amount};
 
-/// The CRI client.
+/// Settings of the CRI client.
 pub fn cri(loaded: &Loaded) -> CriConfig {
     let config = &loaded.config;
     CriConfig {
@@ -37,7 +39,7 @@ pub fn cri(loaded: &Loaded) -> CriConfig {
     }
 }
 
-/// What becomes of kernel settings that are not as pods need them.
+/// Policy for kernel settings that differ from what pods need.
 pub fn kernel_flags(loaded: &Loaded, in_user_namespace: bool) -> OnDifference {
     if loaded.config.protect_kernel_defaults {
         OnDifference::Refuse
@@ -48,7 +50,7 @@ pub fn kernel_flags(loaded: &Loaded, in_user_namespace: bool) -> OnDifference {
     }
 }
 
-/// Facts about the node.
+/// Settings of the node's facts.
 pub fn node(loaded: &Loaded) -> NodeConfig {
     let config = &loaded.config;
     let hard = if loaded.flags.experimental_allocatable_ignore_eviction {
@@ -79,7 +81,7 @@ fn taint(taint: &berth_config::fields::Taint) -> api::Taint {
     api::Taint { key: taint.key.clone(), value, effect: taint.effect.clone(), time_added: None }
 }
 
-/// Pod sources.
+/// Settings of the pod sources.
 pub fn sources(loaded: &Loaded, node_name: &str, has_objects: bool) -> SourcesConfig {
     let config = &loaded.config;
     let some = |text: &String| (!text.is_empty()).then(|| text.clone());
@@ -93,12 +95,12 @@ pub fn sources(loaded: &Loaded, node_name: &str, has_objects: bool) -> SourcesCo
             .flat_map(|(name, values)| values.iter().map(|value| (name.clone(), value.clone())))
             .collect(),
         http_check_frequency: config.http_check_frequency.std(),
-        // What lies beside the pods may be referred to.
+        // Objects that are provided beside the pods may be referred to.
         prevent_api_references: loaded.gates.enabled("PreventStaticPodAPIReferences") && !has_objects,
     }
 }
 
-/// Images.
+/// Settings of the image manager.
 pub fn images(loaded: &Loaded) -> ImagesConfig {
     let config = &loaded.config;
     let whole = |number: i32| u32::try_from(number).unwrap_or(0);
@@ -125,7 +127,7 @@ pub fn images(loaded: &Loaded) -> ImagesConfig {
     }
 }
 
-/// Either flag switches the plugins on; that the other one is missing is told when they are loaded.
+/// Either flag enables the plugins; a missing counterpart is reported when they are loaded.
 fn plugins(loaded: &Loaded) -> Option<PluginFlags> {
     let (config, bin_dir) =
         (&loaded.flags.image_credential_provider_config, &loaded.flags.image_credential_provider_bin_dir);
@@ -155,7 +157,7 @@ fn verification(loaded: &Loaded) -> Option<VerificationPolicy> {
     })
 }
 
-/// Logs; a size that is no whole quantity was refused by validation.
+/// Settings of container logs; validation has rejected sizes that are no whole quantity.
 pub fn logs(loaded: &Loaded) -> LogsConfig {
     let config = &loaded.config;
     let size = Amount::parse(&config.container_log_max_size).ok().map(Amount::value);
@@ -169,7 +171,7 @@ pub fn logs(loaded: &Loaded) -> LogsConfig {
     }
 }
 
-/// The runtime manager.
+/// Settings of the runtime manager.
 pub fn runtime(loaded: &Loaded, name: &str) -> RuntimeConfig {
     let config = &loaded.config;
     let flags = &loaded.flags;
@@ -195,13 +197,13 @@ pub fn runtime(loaded: &Loaded, name: &str) -> RuntimeConfig {
     }
 }
 
-/// The configured maximum wins over the reducing gate only where it was set: 5 min is the default.
+/// The configured maximum takes precedence over the reducing gate only if it differs from the default of 5 min.
 fn backoff_limit(loaded: &Loaded, longest: Option<Duration>) -> Option<Duration> {
     let reduced = loaded.gates.enabled("ReduceDefaultCrashLoopBackOffDecay");
     longest.filter(|longest| !reduced || *longest != Duration::from_secs(300))
 }
 
-/// The request side of the runtime.
+/// Settings of the preparer of sandboxes and containers.
 pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kernel: Kernel) -> PreparerConfig {
     let config = &loaded.config;
     let resolv_conf = (!config.resolv_conf.is_empty()).then(|| PathBuf::from(&config.resolv_conf));
@@ -210,7 +212,7 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
         pod_logs_dir: PathBuf::from(&config.pod_logs_dir),
         resolv_conf,
         node_hosts_file: "/etc/hosts".into(),
-        // As the pod's resolver reads them; what is no address was warned of at the start.
+        // Parsed like the pod's resolver does; invalid addresses were logged at startup.
         cluster_dns: config
             .cluster_dns
             .iter()
@@ -242,10 +244,10 @@ pub fn preparer(loaded: &Loaded, machine: &node::Machine, node_name: &str, kerne
     }
 }
 
-/// Eviction.
+/// Settings of eviction.
 ///
 /// # Errors
-/// Thresholds that cannot be used.
+/// Invalid thresholds.
 pub fn eviction(loaded: &Loaded) -> Result<EvictionConfig, BuildError> {
     let config = &loaded.config;
     Ok(EvictionConfig {
@@ -256,10 +258,10 @@ pub fn eviction(loaded: &Loaded) -> Result<EvictionConfig, BuildError> {
     })
 }
 
-/// Pod cgroups.
+/// Settings of the resource manager.
 ///
 /// # Errors
-/// Reservations that cannot be read or that the machine does not have.
+/// Reservations that are invalid or exceed the machine's capacity.
 pub fn resources(
     loaded: &Loaded,
     machine: &node::Machine,
@@ -306,7 +308,7 @@ pub fn resources(
     })
 }
 
-/// The amounts cgroups know of.
+/// Amounts that can be enforced by cgroups.
 fn kept(amounts: &BTreeMap<String, Amount>) -> resources::Amounts {
     let hugepages = amounts.iter().filter_map(|(name, amount)| {
         let size = Amount::parse(name.strip_prefix("hugepages-")?).ok()?.value();
@@ -324,16 +326,16 @@ fn cpu_period_us(config: &KubeletConfiguration) -> u64 {
     u64::try_from(config.cpu_cfs_quota_period.std().as_micros()).unwrap_or(100_000)
 }
 
-/// What was read of the kernel.
+/// Features of the kernel that affect containers.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Whether SELinux is on.
+    /// Whether SELinux is enabled.
     pub selinux: bool,
-    /// Paths to mask besides the fixed ones.
+    /// Paths to mask in addition to the default ones.
     pub masked: Vec<String>,
     /// Huge page sizes, in bytes.
     pub hugepage_sizes: Vec<u64>,
-    /// Whether the unified hierarchy is the only one.
+    /// Whether cgroup v2 is mounted as the only hierarchy.
     pub cgroup_v2: bool,
     /// Whether swap can be limited per cgroup.
     pub swap_controllable: bool,

@@ -1,4 +1,4 @@
-//! Puts the end of the node together with the engine.
+//! Graceful node shutdown: inhibitor lock, drain socket, and pods of the engine.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,35 +24,35 @@ use berth_status::StatusManager;
 use berth_sys::logind::Logind;
 use berth_types::{Pod, PodUid};
 
-/// What the status of a pod says that went with its node.
+/// Status reason of a pod that was terminated by node shutdown.
 const REASON: &str = "Terminated";
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 const CONDITION: &str = "TerminationByKubelet";
-/// How often it is looked whether final statuses are out.
+/// Polling interval while final statuses are unsent.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Section `shutdown` of the agent's own settings (`/etc/berth/config.yaml`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct ShutdownSettings {
-    /// Whoever ends the agent by a signal ends its pods, too; off, as in the reference.
+    /// A signal that stops the agent also terminates its pods; default false, as in kubelet.
     on_termination: bool,
 }
 
-/// What is needed of the rest.
+/// Dependencies of node shutdown.
 pub(super) struct ShutdownParts<'a> {
     pub(super) engine: &'a EngineHandle,
     pub(super) status: Arc<StatusManager>,
     pub(super) node: watch::Sender<Arc<NodeFacts>>,
-    /// Whether there is an API server that hears of statuses.
+    /// Whether statuses are reported to an API server.
     pub(super) is_told: bool,
 }
 
-/// Waits for the end of the machine, where pods shall be waited for then; where that is asked for a signal is such an
-/// end, too.
+/// Starts the shutdown inhibitor and the drain socket if graceful shutdown is configured; with `onTermination`, a
+/// signal drains pods as well.
 ///
 /// # Errors
-/// The settings cannot be read.
+/// The settings are invalid, or `onTermination` is set without a grace period.
 pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>) -> Result<(), BuildError> {
     let section =
         berth_runtime::settings::section("shutdown").map_err(BuildError)?.unwrap_or_else(|| serde_json::json!({}));
@@ -90,7 +90,7 @@ pub(super) async fn open(loaded: &Loaded, base: &Base, parts: ShutdownParts<'_>)
     let door = Door::new(loaded.root_directory().join(Door::NAME), drain.clone());
     base.tasks.spawn(door.run(base.stop.child_token()));
     if own.on_termination {
-        let _ = base.drain.set(drain); // set nowhere else
+        let _ = base.drain.set(drain); // set only here
     }
     Ok(())
 }
@@ -107,7 +107,7 @@ struct EnginePods {
 #[async_trait]
 impl Pods for EnginePods {
     async fn known(&self) {
-        // The sync loop takes nothing in before it has looked at the runtime.
+        // The sync loop processes pods only after it has observed the runtime.
         self.pods.sources_ready().await;
     }
 
@@ -122,7 +122,7 @@ impl Pods for EnginePods {
             message: MESSAGE.to_owned(),
             disruption,
             keeps_success: true,
-            // Nobody shall send it anything while it ends.
+            // It must not receive traffic while it terminates.
             is_unready: true,
             words: given.words,
         };
@@ -136,7 +136,7 @@ impl Pods for EnginePods {
     }
 
     fn late(&self, pod: &Pod) {
-        // One whose containers have gone waits for its volumes.
+        // A pod without running containers only waits for its volumes.
         if self.pods.is_active(pod.uid()) {
             let text = "Container runtime did not kill the pod within specified grace period.";
             self.events.record(Event::warning(pod.id(), "ExceededGracePeriod", text));

@@ -1,4 +1,4 @@
-//! Opens the volumes, and what passes between them and the node's object.
+//! Opens the volume manager, and its exchange of volumes in use with the Node object.
 
 use std::{collections::BTreeSet, fs::DirBuilder, os::unix::fs::DirBuilderExt, path::Path, sync::Arc, time::Duration};
 
@@ -22,16 +22,16 @@ use berth_volumes::{
     ThisMachine, VolumesConfig, VolumesDeps,
 };
 
-/// What lies in memory could be found on a disk (spec 05 §13.2).
+/// Event text for memory-backed volumes that can be swapped to disk (spec 05 §13.2).
 const ON_DISK: &str = "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) \
                        might be swapped to disk and should no longer be considered secure.";
 
-/// The label of directories that are shared with drivers in containers (spec 07 §1).
+/// SELinux label of directories that are shared with containerized drivers (spec 07 §1).
 const SHARED_LABEL: &str = "system_u:object_r:container_file_t:s0";
-/// How long the start waits for labels of directories that may lie anywhere.
+/// Timeout for labeling directories at startup, which may be on any file system.
 const LABELLED: Duration = Duration::from_secs(10);
 
-/// Which volumes are in use, and which of them the API server knows of (spec 07 §5.3).
+/// Volumes in use, and those of them that the API server knows (spec 07 §5.3).
 #[derive(Default)]
 struct VolumeSeam {
     in_use: watch::Sender<Option<Vec<String>>>,
@@ -39,7 +39,7 @@ struct VolumeSeam {
 }
 
 impl VolumeSeam {
-    /// For who tells the API server.
+    /// The ends for the reporter of the Node object.
     fn told(&self) -> VolumesTold {
         let reported = self.reported.clone();
         let tell = move |volumes: &[String]| {
@@ -54,7 +54,7 @@ impl VolumeSeam {
     }
 }
 
-/// What volumes and the node object are opened with.
+/// Dependencies of volumes and Node object.
 pub(super) struct VolumeParts<'a> {
     pub(super) machine: &'a host::Machine,
     pub(super) info: &'a RuntimeInfo,
@@ -65,11 +65,11 @@ pub(super) struct VolumeParts<'a> {
     pub(super) objects: Arc<dyn ObjectSource>,
 }
 
-/// Opens the node object, which reports volumes in use, and the volume manager. Volumes that an earlier agent mounted are
-/// known from then on.
+/// Opens the Node object, which reports volumes in use, and the volume manager. Mounts of an earlier agent are known
+/// from then on.
 ///
 /// # Errors
-/// If the node object's settings are invalid.
+/// The settings of the Node object are invalid.
 pub(super) async fn open(
     loaded: &Loaded,
     base: &Base,
@@ -101,13 +101,13 @@ pub(super) async fn open(
         tasks: base.tasks.tracker().clone(),
         stop: base.stop.child_token(),
     };
-    // What cannot be found out is not told.
+    // If this cannot be determined, no event is recorded.
     if tokio::task::spawn_blocking(berth_volumes::may_reach_disk).await.unwrap_or_default() {
         base.events.record(Event::node_warning("PossibleMemoryBackedVolumesOnDisk", ON_DISK));
     }
     let config = VolumesConfig { root: root.to_owned(), credentials: Credentials::of_this_process() };
     let manager = Arc::new(Manager::new(config, deps));
-    // Told where it failed, and tried again by whoever needs it.
+    // A failure is logged there, and the rebuild is retried when it is needed.
     let _known = manager.rebuild().await;
     Ok(manager)
 }
@@ -128,8 +128,8 @@ fn plugins(loaded: &Loaded, base: &Base, root: &Path, cluster: Option<&Cluster>)
     plugins
 }
 
-/// Who decides on labels of volumes; nobody on a machine without SELinux. There, drivers in containers have to get at
-/// what this agent shares with them, too.
+/// SELinux label policy of volumes; `None` on a machine without SELinux. With it, also labels the directories that are
+/// shared with containerized drivers.
 async fn labels(loaded: &Loaded, base: &Base, root: &Path) -> Option<Labels> {
     if !machine::selinux_enabled() {
         return None;

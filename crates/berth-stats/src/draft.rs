@@ -1,4 +1,4 @@
-//! What the files of a group said so far in one look. Pure.
+//! Values parsed so far of one cgroup reading, independent of the cgroup version. Pure.
 
 use super::{
     cgroup_files as parse,
@@ -8,12 +8,12 @@ use super::{
     settings::Settings,
 };
 
-/// What the files said so far.
+/// Values parsed so far from the files of a cgroup.
 #[derive(Clone, Default)]
 pub struct Draft {
-    /// When the look began.
+    /// Start of the reading.
     pub at: WallNs,
-    /// What the settings are.
+    /// Limits and weights of the cgroup, cached between readings.
     pub settings: Settings,
     unified_cpu: Option<(parse::CpuTimes, parse::Throttling)>,
     cpu_usage: Option<u64>,
@@ -34,28 +34,28 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// A look that begins now.
+    /// Empty draft of a reading that begins at that time.
     pub fn begun(at: WallNs) -> Self {
         Self { at, ..Self::default() }
     }
 
-    /// Whether nothing has run in the group and its memory is what it was, as far as both tell.
+    /// True if CPU time and memory usage equal those of `other`; false if one of them is unknown.
     pub fn has_clocks_of(&self, other: &Self) -> bool {
         let clocks = |draft: &Self| Some((draft.cpu()?.times.usage_ns, draft.memory_usage?));
         clocks(self).is_some_and(|now| clocks(other) == Some(now))
     }
 
-    /// The same at another time, with the settings of then.
+    /// Copy with another time and the settings of that time.
     pub fn again(&self, at: WallNs, settings: Settings) -> Self {
         Self { at, settings, ..self.clone() }
     }
 
-    /// Whether anything told of processor or memory.
+    /// True if a file reported CPU or memory usage.
     pub fn tells(&self) -> bool {
         self.cpu().is_some() || self.memory_usage.is_some() || self.memory_stat.is_some()
     }
 
-    /// Takes what stands in a file.
+    /// Parses the content of a file.
     pub fn take(&mut self, content: Content, text: &[u8]) {
         let number = || parse::number(text);
         match content {
@@ -101,7 +101,7 @@ impl Draft {
         }
     }
 
-    /// Processor; `None` where nothing told of it.
+    /// CPU usage; `None` if no file reported it.
     pub fn cpu(&self) -> Option<Cpu> {
         if let Some((times, held)) = self.unified_cpu {
             return Some(Cpu { times, rate: None, held });
@@ -111,7 +111,7 @@ impl Draft {
         Some(Cpu { times, rate: None, held: self.throttling })
     }
 
-    /// Memory; `None` where nothing told of it. Of the root, the machine tells the rest.
+    /// Memory usage; `None` if no file reported it. For the root cgroup, limits and swap come from the machine.
     pub fn memory(&self, unified: bool, root: Option<MachineMemory>) -> Option<Memory> {
         let stat = self.memory_stat;
         let root_usage = || stat.filter(|_| unified && root.is_some()).map(|stat| stat.anon.saturating_add(stat.file));
@@ -142,7 +142,7 @@ impl Draft {
         Some(memory)
     }
 
-    /// The old hierarchy limits memory and swap together.
+    /// Limit of swap alone. cgroup v1 limits memory and swap together, so the memory limit is subtracted.
     fn swap_limit(&self, unified: bool) -> Option<u64> {
         let limit = if unified {
             self.settings.swap_limit?
@@ -153,7 +153,7 @@ impl Draft {
         (limit <= parse::UNLIMITED).then_some(limit)
     }
 
-    /// The look.
+    /// Completes the reading.
     pub fn finish(self, cpu: Option<Cpu>, memory: Option<Memory>, made_at: i64, depth: Depth) -> Reading {
         let (quota, period) = match self.settings.cpu_max {
             Some((quota, period)) => (quota, period),

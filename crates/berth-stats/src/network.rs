@@ -1,7 +1,7 @@
-//! What went through network interfaces. Behaviour: spec 04b §7.2, §11.
+//! Network interface counters of a network namespace, read through a process in it.
 //!
-//! A namespace's counters are read through a process in it. The file is never kept open: an open
-//! one would keep the namespace alive after its pod.
+//! The file is never kept open: an open file would keep the namespace alive after its pod is gone. Implements
+//! spec 04b §7.2 and spec 04b §11.
 
 use std::{
     fs::File,
@@ -9,45 +9,45 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The longest table of interfaces that is read.
+/// Maximum number of bytes read of an interface or routing table.
 const MAX_TABLE: u64 = 1 << 20;
-/// Interfaces of one namespace that are shown.
+/// Maximum number of interfaces reported per namespace.
 const MAX_INTERFACES: usize = 256;
 
 /// Counters of one interface.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Interface {
-    /// Its name.
+    /// Interface name.
     pub name: String,
-    /// Received.
+    /// Receive counters.
     pub received: Direction,
-    /// Sent.
+    /// Transmit counters.
     pub sent: Direction,
 }
 
-/// One direction.
+/// Counters of one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Direction {
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// Errors.
+    /// Number of errors.
     pub errors: u64,
-    /// Packets that were dropped.
+    /// Number of dropped packets.
     pub dropped: u64,
 }
 
-/// All interfaces of one namespace that are shown, and which of them speaks for it.
+/// Reported interfaces of one namespace, and its primary interface.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Network {
-    /// In the kernel's order.
+    /// Interfaces in the kernel's order.
     pub interfaces: Vec<Interface>,
-    /// Index of the one whose counters stand for all: `eth0`, else that of the default route.
+    /// Index of the primary interface: `eth0`, otherwise that of the default route.
     pub primary: Option<usize>,
 }
 
-/// The network as the process sees it; `None` where it is gone. Blocking.
+/// Reads the network of a process; `None` if the process is gone. Blocking.
 pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
     let directory = proc.join(pid.to_string()).join("net");
     let table = read(&directory.join("dev"))?;
@@ -60,15 +60,16 @@ pub fn of_process(proc: &Path, pid: u32) -> Option<Network> {
     Some(Network { interfaces, primary })
 }
 
-/// A network namespace as the kernel names it, `net:[4026531992]`.
+/// Network namespace as the kernel names it, `net:[4026531992]`.
 pub type Namespace = PathBuf;
 
-/// The network of a pod as a process of it sees it, and the namespace, where the kernel tells it; `None` where the
-/// process is gone, or in the machine's own network. The namespace is read before and after: a shim enters its pod's
-/// network for a moment, to make it, and goes back. Blocking.
+/// Reads the network of a pod through one of its processes, and the namespace if the kernel reports it; `None` if the
+/// process is gone or is in the network namespace of the machine. The namespace is read before and after the counters:
+/// a shim enters its pod's namespace for a moment, to set it up, and leaves it again. Blocking.
 pub fn of_pods_process(proc: &Path, pid: u32) -> Option<(Network, Option<Namespace>)> {
     let namespace_of = |pid: &str| std::fs::read_link(proc.join(pid).join("ns/net")).ok();
-    // Who lacks one of process 1's capabilities is not told its namespaces (in a container, say); our own are the same.
+    // The namespaces of PID 1 are unreadable without its capabilities (in a container, for example); the agent's own
+    // network namespace is the same.
     let machine = namespace_of("1").or_else(|| namespace_of("self"));
     let of_process = || namespace_of(&pid.to_string());
     let namespace = of_process();
@@ -80,17 +81,17 @@ pub fn of_pods_process(proc: &Path, pid: u32) -> Option<(Network, Option<Namespa
 }
 
 fn read(path: &Path) -> Option<String> {
-    let mut bytes = Vec::with_capacity(4096); // most tables: the kernel is asked once, and whether that was all
+    let mut bytes = Vec::with_capacity(4096); // fits most tables, so that one read returns all and a second one the end
     File::open(path).ok()?.take(MAX_TABLE).read_to_end(&mut bytes).ok()?;
     String::from_utf8(bytes).ok()
 }
 
-/// Reads `/proc/<pid>/net/dev`, without interfaces that only connect containers.
+/// Parses `/proc/<pid>/net/dev`, without interfaces that only connect containers.
 pub fn interfaces(table: &str) -> Vec<Interface> {
     table.lines().filter_map(interface).filter(|i| is_shown(&i.name)).take(MAX_INTERFACES).collect()
 }
 
-/// ` eth0: bytes packets errs drop fifo frame compressed multicast | bytes packets errs drop …`
+/// Parses ` eth0: bytes packets errs drop fifo frame compressed multicast | bytes packets errs drop …`
 fn interface(line: &str) -> Option<Interface> {
     let (name, numbers) = line.split_once(':')?;
     let mut numbers = numbers.split_ascii_whitespace().map(|number| number.parse().ok());
@@ -108,7 +109,7 @@ fn is_shown(name: &str) -> bool {
     !["lo", "veth", "docker", "nerdctl"].into_iter().any(starts)
 }
 
-/// The interface of the first default route in `/proc/<pid>/net/route`.
+/// Interface of the first default route in `/proc/<pid>/net/route`.
 pub fn default_interface(routes: &str) -> Option<String> {
     routes.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace();
@@ -130,7 +131,7 @@ mod tests {
             std::fs::create_dir_all(of.join("ns")).expect("made");
             std::fs::create_dir_all(of.join("net")).expect("made");
             std::fs::write(of.join("net/dev"), TABLE).expect("written");
-            let _ = std::fs::remove_file(of.join("ns/net")); // it may be the first time
+            let _ = std::fs::remove_file(of.join("ns/net")); // absent the first time
             std::os::unix::fs::symlink(namespace, of.join("ns/net")).expect("linked");
         };
         is_in(1, "net:[1]");
@@ -140,7 +141,7 @@ mod tests {
         is_in(7, "net:[1]");
         assert!(of_pods_process(proc, 7).is_none() && of_process(proc, 7).is_some());
         assert!(of_pods_process(proc, 8).is_none(), "it is gone");
-        // Not told of process 1: our own is compared with.
+        // The namespace of PID 1 is unreadable: the agent's own is compared instead.
         std::fs::remove_file(proc.join("1/ns/net")).expect("there");
         assert!(of_pods_process(proc, 7).is_some());
         std::fs::create_dir_all(proc.join("self/ns")).expect("made");

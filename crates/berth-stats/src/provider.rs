@@ -1,9 +1,9 @@
 //! Statistics provider: builds stats and metrics pages from samples, cached for one second.
 //!
-//! A page is built on request when the cached one, or the sample behind it, is older than [`MEMO`]; concurrent
-//! requests receive the same bytes. The three pages share a recent sample and extend it where it is too shallow.
-//! While pages are requested, runtime statistics of writable layers are at most [`RUNTIME_AGE`] old, open files
-//! [`FILES_AGE`], logs [`super::LOGS_AGE`], volumes `volumeStatsAggPeriod`. Implements spec 04b §7-11.
+//! A page is built on request when the cached one, or the sample behind it, is older than [`MEMO`]; concurrent requests
+//! receive the same bytes. The three pages share a recent sample and extend it if it is too shallow. While pages are
+//! requested, runtime statistics of writable layers are at most [`RUNTIME_AGE`] old, open files [`FILES_AGE`], logs
+//! [`super::LOGS_AGE`], volumes `volumeStatsAggPeriod`. Implements spec 04b §7-11.
 
 use std::{
     collections::HashMap,
@@ -326,8 +326,7 @@ impl Inner {
         Ok((since, summary))
     }
 
-    /// Builds the short form: CPU, memory, and swap. Queries the runtime only where a container's cgroup is
-    /// unreadable.
+    /// Builds the short form: CPU, memory, and swap. Queries the runtime only if a container's cgroup is unreadable.
     async fn short_of(self: &Arc<Self>, depth: Depth) -> Result<(Instant, Summary), String> {
         let (since, snapshot) = self.sample(depth).await?;
         let told = self.told_of_pods().await?;
@@ -347,7 +346,7 @@ impl Inner {
         Ok((since, summary))
     }
 
-    /// Pod statistics of the runtime where it is the configured source; empty where it does not implement them.
+    /// Pod statistics of the runtime if it is the configured source; empty if it does not implement them.
     pub(super) async fn told_of_pods(&self) -> Result<Arc<HashMap<SandboxId, RuntimePod>>, String> {
         if self.config.source == StatsSource::Groups {
             return Ok(Arc::default());

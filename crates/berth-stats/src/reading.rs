@@ -1,134 +1,136 @@
-//! One look at one control group, whatever the hierarchy. Pure. Behaviour: spec 04b §7.2.
+//! Resource usage of one cgroup at one time, for cgroup v1 and v2. Pure.
+//!
+//! Implements spec 04b §7.2.
 
 use super::cgroup_files::{CpuTimes, DeviceIo, MemoryStat, Stalls, Throttling, UNLIMITED};
 
 /// Wall time in nanoseconds since the epoch.
 pub type WallNs = i64;
 
-/// How much is read of a group; each kind holds what the ones before it hold.
+/// How much is read of a cgroup; each depth includes the ones before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Depth {
-    /// Processor, memory and swap.
+    /// CPU, memory, and swap.
     #[default]
     Core,
-    /// And pressure and the number of processes.
+    /// Core plus pressure (PSI) and the number of processes.
     Summary,
-    /// Everything.
+    /// All control files.
     Full,
 }
 
-/// Processor.
+/// CPU usage of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cpu {
-    /// Time used so far.
+    /// Cumulative CPU time.
     pub times: CpuTimes,
-    /// Used per second between this look and the one before, in billionths of a core.
+    /// CPU usage between the previous and this reading, in nanocores; `None` without a usable previous reading.
     pub rate: Option<u64>,
-    /// Held back by the quota; zeros unless the look was full.
+    /// CFS throttling counters; zeros below [`Depth::Full`].
     pub held: Throttling,
 }
 
-/// Memory, in bytes.
+/// Memory usage of a cgroup, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Memory {
-    /// In use, page cache included.
+    /// Current usage, page cache included.
     pub usage: u64,
-    /// The most that was in use.
+    /// Peak usage.
     pub peak: u64,
-    /// The kernel's account.
+    /// Counters of `memory.stat`.
     pub stat: MemoryStat,
-    /// Swap in use.
+    /// Swap usage.
     pub swap: u64,
-    /// How often the limit was hit; only the old hierarchy counts.
+    /// Number of times the limit was hit; cgroup v1 only.
     pub failures: u64,
-    /// Kernel memory; only the old hierarchy tells.
+    /// Kernel memory; cgroup v1 only.
     pub kernel: u64,
-    /// Limit; none above [`UNLIMITED`].
+    /// Memory limit; values above [`UNLIMITED`] mean no limit.
     pub limit: u64,
-    /// Limit of swap alone; `None` where it is not limited or not known.
+    /// Limit of swap alone; `None` if unlimited or unknown.
     pub swap_limit: Option<u64>,
-    /// What is kept for the group: `memory.min`, `memory.soft_limit_in_bytes`.
+    /// Memory protection: `memory.min` or `memory.soft_limit_in_bytes`.
     pub reserved: u64,
-    /// Limit as the page of metrics shows it: of swap on the unified hierarchy, of memory and swap on the old one.
+    /// Limit as the metrics page reports it: swap on cgroup v2, memory and swap together on cgroup v1.
     pub shown_swap_limit: u64,
-    /// Processes the kernel killed for want of memory.
+    /// Number of processes the OOM killer terminated.
     pub oom_kills: u64,
 }
 
 impl Memory {
-    /// What cannot be taken back at once: use without page cache that lies idle.
+    /// Working set: usage without inactive page cache, which the kernel can reclaim at once.
     pub fn working_set(&self) -> u64 {
         self.usage.saturating_sub(self.stat.inactive_file)
     }
 
-    /// What is left below the limit; `None` without one.
+    /// Memory left below the limit; `None` without a limit.
     pub fn available(&self) -> Option<u64> {
         (self.limit <= UNLIMITED).then(|| self.limit.saturating_sub(self.working_set()))
     }
 
-    /// What is left of swap; `None` where it is not limited.
+    /// Swap left below the limit; `None` without a limit.
     pub fn swap_available(&self) -> Option<u64> {
         self.swap_limit.map(|limit| limit.saturating_sub(self.swap))
     }
 }
 
-/// How the processor is shared out.
+/// CPU weight and quota of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuShare {
-    /// Weight in shares.
+    /// CPU weight in cgroup v1 shares.
     pub shares: u64,
-    /// Microseconds per period; `None` without a quota.
+    /// CFS quota in microseconds per period; `None` without a quota.
     pub quota: Option<u64>,
-    /// Microseconds.
+    /// CFS period in microseconds.
     pub period: u64,
 }
 
-/// Pressure; each `None` where the kernel tells nothing.
+/// Pressure stall information (PSI); each field is `None` if the kernel does not report it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Pressures {
-    /// Processor.
+    /// CPU pressure.
     pub cpu: Option<Stalls>,
-    /// Memory.
+    /// Memory pressure.
     pub memory: Option<Stalls>,
-    /// Input and output.
+    /// I/O pressure.
     pub io: Option<Stalls>,
 }
 
-/// One look at one group.
+/// Resource usage of one cgroup at one time.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Reading {
-    /// When.
+    /// Time of the reading.
     pub at: WallNs,
-    /// When the group was made, in whole seconds; 0 where that cannot be told.
+    /// Creation time of the cgroup in whole seconds since the epoch; 0 if unknown.
     pub made_at: i64,
-    /// Processor; `None` where the controller is absent.
+    /// CPU usage; `None` if the controller is absent.
     pub cpu: Option<Cpu>,
-    /// How it is shared out; only in a full look.
+    /// CPU weight and quota; only at [`Depth::Full`].
     pub share: Option<CpuShare>,
-    /// Memory; `None` where the controller is absent.
+    /// Memory usage; `None` if the controller is absent.
     pub memory: Option<Memory>,
-    /// Pressure.
+    /// Pressure (PSI).
     pub pressure: Pressures,
-    /// Devices; only in a full look.
+    /// Block device I/O; only at [`Depth::Full`].
     pub devices: Vec<DeviceIo>,
-    /// Processes in the group itself; not in a core look.
+    /// Number of processes in the cgroup itself, without child cgroups; not at [`Depth::Core`].
     pub processes: Option<u32>,
-    /// The first and the last of them: where the numbers of processes began anew, the first may live for a moment only.
+    /// First and last PID of the cgroup. After a PID wrap-around the first one may belong to a short-lived process.
     pub outer_processes: Option<(u32, u32)>,
-    /// Threads, and the most there may be (0: no limit); only in a full look.
+    /// Number of threads and their limit (0: no limit); only at [`Depth::Full`].
     pub threads: Option<(u64, u64)>,
 }
 
-/// A counter at a time, to be compared with the next look.
+/// Sample of a CPU counter, compared with the next sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mark {
-    /// When.
+    /// Time of the sample.
     pub at: WallNs,
-    /// The counter, in nanoseconds.
+    /// Cumulative CPU time in nanoseconds.
     pub usage_ns: u64,
 }
 
-/// Billionths of a core used between two looks, truncated; `None` where time or counter went back or stood still.
+/// CPU usage in nanocores between two samples, truncated; `None` if the clock did not advance or the counter decreased.
 pub fn rate(before: Mark, now: Mark) -> Option<u64> {
     let elapsed = now.at.checked_sub(before.at).filter(|ns| *ns > 0)?;
     let used = now.usage_ns.checked_sub(before.usage_ns)?;
@@ -171,7 +173,7 @@ mod tests {
         assert_eq!(memory.working_set(), 0, "AC-04b-M5");
         assert_eq!(memory.available(), None, "AC-04b-M6");
         let limited = |limit| Memory { usage: 100, limit, ..Memory::default() }.available();
-        // A limit below the use, or 0, does not wrap around.
+        // A limit below the usage, or 0, does not wrap around.
         assert_eq!((limited(300), limited(40), limited(0)), (Some(200), Some(0), Some(0)));
         assert_eq!((limited(UNLIMITED), limited(UNLIMITED + 1)), (Some(UNLIMITED - 100), None));
         let swap = |swap_limit| Memory { swap: 10, swap_limit, ..Memory::default() }.swap_available();

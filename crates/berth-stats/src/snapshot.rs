@@ -1,6 +1,6 @@
-//! One reading of the whole node, from which every page is made.
+//! Snapshot of the whole node's resource usage, from which every stats and metrics page is built.
 //!
-//! Taken by one blocking pass over the groups of the pods that the runtime showed.
+//! One blocking pass reads the cgroups of the pods that the runtime reported.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,63 +21,63 @@ use super::{
 use berth_ports::Clock;
 use berth_types::{SandboxId, observed::NetworkMode};
 
-/// A group of the system that the summary names.
+/// System cgroup that the summary lists by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SystemGroup {
-    /// `kubelet`, `runtime`, `misc`, `pods`.
+    /// `kubelet`, `runtime`, `misc`, or `pods`.
     pub name: &'static str,
-    /// Its path.
+    /// Path of the cgroup.
     pub path: Arc<str>,
-    /// When its process started, in seconds since the epoch; `None` for when the group was made.
+    /// Start time of its process in seconds since the epoch; `None`: use the creation time of the cgroup.
     pub started_at: Option<i64>,
 }
 
-/// One reading of the node.
+/// Resource usage of the node at one time.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Snapshot {
-    /// How deep.
+    /// Depth of the readings.
     pub depth: Depth,
-    /// The root group.
+    /// Root cgroup.
     pub root: Option<Seen>,
-    /// Groups above pods; only in a full reading.
+    /// Cgroups above the pods' cgroups; only at [`Depth::Full`].
     pub above: Vec<Seen>,
-    /// Groups of the system, by name.
+    /// System cgroups, by name.
     pub system: Vec<(SystemGroup, Seen)>,
-    /// Pods by namespace, name and UID.
+    /// Pods with their cgroups, ordered by namespace, name, and UID.
     pub pods: Vec<PodSeen>,
-    /// The node's own network; not in a core reading.
+    /// Network of the node; not at [`Depth::Core`].
     pub network: Option<Network>,
-    /// Processes of the machine; not in a core reading.
+    /// Processes of the machine; not at [`Depth::Core`].
     pub processes: Option<Processes>,
-    /// Whether the kernel tells of pressure in groups.
+    /// True if the kernel reports pressure (PSI) per cgroup.
     pub has_pressure: bool,
-    /// Groups that are known and control files that are open.
+    /// Number of known cgroups and of open control files.
     pub size: (usize, usize),
 }
 
-/// One pod.
+/// Resource usage of one pod.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PodSeen {
-    /// Which.
+    /// Identity and containers of the pod.
     pub pod: ShownPod,
-    /// Its group.
+    /// Pod cgroup.
     pub group: Option<Seen>,
-    /// Its sandbox's group; only in a full reading.
+    /// Cgroup of the sandbox; only at [`Depth::Full`].
     pub sandbox: Option<Seen>,
-    /// The groups of its containers, in their order.
+    /// Cgroups of the containers, in the order of [`ShownPod::containers`].
     pub containers: Vec<Option<Seen>>,
-    /// Its network; not in a core reading.
+    /// Network of the pod; not at [`Depth::Core`].
     pub network: Option<Network>,
 }
 
-/// A process in the network of a sandbox. It stands for the pod while it is in that namespace, whatever became of its
-/// group: where its number went to another process meanwhile, that one is in the same network.
+/// Process in the network namespace of a sandbox. It represents the pod as long as it is in that namespace, even if its
+/// cgroup is gone: if the PID was reused, the new process must be in the same namespace to count.
 struct Member {
     pid: u32,
     namespace: Namespace,
 }
 
-/// Takes readings. Every call blocks.
+/// Takes snapshots. Every call blocks.
 pub struct Sampler {
     reader: Reader,
     names: Arc<dyn PodGroups>,
@@ -85,19 +85,21 @@ pub struct Sampler {
     root: PathBuf,
     max_pids: u64,
     members: HashMap<SandboxId, Member>,
-    /// Networks of the last reading that was not a full one, and when it began.
+    /// Pod networks of the previous reading, if that one was at [`Depth::Summary`], and when it began.
     last: Option<(WallNs, HashMap<SandboxId, Network>)>,
     has_pressure: bool,
 }
 
 impl Sampler {
-    /// `root` is `/`; `max_pids` is the most processes there may be, 0 where that is not known.
+    /// `root` is `/`; `max_pids` is the kernel's PID limit, 0 if unknown.
     pub fn new(reader: Reader, names: Arc<dyn PodGroups>, clock: Arc<dyn Clock>, root: PathBuf, max_pids: u64) -> Self {
         let has_pressure = reader.has_pressure();
         Self { reader, names, clock, root, max_pids, members: HashMap::new(), last: None, has_pressure }
     }
 
-    /// Reads everything once.
+    /// Reads all cgroups and networks once. Blocking.
+    ///
+    /// A full reading reuses the pod networks of a summary reading that is at most [`YOUNG_NS`] old.
     pub fn sample(&mut self, pods: Vec<ShownPod>, system: Vec<SystemGroup>, depth: Depth) -> Snapshot {
         let machine = host::memory(&self.root);
         let (wanted, above) = self.wanted(&pods, &system, depth);
@@ -145,13 +147,14 @@ impl Sampler {
         }
     }
 
-    /// Closes what is open.
+    /// Closes all open control files.
     pub fn close(&mut self) {
         self.last = None;
         self.reader.close();
     }
 
-    /// Root, groups above pods, groups of the system, then of each pod itself, sandbox and containers.
+    /// Cgroups to read, in this order: root, cgroups above pods, system cgroups, then per pod its own cgroup, sandbox,
+    /// and containers. Also returns the number of cgroups above pods.
     fn wanted(&self, pods: &[ShownPod], system: &[SystemGroup], depth: Depth) -> (Vec<Wanted>, usize) {
         let at = |path: &str, depth| Wanted { key: GroupKey::At(path.into()), depth };
         let full = (depth == Depth::Full).then_some(depth);
@@ -161,7 +164,7 @@ impl Sampler {
         wanted.extend(system.iter().map(|group| at(&group.path, Some(depth))));
         for pod in pods {
             let uid = &pod.id.uid;
-            // Beside the full page only its process is needed, and that once.
+            // Below full depth only a process of the sandbox is needed, and only until one is known.
             let needs_process =
                 pod.is_ready && pod.network == NetworkMode::Pod && !self.members.contains_key(&pod.sandbox);
             let sandbox = full.or_else(|| (depth == Depth::Summary && needs_process).then_some(depth));
@@ -176,13 +179,13 @@ impl Sampler {
         (wanted, above.len())
     }
 
-    /// Sandboxes with a network of their own of which a process is known.
+    /// Ready sandboxes with their own network namespace and a known process in it.
     fn known_members(&self, pods: &[ShownPod]) -> Vec<SandboxId> {
         let own = pods.iter().filter(|pod| pod.is_ready && pod.network == NetworkMode::Pod);
         own.map(|pod| &pod.sandbox).filter(|sandbox| self.members.contains_key(*sandbox)).cloned().collect()
     }
 
-    /// Looks at all groups, and at the networks of these processes at the same time.
+    /// Reads all cgroups and, in parallel, the networks of the `known` processes.
     fn pass(
         &mut self,
         wanted: &[Wanted],
@@ -207,7 +210,7 @@ impl Sampler {
         })
     }
 
-    /// The networks of all pods, as far as they were not read `early`; returns the node's.
+    /// Sets the network of each pod that was not read `early`; returns the node's network.
     fn networks(&mut self, pods: &mut [PodSeen], mut early: HashMap<SandboxId, Network>) -> Option<Network> {
         let proc = self.root.join("proc");
         let host = network::of_process(&proc, 1);
@@ -225,13 +228,14 @@ impl Sampler {
                 continue;
             }
             self.members.remove(sandbox);
-            // A sandbox need not have a process of its own, and that of our own runtime is outside of the pod's network.
+            // A sandbox need not have a process of its own, and the one of the embedded runtime is outside of the pod's
+            // network.
             let groups = seen.sandbox.iter().chain(seen.containers.iter().flatten());
             let mut candidates = groups.filter_map(|group| group.reading.outer_processes).flat_map(|(a, b)| [a, b]);
             let found = candidates.find_map(|pid| Some((pid, network::of_pods_process(&proc, pid)?)));
             if let Some((pid, (network, namespace))) = found {
                 seen.network = Some(network);
-                // Where the kernel tells no namespace, each reading looks for a process anew.
+                // Without a namespace link, each reading searches for a process again.
                 let member = namespace.map(|namespace| Member { pid, namespace });
                 self.members.extend(member.map(|member| (sandbox.clone(), member)));
             }
@@ -242,7 +246,7 @@ impl Sampler {
     }
 }
 
-/// Nanoseconds since the epoch.
+/// Nanoseconds since the epoch; 0 if out of range.
 pub fn wall(at: Timestamp) -> WallNs {
     i64::try_from(at.as_nanosecond()).unwrap_or_default()
 }
@@ -275,17 +279,17 @@ mod tests {
         }
     }
 
-    /// A process that sees `eth0` in that namespace.
+    /// Creates a process that has `eth0` in that network namespace.
     fn process_in(proc: &Path, pid: u32, namespace: &str) {
         let of = proc.join(pid.to_string());
         fs::create_dir_all(of.join("ns")).expect("made");
         fs::create_dir_all(of.join("net")).expect("made");
         fs::write(of.join("net/dev"), "  eth0: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n").expect("written");
-        let _ = fs::remove_file(of.join("ns/net")); // it may be the first time
+        let _ = fs::remove_file(of.join("ns/net")); // absent the first time
         std::os::unix::fs::symlink(namespace, of.join("ns/net")).expect("linked");
     }
 
-    /// Numbers of processes begin anew at 32,768: a container's shell may have a greater one than the commands it runs.
+    /// After a PID wrap-around at 32,768 a container's shell may have a greater PID than the commands it runs.
     #[test]
     fn the_network_of_a_pod_is_found_while_its_first_processes_come_and_go() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Sample readings for the tests of this room.
+//! Sample readings for the tests of this crate.
 
 use std::collections::HashMap;
 
@@ -96,7 +96,7 @@ pub fn snapshot(depth: Depth) -> Snapshot {
     }
 }
 
-/// A summary of the sample, its sources changed.
+/// Builds a summary of the sample after `change` has modified its inputs.
 pub fn summary(depth: Depth, change: impl Fn(&mut Snapshot, &mut RuntimeReport)) -> Result<Summary, String> {
     let (mut snapshot, mut report) = (snapshot(depth), RuntimeReport::default());
     let at = Timestamp::from_second(AT_SECONDS + 5).expect("in range");

@@ -1,7 +1,7 @@
 //! Bounded pool of threads for blocking calls that may hang.
 //!
 //! A call that hangs in a file system cannot be stopped, only abandoned: it keeps its thread until it returns, also
-//! after its caller has timed out. The bound leaves the other threads of the process to everybody else.
+//! after its caller has timed out. The bound keeps the other threads of the process available.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ pub struct BlockingPool {
 }
 
 impl BlockingPool {
-    /// Creates a pool of at most `threads`; `name` says in errors what they work on.
+    /// Creates a pool of at most `threads`; `name` names the object of its work in errors.
     pub fn new(name: &'static str, threads: usize) -> Self {
         Self { name, permits: Arc::new(Semaphore::new(threads)) }
     }
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Wait for a thread that becomes free.
+    /// Maximum wait for a free thread.
     const WAIT: Duration = Duration::from_secs(30);
 
     #[tokio::test]

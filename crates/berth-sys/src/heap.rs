@@ -1,8 +1,8 @@
-//! Settings of jemalloc for an agent that is small and mostly idle.
+//! jemalloc settings for a small, mostly idle agent.
 //!
-//! glibc returns only pages of its heap that are entirely free, and few are where blocks of all sizes lie side by side: a
-//! node of 500 pods kept 18 MB that way. jemalloc separates sizes and returns free pages after a delay. One arena is
-//! enough for two workers that mostly wait; caches of threads would hide free blocks from it.
+//! glibc returns only entirely free pages of its heap, and these are rare if blocks of all sizes are mixed: with 500
+//! pods it kept 18 MB that way. jemalloc separates size classes and returns free pages after a delay. One arena
+//! suffices for two mostly idle worker threads; thread caches would hide free blocks from it.
 
 use std::ffi::{CStr, c_char};
 
@@ -16,19 +16,19 @@ static OPTIONS: &c_char = unsafe { &*OPTION_TEXT.as_ptr() };
 const OPTION_TEXT: &CStr = c"narenas:1,tcache:false,dirty_decay_ms:3000,muzzy_decay_ms:0,\
     prof:true,prof_active:false,prof_accum:true,lg_prof_sample:19";
 
-/// Makes sure that the options are linked into the program: the linker drops a library's constant that nothing names, and
-/// jemalloc has other defaults. Call once, at the start.
+/// Makes sure that the options are linked: the linker drops an unreferenced constant of a library, and jemalloc would
+/// use its defaults. Call once, at the start.
 pub fn tune() {
     std::hint::black_box(OPTIONS);
 }
 
-/// Returns free pages past their delay to the kernel; jemalloc does so by itself only while memory is allocated.
+/// Returns free pages past their decay time to the kernel; jemalloc does so by itself only during allocations.
 pub fn purge() {
     // jemalloc's number for "all arenas".
     const DECAY: &CStr = c"arena.4096.decay";
     let (value, size, none) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the name ends with a zero; the control neither reads nor writes a value, and may be called from any thread
-    // at any time. A refusal changes nothing.
+    // SAFETY: the name is NUL-terminated; the control neither reads nor writes a value, and may be called from any
+    // thread at any time. A failure changes nothing.
     let _done = unsafe { tikv_jemalloc_sys::mallctl(DECAY.as_ptr(), value, size, none, 0) };
 }
 

@@ -63,7 +63,7 @@ impl Lane {
     }
 }
 
-/// Work that runs once: where it outlived its timeout, the next caller receives its result.
+/// Work that runs once: if it outlives its timeout, the next caller receives its result.
 #[derive(Debug)]
 pub struct Once<T> {
     lane: Lane,

@@ -1,4 +1,4 @@
-//! How far an order is: a bar for each layer on a terminal, a line for each layer that is done elsewhere.
+//! Progress output of image orders: a bar per layer on a terminal, else a line per finished layer.
 
 use std::io::IsTerminal;
 
@@ -7,19 +7,19 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::table;
 use berth_runtime::images::progress::{Shown, Stage};
 
-/// Digits of a digest that are shown.
+/// Displayed hexadecimal digits of a digest.
 const SHORT: usize = 12;
 const BAR: &str = "{prefix} {bar:24} {bytes:>10} of {total_bytes:<10} {msg}";
 const WORDS: &str = "{prefix} {msg}";
 
-/// Where it is shown.
+/// Kind of output.
 enum Form {
     Nowhere,
     Lines,
     Bars(MultiProgress),
 }
 
-/// What was shown so far.
+/// Progress output and the last stage of each layer.
 pub(super) struct Bars {
     form: Form,
     layers: Vec<(ProgressBar, Option<Stage>)>,
@@ -70,7 +70,7 @@ impl Bars {
         all.add(ProgressBar::new(layer.size)).with_prefix(short(layer)).with_style(style(layer.stage))
     }
 
-    /// Nothing more comes.
+    /// Ends all bars at their current position.
     pub(super) fn end(&mut self) {
         self.layers.iter().for_each(|(bar, _)| bar.abandon());
     }

@@ -1,4 +1,4 @@
-//! To whom an order goes: the runtime that runs, or its store under the lock that a runtime would hold.
+//! Sends image orders to the running runtime, or runs them on its store under the runtime's lock.
 
 use std::{
     fs::File,
@@ -22,25 +22,26 @@ use berth_runtime::{
     store::Lock,
 };
 
-/// A runtime that starts has the lock before it takes orders, one that ends lets go of it last: tries, and how far apart.
+/// Attempts and their interval: a starting runtime takes the lock before it accepts orders, a stopping one releases it
+/// last.
 const TRIES: u32 = 20;
 const BETWEEN: Duration = Duration::from_millis(250);
-/// Words that wait to be shown.
+/// Capacity of the progress queue, in messages.
 const WAITING: usize = 64;
 
-/// What came of an order.
+/// Result of an order.
 pub(super) struct Answer {
     told: Vec<Told>,
     end: Option<Told>,
 }
 
 impl Answer {
-    /// Whether there is no such image.
+    /// Whether the order failed because the image does not exist.
     pub(super) fn is_unknown(&self) -> bool {
         matches!(self.end, Some(Told::Failed(true, _)))
     }
 
-    /// Everything that was told, if it was done.
+    /// All messages but progress, if the order succeeded.
     pub(super) fn told(self) -> Result<Vec<Told>> {
         match self.end {
             Some(Told::Failed(_, text)) => bail!(text),
@@ -48,12 +49,12 @@ impl Answer {
         }
     }
 
-    /// Whether it was done.
+    /// Success, or the error of the order.
     pub(super) fn done(self) -> Result<()> {
         self.told().map(drop)
     }
 
-    /// The images that were told, if it was done.
+    /// All images in the messages, if the order succeeded.
     pub(super) fn images(self) -> Result<Vec<Image>> {
         let image = |told| match told {
             Told::Image(image) => Some(*image),
@@ -71,7 +72,7 @@ impl Answer {
     }
 }
 
-/// Gives an order; `show` is told how far it is.
+/// Runs an order; `show` is called with its progress.
 pub(super) async fn order(
     config: &EmbeddedConfig,
     order: Order,
@@ -116,7 +117,7 @@ async fn alone(
     let (tell, mut told) = mpsc::channel(WAITING);
     let work = async move {
         let outcome = orders::carry_out(store, order, file, &tell).await;
-        // Heard below, until this ends.
+        // Received below until this future ends.
         let _ = tell.send(orders::last(outcome)).await;
     };
     let heard = async {

@@ -1,4 +1,4 @@
-//! Archives that come in and go out, as descriptors that can be handed on.
+//! Image archive files: import sources and export targets as file descriptors for the runtime.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,7 +19,7 @@ use rustix::{
 
 use berth_runtime::config::EmbeddedConfig;
 
-/// An archive or a directory. What cannot be read twice is copied first: whoever imports must not wait for a pipe.
+/// Opens an archive or directory. Pipes are copied to a file first: the importer must not wait for a pipe.
 pub(super) fn archive(path: &Path, config: &EmbeddedConfig) -> Result<File> {
     if path != Path::new("-") {
         let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
@@ -37,7 +37,7 @@ pub(super) fn archive(path: &Path, config: &EmbeddedConfig) -> Result<File> {
     copied(&mut stdin.lock(), config)
 }
 
-/// In a file without a name, which goes with us.
+/// Copies to an unnamed temporary file, which is deleted with the process.
 fn copied(from: &mut impl io::Read, config: &EmbeddedConfig) -> Result<File> {
     let temporary = std::env::temp_dir();
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -48,17 +48,17 @@ fn copied(from: &mut impl io::Read, config: &EmbeddedConfig) -> Result<File> {
     Ok(file)
 }
 
-/// Where an archive goes.
+/// Export target.
 pub(super) enum Target {
-    /// Into a file that gets its name when it is whole.
+    /// A file that is renamed to its final name once complete.
     File(Unfinished),
-    /// To standard output, as it is.
+    /// Standard output, if it is a regular file.
     Output,
-    /// To standard output, through a pipe that does not block.
+    /// Standard output, through a non-blocking pipe and a copying thread.
     Pipe(OwnedFd, JoinHandle<io::Result<u64>>),
 }
 
-/// A file that is deleted unless it is finished.
+/// Partial file; deleted on drop unless finished.
 pub(super) struct Unfinished {
     file: File,
     path: PathBuf,
@@ -69,14 +69,14 @@ pub(super) struct Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.is_finished {
-            // Why it was not finished is what is told.
+            // The error that prevented completion is reported instead.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 impl Target {
-    /// A file, or standard output where that is no terminal.
+    /// Opens a file, or standard output unless it is a terminal.
     pub(super) fn open(path: Option<&Path>) -> Result<Self> {
         if let Some(path) = path.filter(|path| *path != Path::new("-")) {
             return unfinished(path).map(Self::File).with_context(|| path.display().to_string());
@@ -90,13 +90,13 @@ impl Target {
             return Ok(Self::Output);
         }
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        // Only our end must not block: the other is read by a thread of its own.
+        // Only our end must be non-blocking: the other is read by its own thread.
         rustix::fs::fcntl_setfl(&write, OFlags::NONBLOCK)?;
         let copy = std::thread::spawn(move || io::copy(&mut File::from(read), &mut io::stdout().lock()));
         Ok(Self::Pipe(write, copy))
     }
 
-    /// What is to be written to.
+    /// File to write the archive to.
     pub(super) fn file(&self) -> Result<File> {
         Ok(match self {
             Self::File(unfinished) => unfinished.file.try_clone()?,
@@ -105,7 +105,7 @@ impl Target {
         })
     }
 
-    /// All of it was written.
+    /// Completes the export: renames the file, or waits for the copying thread.
     pub(super) fn finish(self) -> Result<()> {
         match self {
             Self::File(mut unfinished) => {

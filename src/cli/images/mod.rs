@@ -1,4 +1,4 @@
-//! `berth images`: the embedded runtime's images, asked of the runtime where it runs, else of its store.
+//! `berth images`: image commands, sent to the running embedded runtime or run on its store.
 
 mod bars;
 mod door;
@@ -25,9 +25,9 @@ use berth_runtime::{
     settings,
 };
 
-/// Longest password that is read from standard input, bytes.
+/// Maximum length of a password read from standard input, in bytes.
 const LONGEST_PASSWORD: u64 = 64 << 10;
-/// What a shell tells of a program that was interrupted.
+/// Exit code that shells use for an interrupted program (128 + SIGINT).
 const INTERRUPTED: u8 = 130;
 
 #[derive(Subcommand, Debug)]
@@ -154,7 +154,7 @@ pub(super) struct Verify {
     quiet: bool,
 }
 
-/// Carries a command out; the exit code tells whether all of it was done.
+/// Runs a command; the exit code is 0 only if all of it succeeded.
 pub(super) fn run(command: Command) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -172,7 +172,7 @@ pub(super) fn run(command: Command) -> ExitCode {
             _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
         }
     });
-    // Whatever still reads or writes ends with us.
+    // Background reads and writes end with the process.
     runtime.shutdown_background();
     code
 }
@@ -190,7 +190,7 @@ async fn carry_out(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// One order, with bars while it is carried out; the images that were told.
+/// Runs one order with progress bars and returns its answer.
 async fn ordered(config: &EmbeddedConfig, order: Order, file: Option<std::fs::File>, quiet: bool) -> Result<Answer> {
     let mut bars = Bars::new(quiet);
     let answer = door::order(config, order, file, |shown| bars.show(&shown)).await;
@@ -261,7 +261,7 @@ async fn export(config: &EmbeddedConfig, wanted: Export) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A list, also of one; what is not here is told, and the others are shown.
+/// Prints a JSON list, also for one image; reports missing images on standard error and prints the others.
 async fn inspect(config: &EmbeddedConfig, wanted: &Inspect) -> Result<ExitCode> {
     let (mut code, mut all) = (ExitCode::SUCCESS, Vec::new());
     for name in &wanted.images {
@@ -330,7 +330,7 @@ fn platform(text: &str) -> Result<Platform, String> {
     platform::parse(text).map_err(|error| error.text)
 }
 
-/// One after the other; one that fails does not keep the others.
+/// Runs `one` for each item in order; an error is printed and does not stop the rest.
 async fn each<T>(all: &[T], one: impl AsyncFn(&T) -> Result<()>) -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for item in all {
@@ -356,7 +356,7 @@ fn told_images(what: &str, images: Vec<Image>, quiet: bool) -> Result<()> {
     Ok(())
 }
 
-/// A reader that has seen enough is no failure.
+/// Writes to standard output; a closed pipe is not an error.
 fn print(text: &str) -> Result<ExitCode> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

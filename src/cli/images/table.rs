@@ -1,15 +1,15 @@
-//! Images as people read them. Pure.
+//! Image list as text tables. Pure.
 
 use jiff::Timestamp;
 
 use crate::cli::table::{self, columns};
 use berth_runtime::images::orders::Image;
 
-/// Digits of an id that are shown.
+/// Displayed hexadecimal digits of an id.
 const SHORT: usize = 12;
 const NONE: &str = "<none>";
 
-/// Name, tag, id, age, size: a line for each name.
+/// Renders name, tag, id, age, and size: one row per name.
 pub(super) fn narrow(images: &[Image], now: Timestamp) -> String {
     let mut rows = vec![["REPOSITORY", "TAG", "IMAGE ID", "AGE", "SIZE"].map(str::to_owned).to_vec()];
     for image in images {
@@ -20,7 +20,7 @@ pub(super) fn narrow(images: &[Image], now: Timestamp) -> String {
     columns(&rows)
 }
 
-/// Also digest, platform, origin, and whether it is pinned.
+/// Renders also digest, platform, source, and whether the image is pinned.
 pub(super) fn wide(images: &[Image], now: Timestamp) -> String {
     let head = ["REPOSITORY", "TAG", "DIGEST", "IMAGE ID", "AGE", "SIZE", "PLATFORM", "SOURCE", "PINNED"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -46,7 +46,7 @@ pub(super) fn wide(images: &[Image], now: Timestamp) -> String {
     columns(&rows)
 }
 
-/// Repository and tag of each name; those of its digest where it has no tag.
+/// Repository and tag of each name; the repository of the first digest if there is no tag.
 fn names(image: &Image) -> Vec<(String, String)> {
     let tags = image.repo_tags.iter().filter_map(|name| name.rsplit_once(':'));
     let mut out: Vec<_> = tags.map(|(name, tag)| (name.to_owned(), tag.to_owned())).collect();
@@ -62,7 +62,7 @@ fn short(digest: &str) -> String {
     digest.trim_start_matches("sha256:").chars().take(SHORT).collect()
 }
 
-/// Bytes in three digits and a unit of ten's powers, as registries tell them.
+/// Size with three digits and a decimal unit, as registries display it.
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
     let mut value = bytes as f64;

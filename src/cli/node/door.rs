@@ -1,4 +1,4 @@
-//! The way to the node's API: TLS with the local administrator's certificate, a connection for each question.
+//! HTTPS client of the node's API: local administrator's certificate, one connection per request.
 
 use std::{
     path::{Path, PathBuf},
@@ -27,26 +27,26 @@ use tokio_rustls::TlsConnector;
 
 use berth_sys::tls::PinnedServer;
 
-/// Where the node's API is where nothing is said.
+/// Default address of the node's API.
 const HERE: &str = "127.0.0.1:10250";
 const PORT: u16 = 10250;
-/// Where certificates are where nothing is said.
+/// Default certificate directory.
 const CERTIFICATES: &str = "/var/lib/kubelet/pki";
-/// How long a connection may take to come about, and an answer to begin.
+/// Timeouts: of connecting, and of the response headers, an error body, and a document.
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
-/// Longest document that is read.
+/// Maximum size of a document, in bytes.
 const DOCUMENT: usize = 256 << 20;
-/// As much of an error's text is shown.
+/// Maximum size of an error body that is shown, in bytes.
 const REFUSAL: usize = 4 << 10;
 
-/// What is told where nothing was said about a certificate, and there is none.
+/// Hints for a default certificate file that does not exist, and for a server with another certificate.
 const NO_NODE: &str = "is --cert-dir the agent's? Where that was given a certificate of its own, or serves one of its cluster, use --cacert";
 const NO_ADMINISTRATOR: &str =
     "is --cert-dir the agent's? A node of a cluster has no local administrator: use --cert and --key there";
 const STRANGER: &str = "who answers does not show the certificate of the node: is that another agent's port, or --cert-dir another agent's?";
 
-/// An answer that is no success.
+/// Response with an error status.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(super) struct Refused {
@@ -54,7 +54,7 @@ pub(super) struct Refused {
     text: String,
 }
 
-/// Whether the node says that there is no such thing.
+/// Whether the node responded with 404.
 pub(super) fn is_not_found(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Refused>().is_some_and(|refused| refused.status == StatusCode::NOT_FOUND)
 }
@@ -79,7 +79,7 @@ pub(in crate::cli) struct Arguments {
     key: Option<PathBuf>,
 }
 
-/// The way to a node's API.
+/// Client of a node's API.
 pub(super) struct Door {
     address: String,
     name: ServerName<'static>,
@@ -87,7 +87,7 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// Reads certificates.
+    /// Reads the certificates; does not connect yet.
     pub(super) fn open(arguments: &Arguments) -> Result<Self> {
         let server = arguments.server.clone().or_else(|| std::env::var("BERTH_SERVER").ok());
         let (host, address) = address(server.as_deref().unwrap_or(HERE))?;
@@ -124,12 +124,12 @@ impl Door {
             let error = error.context(format!("cannot reach the node at {}", self.address));
             if stranger { error.context(STRANGER) } else { error }
         })?;
-        // What it ends with whoever waits for the answer hears, too.
+        // A connection error also reaches the pending request.
         tokio::spawn(connection.with_upgrades());
         Ok(sender)
     }
 
-    /// Asks; an answer that is no success is an error. Its body may go on for as long as it likes.
+    /// Sends a GET request; an error status is an error. The response body has no timeout.
     pub(super) async fn ask(&self, path: &str, headers: &[(header::HeaderName, &str)]) -> Result<Response<Incoming>> {
         let mut sender = self.connect().await?;
         let mut request = Request::get(path).header(header::HOST, &self.address);
@@ -155,7 +155,7 @@ impl Door {
         Err(Refused { status, text }.into())
     }
 
-    /// A document's bytes.
+    /// Reads the whole response body.
     pub(super) async fn bytes(&self, path: &str) -> Result<Bytes> {
         let answer = self.ask(path, &[]).await?;
         let body = timeout(ANSWER, Limited::new(answer.into_body(), DOCUMENT).collect()).await;
@@ -163,14 +163,14 @@ impl Door {
         Ok(body.map_err(|error| anyhow::anyhow!("{path}: {error}"))?.to_bytes())
     }
 
-    /// A document.
+    /// Reads and parses a JSON document.
     pub(super) async fn document<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let bytes = self.bytes(path).await?;
         serde_json::from_slice(&bytes).with_context(|| format!("{path}: what the node answers cannot be read"))
     }
 }
 
-/// Host, and where it is dialled.
+/// Splits `--server` into the host (for TLS) and the address to dial.
 fn address(server: &str) -> Result<(String, String)> {
     let server = server.trim_start_matches("https://").trim_end_matches('/');
     let (host, port) = match server.rsplit_once(':') {
@@ -188,13 +188,13 @@ fn address(server: &str) -> Result<(String, String)> {
     Ok((host.to_owned(), format!("{shown}:{port}")))
 }
 
-/// Whether a handshake ended at the other side's certificate.
+/// Whether the handshake failed because of the server's certificate.
 fn is_stranger(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// What is told of a file that cannot be read; the hint, where it is not there.
+/// Error text of a file that cannot be read; includes the hint if the file does not exist.
 fn cannot_read(path: &Path, hint: &str) -> String {
     let shown = path.display();
     match std::fs::metadata(path) {

@@ -1,4 +1,4 @@
-//! `berth exec`: a command in a container.
+//! `berth exec`: runs a command in a container.
 
 use std::{
     io::{self, IsTerminal},
@@ -36,7 +36,7 @@ pub(in crate::cli) struct Exec {
     door: door::Arguments,
 }
 
-/// Runs it; its exit code is ours.
+/// Runs the command and returns its exit code.
 pub(in crate::cli) async fn run(wanted: Exec) -> Result<ExitCode> {
     let door = Door::open(&wanted.door)?;
     let pod = wanted.pod.find(&door).await?;
@@ -60,7 +60,7 @@ fn query(command: &[String], streams: Streams) -> String {
         query.append_pair("command", word);
     }
     query.append_pair("output", "1");
-    // A terminal has one stream for both.
+    // A terminal combines output and error in one stream.
     query.append_pair(if streams.terminal { "tty" } else { "error" }, "1");
     if streams.input {
         query.append_pair("input", "1");

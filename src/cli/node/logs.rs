@@ -1,4 +1,4 @@
-//! `berth logs`: what a container wrote.
+//! `berth logs`: prints the log of a container.
 
 use std::process::ExitCode;
 
@@ -49,7 +49,7 @@ pub(in crate::cli) struct Logs {
     door: door::Arguments,
 }
 
-/// Prints it.
+/// Prints the log.
 pub(in crate::cli) async fn print_log(wanted: Logs) -> Result<ExitCode> {
     let door = Door::open(&wanted.door)?;
     let pod = wanted.pod.find(&door).await?;
@@ -87,7 +87,7 @@ fn query(wanted: &Logs) -> String {
     query.finish()
 }
 
-/// A duration as Go writes it, or seconds, in seconds: what began is whole. Pure.
+/// Parses a Go duration or seconds, rounded up to whole seconds. Pure.
 fn seconds(text: &str) -> Result<i64, String> {
     let duration = match text.parse::<u32>() {
         Ok(seconds) => GoDuration::from_secs(seconds.into()),

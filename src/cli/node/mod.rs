@@ -1,5 +1,6 @@
-//! `berth pods`, `why`, `logs`, `exec` and `top`: clients of the node's own API, with the local administrator's
-//! certificate.
+//! `berth pods`, `why`, `logs`, `exec` and `top`: clients of the node's API.
+//!
+//! They authenticate with the local administrator's certificate.
 
 mod door;
 pub(super) mod exec;
@@ -21,9 +22,9 @@ use anyhow::Result;
 use clap::ValueEnum;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What a shell tells of a program that was interrupted.
+/// Exit code that shells use for an interrupted program (128 + SIGINT).
 const INTERRUPTED: u8 = 130;
-/// The same for other signals.
+/// Exit codes for SIGTERM and SIGHUP.
 const TERMINATED: u8 = 143;
 const HUNG_UP: u8 = 129;
 
@@ -39,7 +40,7 @@ pub(super) enum Output {
     Json,
 }
 
-/// Carries a command out.
+/// Runs a command to its exit code; a signal ends it.
 pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -55,12 +56,12 @@ pub(super) fn run(command: impl Future<Output = Result<ExitCode>>) -> ExitCode {
                 ExitCode::FAILURE
             }),
             _ = tokio::signal::ctrl_c() => ExitCode::from(INTERRUPTED),
-            // A terminal is set back before we go.
+            // Handled, so that the terminal is restored before exit.
             () = told_to_end(SignalKind::terminate()) => ExitCode::from(TERMINATED),
             () = told_to_end(SignalKind::hangup()) => ExitCode::from(HUNG_UP),
         }
     });
-    // Whatever still reads standard input ends with us.
+    // A blocking read of standard input ends with the process.
     runtime.shutdown_background();
     code
 }
@@ -69,7 +70,7 @@ fn print(text: impl AsRef<[u8]>) -> Result<Reader> {
     show(io::stdout().lock(), text.as_ref())
 }
 
-/// A reader that has seen enough is no failure.
+/// Writes and flushes; a closed pipe is not an error.
 fn show(mut out: impl Write, text: &[u8]) -> Result<Reader> {
     match out.write_all(text).and_then(|()| out.flush()) {
         Ok(()) => Ok(Reader::Listens),
@@ -78,19 +79,19 @@ fn show(mut out: impl Write, text: &[u8]) -> Result<Reader> {
     }
 }
 
-/// Whoever reads what we print.
+/// Whether our output still has a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Reader {
     Listens,
     Left,
 }
 
-/// Whether what we print is shown in colours.
+/// Whether standard output is a terminal and `NO_COLOR` is unset or empty.
 fn in_colour() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Returns when that signal comes; never where it cannot be heard of.
+/// Waits for a signal; never returns if its handler cannot be installed.
 async fn told_to_end(kind: SignalKind) {
     match signal(kind) {
         Ok(mut told) => drop(told.recv().await),

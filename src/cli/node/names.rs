@@ -1,4 +1,4 @@
-//! Which pod and which container are meant. Pure, but for the list that is asked for.
+//! Resolves pod and container arguments of commands. Pure, but for the request for the pod list.
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -7,14 +7,14 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::door::Door;
 
-/// What kubectl reads, too.
+/// Annotation with the default container, as read by kubectl.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
-/// Names that are listed where several are meant.
+/// Maximum number of candidates listed for an ambiguous name.
 const LISTED: usize = 10;
 
-/// What stands for itself in a path.
+/// Characters that are not percent-encoded in a path.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// Where static pods are where nothing is said.
+/// Default namespace of static pods.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Which pod.
@@ -27,7 +27,7 @@ pub(in crate::cli) struct PodArguments {
     namespace: Option<String>,
 }
 
-/// A pod by its full name.
+/// Namespace and full name of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) namespace: String,
@@ -35,30 +35,30 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// As part of a path.
+    /// Percent-encoded path segments.
     pub(super) fn path(&self) -> String {
         path(&[&self.namespace, &self.name])
     }
 }
 
-/// Names as a path, whatever is in them.
+/// Percent-encodes names and joins them to a path.
 pub(super) fn path(names: &[&str]) -> String {
     names.iter().map(|name| utf8_percent_encode(name, PLAIN).to_string()).collect::<Vec<_>>().join("/")
 }
 
-/// The same name with the node's behind it, as static pods have it; nothing where no pod tells the node's.
+/// Appends the node name, as static pods carry it; `None` if no pod has a node name.
 pub(super) fn with_node(named: &Named, pods: &[Pod]) -> Option<Named> {
     let node = pods.iter().find_map(|pod| pod.spec.as_ref()?.node_name.as_deref()).filter(|node| !node.is_empty())?;
     Some(Named { name: format!("{}-{}", named.name, node.to_lowercase()), ..named.clone() })
 }
 
-/// All pods.
+/// Requests all pods of the node.
 pub(super) async fn pods(door: &Door) -> Result<Vec<Pod>> {
     Ok(door.document::<List<Pod>>("/pods").await?.items)
 }
 
 impl PodArguments {
-    /// The pod that is meant.
+    /// Finds the pod that the arguments name.
     pub(super) async fn find(&self, door: &Door) -> Result<Pod> {
         let pods = pods(door).await?;
         let named = self.named(&pods)?;
@@ -68,7 +68,7 @@ impl PodArguments {
             .with_context(|| format!("pod {}/{} is not on this node", named.namespace, named.name))
     }
 
-    /// The namespace, where one is said, and the name.
+    /// Parses the namespace, if given, and the name.
     fn wanted(&self) -> Result<(Option<&str>, &str)> {
         match (self.pod.split_once('/'), self.namespace.as_deref()) {
             (Some((one, _)), Some(other)) if one != other => {
@@ -79,8 +79,8 @@ impl PodArguments {
         }
     }
 
-    /// Whom it may name where no pod that somebody wants is called so; nothing where several are, or what is said
-    /// contradicts itself.
+    /// The pod that the arguments may name if no listed pod matches; `None` if one or more match, or the arguments
+    /// contradict each other.
     pub(super) fn unlisted(&self, pods: &[Pod]) -> Option<Named> {
         let (namespace, wanted) = self.wanted().ok()?;
         let is_listed = pods.iter().any(|pod| name(pod) == wanted || is_short_for(wanted, pod));
@@ -88,7 +88,7 @@ impl PodArguments {
         (!is_listed).then(|| Named { namespace, name: wanted.to_owned() })
     }
 
-    /// Whom it names; of a pod that nobody wants any more only the full name tells.
+    /// Resolves the arguments to one pod. A pod that is no longer listed is found only by namespace and full name.
     pub(super) fn named(&self, pods: &[Pod]) -> Result<Named> {
         let (wanted_namespace, wanted) = self.wanted()?;
         let is_there = |pod: &&Pod| wanted_namespace.is_none_or(|wanted| namespace(pod) == wanted);
@@ -114,14 +114,14 @@ impl PodArguments {
     }
 }
 
-/// Whether that is the pod's name without its node's.
+/// Whether `wanted` is the pod's name without the node name suffix.
 fn is_short_for(wanted: &str, pod: &Pod) -> bool {
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
     let suffix = name(pod).strip_prefix(wanted).and_then(|rest| rest.strip_prefix('-'));
     suffix.is_some_and(|suffix| !node.is_empty() && suffix == node.to_lowercase())
 }
 
-/// The container that is meant: the one that is named, the default one, the first.
+/// Chooses the container: the named one, else the default one, else the first.
 pub(super) fn container(pod: &Pod, wanted: Option<&str>) -> Result<String> {
     let spec = pod.spec.as_ref().context("the pod has no spec")?;
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| container.name.as_str());
@@ -141,12 +141,12 @@ pub(super) fn container(pod: &Pod, wanted: Option<&str>) -> Result<String> {
     Ok(chosen.to_owned())
 }
 
-/// The pod's name.
+/// Name of the pod; empty if unset.
 pub(super) fn name(pod: &Pod) -> &str {
     pod.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The pod's namespace.
+/// Namespace of the pod; empty if unset.
 pub(super) fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or_default()
 }

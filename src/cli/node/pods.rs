@@ -1,4 +1,4 @@
-//! `berth pods`: the pods of this node.
+//! `berth pods`: lists the pods of this node.
 
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ pub(in crate::cli) struct Pods {
     door: door::Arguments,
 }
 
-/// Lists them.
+/// Prints the pods.
 pub(in crate::cli) async fn list(wanted: Pods) -> Result<ExitCode> {
     let door = Door::open(&wanted.door)?;
     let text = if wanted.output == Output::Json {

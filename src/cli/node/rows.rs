@@ -1,4 +1,4 @@
-//! Pods as people read them: a line for each. Pure.
+//! Pod list as a text table: one row per pod. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use super::names::{name, namespace};
 use crate::cli::table::{Cell, Colour, age, painted};
 
-/// Every pod in a line.
+/// Renders the table.
 pub(super) fn table(pods: &[Pod], wide: bool, now: Timestamp, in_colour: bool) -> String {
     let mut head = vec!["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE"];
     if wide {
@@ -57,12 +57,12 @@ fn restarts(status: &PodStatus, now: Timestamp) -> String {
     }
 }
 
-/// One word about a pod, as kubectl chooses it.
+/// Status column, as kubectl computes it, and its color.
 fn told(pod: &Pod, status: &PodStatus, is_ready: bool) -> (String, Colour) {
     let phase = status.phase.as_deref().unwrap_or("Unknown");
     let mut word = status.reason.clone().unwrap_or_else(|| phase.to_owned());
     let init = status.init_container_statuses.as_deref().unwrap_or_default();
-    // A sidecar that has started holds nobody up.
+    // A started sidecar does not block initialization.
     let unfinished = |c: &&ContainerStatus| !(exit_code(c) == Some(0) || c.started == Some(true));
     if let Some(waits) = init.iter().find(unfinished).filter(|_| phase == "Pending" || phase == "Failed") {
         let done = init.iter().position(|c| c.name == waits.name).unwrap_or_default();
@@ -101,7 +101,7 @@ fn exit_code(status: &ContainerStatus) -> Option<i32> {
     Some(status.state.as_ref()?.terminated.as_ref()?.exit_code)
 }
 
-/// Why a container does not run.
+/// Why a container does not run; `None` if it runs.
 fn reason(status: &ContainerStatus) -> Option<String> {
     let state = status.state.as_ref()?;
     if let Some(waiting) = &state.waiting {

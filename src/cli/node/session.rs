@@ -1,4 +1,4 @@
-//! A command's streams over a WebSocket, client side (spec 04b §4.1).
+//! Remote command streams over WebSocket, client side (spec 04b §4.1).
 
 use std::{
     future::pending,
@@ -26,33 +26,33 @@ use tokio_tungstenite::{
 
 use super::{Reader, door::Door, show, terminal};
 
-/// The version that can end standard input, and the one before it.
+/// Subprotocol that can close standard input.
 const ENDS_INPUT: &str = "v5.channel.k8s.io";
 const VERSIONS: &str = "v5.channel.k8s.io, v4.channel.k8s.io";
-/// Channels.
+/// Channel numbers of the remote command protocol.
 const INPUT: u8 = 0;
 const OUTPUT: u8 = 1;
 const COMPLAINTS: u8 = 2;
 const END: u8 = 3;
 const SIZE: u8 = 4;
 const CLOSE: u8 = 255;
-/// Bytes of standard input that are sent at once.
+/// Maximum bytes of standard input per message.
 const PIECE: usize = 32 << 10;
-/// Messages that wait to be sent.
+/// Capacity of the send queue, in messages.
 const OUTGOING: usize = 4;
-/// How long a session takes to say goodbye.
+/// Timeout of the WebSocket close.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// What is connected to the command.
+/// Streams that are attached to the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Streams {
-    /// Our standard input.
+    /// Whether our standard input is attached.
     pub(super) input: bool,
-    /// Our terminal.
+    /// Whether the command gets a terminal, with the size of ours.
     pub(super) terminal: bool,
 }
 
-/// How a command ended.
+/// Status message on the error channel: how the command ended.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Ended {
@@ -75,7 +75,7 @@ struct Cause {
     message: String,
 }
 
-/// Runs a session to its end; the command's exit code.
+/// Runs a session to its end; returns the command's exit code.
 pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8> {
     let key = BASE64_STANDARD.encode(rand::random::<[u8; 16]>());
     let asked = [
@@ -100,15 +100,15 @@ pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8>
         to.send(message(SIZE, size.as_bytes())).await.context("the node ended the connection")?;
     }
     let mut input = streams.input.then(standard_input);
-    // A command that waits for us to take what it writes takes no input: who waits to be heard must go on hearing.
+    // Sending must not block receiving: a command that waits until its output is read takes no input.
     let (outbox, mut outgoing) = mpsc::channel::<Message>(OUTGOING);
     let writer = tokio::spawn(async move {
         while let Some(said) = outgoing.recv().await {
             if to.send(said).await.is_err() {
-                return; // why is heard from the other side
+                return; // the receiving side gets the cause
             }
         }
-        let _ = to.close().await; // the node has said all it had to say
+        let _ = to.close().await; // the session is complete
     });
     let code = loop {
         tokio::select! {
@@ -126,14 +126,14 @@ pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8>
                         ends_input.then(|| message(CLOSE, &[INPUT]))
                     }
                 };
-                // Where there is no room any more, the other side says why.
+                // If the queue is closed, the receiving side gets the cause.
                 if let (Some(said), Ok(room)) = (said, room) {
                     room.send(said);
                 }
             }
             Some(()) = resized.recv(), if streams.terminal => {
                 if let Some(size) = terminal::size() {
-                    let _ = outbox.try_send(message(SIZE, size.as_bytes())); // the next one says it again
+                    let _ = outbox.try_send(message(SIZE, size.as_bytes())); // the next resize sends it again
                 }
             }
         }
@@ -143,7 +143,7 @@ pub(super) async fn run(door: &Door, path: &str, streams: Streams) -> Result<u8>
     Ok(code)
 }
 
-/// What comes on standard input, read by a thread that nobody waits for: it may never see an end.
+/// Reads standard input on a thread that is never joined: it may never reach the end of input.
 fn standard_input() -> mpsc::Receiver<Vec<u8>> {
     let (sender, read) = mpsc::channel(1);
     thread::spawn(move || {
@@ -164,7 +164,7 @@ fn standard_input() -> mpsc::Receiver<Vec<u8>> {
     read
 }
 
-/// What comes next on standard input, `None` at its end; for ever where nobody wants it.
+/// Next piece of standard input, `None` at its end; pending forever if no input is attached.
 async fn next(input: &mut Option<mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
     match input {
         Some(input) => input.recv().await,
@@ -179,7 +179,7 @@ fn message(channel: u8, bytes: &[u8]) -> Message {
     Message::Binary(message.freeze())
 }
 
-/// Shows what the command says; its exit code once it has one.
+/// Handles a message: prints output, or returns the exit code.
 fn hear(message: Message) -> Result<Option<u8>> {
     let bytes = match message {
         Message::Binary(bytes) => bytes,
@@ -189,9 +189,9 @@ fn hear(message: Message) -> Result<Option<u8>> {
     };
     let Some((&channel, said)) = bytes.split_first() else { return Ok(None) };
     match channel {
-        // Who has seen enough of it needs no more of the command.
+        // Our standard output was closed: no more of the command is needed.
         OUTPUT if show(io::stdout().lock(), said)? == Reader::Left => return Ok(Some(0)),
-        // Whoever reads what it says may still be there.
+        // Standard output may still have a reader.
         COMPLAINTS => _ = show(io::stderr().lock(), said)?,
         END if !said.is_empty() => return ended(said).map(Some),
         _ => {}
@@ -199,7 +199,7 @@ fn hear(message: Message) -> Result<Option<u8>> {
     Ok(None)
 }
 
-/// The exit code; why there is none is an error. Pure.
+/// Parses the exit code; a failure without one is an error. Pure.
 fn ended(said: &[u8]) -> Result<u8> {
     let ended: Ended = serde_json::from_slice(said).context("how the command ended cannot be read")?;
     if ended.status == "Success" {

@@ -1,16 +1,16 @@
-//! The terminal of who runs a command: raw while the command has it, and its size.
+//! Local terminal of `berth exec`: raw mode and window size.
 
 use std::io;
 
 use rustix::termios::{self, OptionalActions, Termios};
 
-/// The terminal on standard input, raw until dropped.
+/// Raw mode of the terminal on standard input; restored on drop.
 pub(super) struct Raw {
     before: Termios,
 }
 
 impl Raw {
-    /// Every key goes to the command from now on.
+    /// Enters raw mode: every key is passed to the command.
     pub(super) fn enter() -> io::Result<Self> {
         let before = termios::tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -22,12 +22,12 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // Whoever closed it needs it no more.
+        // The terminal may be closed already.
         let _ = termios::tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
 }
 
-/// Its size as the protocol tells it; `None` where there is none.
+/// Window size as JSON of the resize channel; `None` without a terminal.
 pub(super) fn size() -> Option<String> {
     let size = termios::tcgetwinsize(io::stdout()).or_else(|_| termios::tcgetwinsize(io::stdin())).ok()?;
     let is_real = size.ws_col > 0 && size.ws_row > 0;

@@ -1,4 +1,4 @@
-//! `berth top`: what the pods of this node use.
+//! `berth top`: CPU and memory usage of the node and its pods.
 
 use std::process::ExitCode;
 
@@ -30,7 +30,7 @@ pub(in crate::cli) struct Top {
     door: door::Arguments,
 }
 
-/// As much of the summary as is shown.
+/// Subset of the stats summary (`/stats/summary`) that is printed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Summary {
@@ -82,7 +82,7 @@ struct Memory {
     working_set_bytes: Option<u64>,
 }
 
-/// Lists it.
+/// Prints the usage table or the JSON document.
 pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
     let door = Door::open(&wanted.door)?;
     let mut document: Value = door.document("/stats/summary").await?;
@@ -100,7 +100,7 @@ pub(in crate::cli) async fn list(wanted: Top) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Leaves pods of other namespaces out.
+/// Drops pods of other namespaces.
 fn only(summary: &mut Value, namespace: Option<&str>) {
     if let (Some(wanted), Some(pods)) = (namespace, summary.get_mut("pods").and_then(Value::as_array_mut)) {
         pods.retain(|pod| pod.pointer("/podRef/namespace") == Some(&json!(wanted)));
@@ -131,12 +131,12 @@ fn table(summary: &Summary, containers: bool) -> String {
     format!("{node}\n{}", columns(&pods))
 }
 
-/// Thousandths of a core.
+/// CPU usage in millicores, rounded up.
 fn cores(cpu: &Processor) -> String {
     cpu.usage_nano_cores.map_or_else(|| "<unknown>".to_owned(), |nano| format!("{}m", nano.div_ceil(1_000_000)))
 }
 
-/// In units of the power of two, as limits are written.
+/// Memory in binary units, as resource limits are written.
 fn bytes(memory: &Memory) -> String {
     const UNITS: [&str; 5] = ["", "Ki", "Mi", "Gi", "Ti"];
     let Some(bytes) = memory.working_set_bytes else { return "<unknown>".to_owned() };

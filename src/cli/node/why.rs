@@ -1,4 +1,4 @@
-//! `berth why`: what a pod waits for, and why it is as it is, on one screen.
+//! `berth why`: diagnostics of one pod: what it waits for, errors, containers, probes, stages.
 
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ use crate::{
     diagnostics::{Container, Probe, Waits, Why},
 };
 
-/// Characters of a text that somebody wrote at length; `-o json` has all of it.
+/// Maximum characters of a long text; `-o json` has all of it.
 const LINE: usize = 200;
 
 /// Which pod, and how it is told.
@@ -34,7 +34,7 @@ pub(in crate::cli) struct Wanted {
     door: door::Arguments,
 }
 
-/// Tells it.
+/// Prints the diagnostics of a pod.
 pub(in crate::cli) async fn tell(wanted: Wanted) -> Result<ExitCode> {
     let door = Door::open(&wanted.door)?;
     let document = found(&door, &wanted.pod).await?;
@@ -48,8 +48,8 @@ pub(in crate::cli) async fn tell(wanted: Wanted) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The document of the pod that is meant. One that nobody wants any more is on no list while it ends, and may still be
-/// called as it was before.
+/// Requests the diagnostics of the pod. A pod that is no longer desired is not listed while it terminates, but is still
+/// found by its former name.
 async fn found(door: &Door, pod: &PodArguments) -> Result<Value> {
     let pods = names::pods(door).await?;
     let (first, others, unknown) = match pod.named(&pods) {
@@ -69,7 +69,7 @@ async fn found(door: &Door, pod: &PodArguments) -> Result<Value> {
     Err(refused.unwrap_or_else(|| anyhow::anyhow!("no such pod")))
 }
 
-/// The document on one screen. Pure.
+/// Renders the diagnostics. Pure.
 fn screen(why: &Why, now: Timestamp, in_colour: bool) -> String {
     let colour = |colour| Some(colour).filter(|_| in_colour);
     let phase = match why.phase.as_str() {
@@ -177,7 +177,7 @@ fn probes(all: &[Probe], now: Timestamp, in_colour: bool) -> String {
     }
     let mut rows = vec![heads(&["PROBE", "CONTAINER", "OUTCOME", "TIMES", "LAST", "TEXT"])];
     for probe in all {
-        // The latest first: it is why things are as they are.
+        // Latest first: it explains the current state.
         for (at, run) in probe.runs.iter().rev().enumerate() {
             let colour = match run.outcome.as_str() {
                 "success" => Colour::Green,

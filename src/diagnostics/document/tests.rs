@@ -1,4 +1,4 @@
-//! What the document says of pods in trouble, as tables.
+//! Table tests of the diagnostics document for pods in trouble.
 
 use serde_json::json;
 
@@ -84,7 +84,7 @@ fn who_waits_for_nothing_says_so() {
     assert_eq!((refused.life.as_str(), refused.waits), ("refused", None));
 }
 
-/// What a worker says about its pod in trouble: what is waited for, as what it counts, whether its end is known, and why.
+/// Failing worker: wait stage, its label, whether its end is known, and the error.
 #[tokio::test(start_paused = true)]
 async fn troubles_have_their_words() {
     let minute = Duration::from_secs(60);
@@ -165,7 +165,7 @@ async fn troubles_have_their_words() {
     }
 }
 
-/// Whom nobody works on yet.
+/// Pods in the start queue, which no worker handles yet.
 #[tokio::test(start_paused = true)]
 async fn who_stands_in_line_is_told_behind_what() {
     let begun = Instant::now();

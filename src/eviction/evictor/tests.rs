@@ -1,4 +1,4 @@
-//! The watcher and the evictor on a node that is short of something.
+//! Tests of watcher and evictor on a simulated node under resource pressure.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn pages_of_files_go_before_pods_do() {
     let world = World::new(&json!({"hard": {"memory.available": "2Gi"}, "reclaims": {"memory.available": "512Mi"}}));
     world.pod("large", 2 * GI, &json!({}));
     world.pod("static", 3 * GI, &json!({"priority": 2_000_000_000}));
-    // A gibibyte and a half is left.
+    // 1.5 GiB is left.
     world.page_cache(3 * GI / 2, 3 * GI / 2);
     world.wait(60.0).await;
     assert_eq!(
@@ -57,7 +57,7 @@ async fn pages_of_files_go_before_pods_do() {
         ]
     );
     assert_eq!(world.conditions(), ["MemoryPressure"], "what is reported is what it is");
-    // Less of it than is missing is no help.
+    // Less page cache than is missing does not help.
     world.page_cache(3 * GI / 2, GI / 2);
     world.wait(60.0).await;
     assert!(world.told().contains(&"evict large in 1s for memory.available".to_owned()));
@@ -229,7 +229,7 @@ fn at_work(world: &World) -> Vec<String> {
     world.told().into_iter().filter(|told| !told.starts_with("event")).collect()
 }
 
-/// A pod with a volume that may hold a gibibyte, and the spec of one.
+/// A pod with an emptyDir that may use 1 GiB, and its spec.
 fn limited(bytes: u64) -> (PodUse, serde_json::Value) {
     let volumes = vec![("data".to_owned(), DiskUse { bytes, inodes: 1 })];
     let spec = json!({"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "1Gi"}}]});
@@ -239,7 +239,7 @@ fn limited(bytes: u64) -> (PodUse, serde_json::Value) {
 #[tokio::test(start_paused = true)]
 async fn who_goes_for_its_own_limit_may_be_all_that_was_too_much() {
     let world = World::new(&json!({"hard": {"nodefs.available": "10Gi"}}));
-    // Nothing of the node's own helps here: after that nobody looks anyway.
+    // Node-level reclaim does not help here: no observation is awaited after it.
     world.images_apart(GI);
     world.disk_used(65 * GI, 0);
     let (usage, spec) = limited(20 * GI);
@@ -423,7 +423,7 @@ async fn a_hard_shortage_waits_for_pages_of_files_for_a_moment_only() {
     world.page_cache(3 * GI / 2, GI);
     world.wait(2.5).await;
     assert_eq!(at_work(&world), ["evict web in 1s for memory.available", "web is gone"]);
-    // A kernel that needs most of that is slow, and helps.
+    // A kernel that needs most of the deadline is slow, but helps.
     let world = World::new(&fields);
     world.pod("web", 5 * GI, &json!({}));
     world.slow_taking(Duration::from_millis(1900));

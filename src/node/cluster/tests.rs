@@ -1,4 +1,4 @@
-//! The flows: a node joins, and an agent is started anew on a node that is there.
+//! Tests of whole flows: a node joins, and an agent restarts on a registered node.
 
 use serde_json::json;
 
@@ -44,7 +44,7 @@ async fn an_agent_is_started_anew() {
     for resource in ["nodes", "leases", "csinodes"] {
         world.put(resource, Some(first.get(resource)));
     }
-    // The runtime needs a moment; meanwhile the node must not be told unready.
+    // The runtime is not checked yet; meanwhile the node must not be reported NotReady.
     let unknown = "container runtime status check may not have completed yet".to_owned();
     world.runtime.send_replace(Arc::new(RuntimeState { runtime_error: Some(unknown), ..RuntimeState::default() }));
     world.start(config());
@@ -72,7 +72,7 @@ async fn signs_of_life_are_given_whatever_the_server_says() {
         (40, 10, 0, false),
         (40_000, 10, 0, false),
         (40, 10, 2000, false),
-        // Each call takes longer than a task may be silent.
+        // Each call takes longer than the liveness timeout of a task.
         (400, 400, 200, false),
         (40, 10, 0, true),
     ] {

@@ -1,4 +1,4 @@
-//! Drivers in the objects of a node, against a server that refuses, is late, or has a new node.
+//! Tests of driver entries against a server that rejects, is slow, or has a new node.
 
 use serde_json::json;
 

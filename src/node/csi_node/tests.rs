@@ -1,4 +1,4 @@
-//! The CSINode against a server that is away, has one already, or has one of another node.
+//! Tests of the CSINode against a server that is away, has one already, or has one of another node.
 
 use serde_json::json;
 

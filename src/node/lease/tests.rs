@@ -1,4 +1,4 @@
-//! The lease against a server that loses it, refuses, hangs, or knows no node.
+//! Tests of the lease against a server that loses it, rejects it, hangs, or has no node.
 
 use serde_json::json;
 use tokio::time::Instant;
@@ -62,7 +62,7 @@ async fn a_conflict_is_settled_in_the_same_round() {
     world.until("made", |world| world.lines("").len() == 3).await;
     let mut lease = world.get("leases");
     lease["spec"]["unknown"] = json!("kept");
-    world.put("leases", Some(lease)); // somebody else wrote it: our version is old
+    world.put("leases", Some(lease)); // another client wrote it: our version is old
     world.until("renewed", |world| world.lines("").len() == 6).await;
     assert_eq!(world.lines("")[3..], ["PUT leases", "GET leases", "PUT leases"]);
     assert_eq!(world.get("leases")["spec"]["unknown"], "kept");
@@ -85,7 +85,7 @@ async fn a_deleted_lease_is_made_again_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_fails_is_tried_again_at_once() {
-    // AC-10-5: the first tries end early, so that a dead connection costs seconds.
+    // AC-10-5: the first attempts have short timeouts, so that a dead connection costs seconds.
     let world = World::new();
     node(&world);
     tokio::spawn(keeper(&world).run(world.stop.clone()));
@@ -103,7 +103,7 @@ async fn a_renewal_that_fails_is_tried_again_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_back_is_told_at_once() {
-    // AC-10-43: not only once the pause is over.
+    // AC-10-43: before the back-off ends.
     let world = World::new();
     node(&world);
     let (back, reached) = watch::channel(0);
@@ -134,7 +134,7 @@ async fn who_holds_it_besides_us_is_told_once() {
     assert!(world.events.take().is_empty(), "whoever held it may be gone, or be us");
     for _ in 0..2 {
         let mut lease = world.get("leases");
-        lease["spec"]["renewTime"] = json!("2026-01-01T00:00:07.000000Z"); // they live, and renew it
+        lease["spec"]["renewTime"] = json!("2026-01-01T00:00:07.000000Z"); // the other agent renews it
         world.put("leases", Some(lease));
         let before = world.calls("PUT leases").len();
         world.until("renewed", |world| world.calls("PUT leases").len() == before + 2).await;
@@ -154,7 +154,7 @@ async fn who_renews_it_besides_us_is_told_once() {
     tokio::spawn(keeper(&world).run(world.stop.clone()));
     world.until("made", |world| world.lines("").len() == 3).await;
     for round in 1..=5 {
-        world.put("leases", Some(world.get("leases"))); // somebody else wrote it
+        world.put("leases", Some(world.get("leases"))); // another client wrote it
         world.until("renewed", |world| world.calls("PUT leases").len() == 2 * round).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let told = world.events.take();

@@ -1,7 +1,8 @@
-//! Which kills the counters of groups tell of that the kernel's log has not. Pure. Behaviour: spec 05 §8.
+//! OOM kill counters of container cgroups, deduplicated against the kernel log. Pure.
 //!
-//! The log names the process and comes first, as a rule; the counters are there where nobody may read the log, or where it
-//! was overrun. What both say is told once: a counter is held against what was heard in the same while.
+//! Implements spec 05 §8. The log names the process and usually comes first; the counters serve where the log is not
+//! readable or was overrun. A kill in both is reported once: the increase of a counter is compared with the kills that
+//! the log reported within the same window.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,37 +12,37 @@ use std::{
 
 use berth_sys::oom_events::Kills;
 
-/// How long the log and the counter of a kill may be apart.
+/// Maximum delay between the log record and the counter increase of one kill.
 pub const APART: Duration = Duration::from_secs(1);
-/// How long the events of a group are left alone after one: a group at its limit has one for each page it wants. No
-/// longer: a group is gone soon after the kill that ended its container.
+/// Debounce of a cgroup's events: a cgroup at its limit raises one per page it charges. Not longer, because the
+/// cgroup is removed soon after the kill that ended its container.
 pub const CALM: Duration = Duration::from_millis(10);
-/// How long a kill is remembered of a container that is not watched yet.
+/// How long a logged kill is kept for a container that is not watched yet.
 const EARLY: Duration = Duration::from_secs(10);
 
-/// What is known of the groups of containers, by their ids.
+/// Kill counters of container cgroups, by container id.
 #[derive(Debug, Default)]
 pub struct Counts(HashMap<Arc<str>, Group>);
 
 #[derive(Debug, Default)]
 struct Group {
-    /// What the counter said when it was settled last; `None` for one that is not watched.
+    /// Counter value at the last settlement; `None` if the cgroup is not watched.
     settled: Option<Kills>,
-    /// What it said last.
+    /// Highest counter value read.
     latest: Kills,
-    /// What was heard of meanwhile.
+    /// Kills that the log reported since the last settlement.
     heard: u64,
-    /// When that is settled.
+    /// When the difference is settled.
     due: Option<Duration>,
-    /// When its events are heeded again.
+    /// End of the debounce window.
     calm: Option<Duration>,
-    /// There were some meanwhile.
+    /// Whether events arrived within the debounce window.
     is_stirred: bool,
 }
 
 impl Counts {
-    /// A container is watched from now on. What its counter says is old, unless the container began when we listened
-    /// already.
+    /// Starts to watch a container. Its counter so far counts as already reported, unless the container started after
+    /// the watcher did.
     pub fn watch(&mut self, id: Arc<str>, count: Kills, is_new: bool, now: Duration) {
         let group = self.0.entry(id).or_default();
         if group.settled.is_some() {
@@ -55,12 +56,12 @@ impl Counts {
         group.due = (is_new && count.processes > 0).then(|| now.saturating_add(APART));
     }
 
-    /// Whether it is.
+    /// Whether the container is watched.
     pub fn is_watched(&self, id: &str) -> bool {
         self.0.get(id).is_some_and(|group| group.settled.is_some())
     }
 
-    /// Something happened in its group; whether its counter is to be read now.
+    /// Handles an event of the container's cgroup; returns whether its counter has to be read now.
     pub fn stirs(&mut self, id: &str, now: Duration) -> bool {
         let Some(group) = self.0.get_mut(id) else { return false };
         group.is_stirred = group.calm.is_some_and(|calm| now < calm);
@@ -70,7 +71,7 @@ impl Counts {
         !group.is_stirred
     }
 
-    /// Whose counters are to be read now, as something happened while nobody looked.
+    /// Containers whose debounce window ended and had further events: their counters have to be read now.
     pub fn stirred(&mut self, now: Duration) -> Vec<Arc<str>> {
         let is_stirred = |group: &Group| group.is_stirred && group.calm.is_some_and(|calm| calm <= now);
         let stirred = self.0.iter().filter(|(_, group)| is_stirred(group)).map(|(id, _)| id.clone());
@@ -78,7 +79,8 @@ impl Counts {
         stirred.into_iter().filter(|id| self.stirs(id, now)).collect()
     }
 
-    /// Its counter was read. Where it `is_ahead`, the kernel tells before it kills: it is read once more.
+    /// Records a counter value. If `is_ahead` (the kernel notifies before it kills), the counter is read again when
+    /// due.
     pub fn counted(&mut self, id: &str, count: Option<Kills>, is_ahead: bool, now: Duration) {
         let Some(group) = self.0.get_mut(id) else { return };
         let count = count.unwrap_or_default();
@@ -89,7 +91,7 @@ impl Counts {
         group.latest.groups = group.latest.groups.max(count.groups);
     }
 
-    /// The log told of a kill.
+    /// Records a kill that the log reported.
     pub fn heard(&mut self, id: &str, now: Duration) {
         let group = self.0.entry(id.into()).or_default();
         group.heard = group.heard.saturating_add(1);
@@ -97,19 +99,19 @@ impl Counts {
         group.due.get_or_insert(now.saturating_add(patience));
     }
 
-    /// When something is to be settled next.
+    /// Time of the next settlement or deferred counter read.
     pub fn due(&self) -> Option<Duration> {
         let stirs = |group: &Group| group.calm.filter(|_| group.is_stirred);
         self.0.values().flat_map(|group| [group.due, stirs(group)]).flatten().min()
     }
 
-    /// What is to be settled now.
+    /// Containers whose settlement is due.
     pub fn due_now(&self, now: Duration) -> Vec<Arc<str>> {
         let is_due = |group: &Group| group.due.is_some_and(|due| due <= now);
         self.0.iter().filter(|(_, group)| is_due(group)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// How many processes of that container were killed that nobody heard of.
+    /// Settles a container; returns the number of kills that the log did not report.
     pub fn settle(&mut self, id: &str) -> u64 {
         let Some(group) = self.0.get_mut(id) else { return 0 };
         let Some(settled) = group.settled else {
@@ -118,14 +120,14 @@ impl Counts {
         };
         let processes = group.latest.processes.saturating_sub(settled.processes);
         let groups = group.latest.groups.saturating_sub(settled.groups);
-        // Of all that die together the log tells once.
+        // The log has one record for all processes of a group kill (`memory.oom.group`).
         let is_told = groups > 0 && group.heard >= groups;
         let untold = if is_told { 0 } else { processes.saturating_sub(group.heard) };
         (group.settled, group.heard, group.due) = (Some(group.latest), 0, None);
         untold
     }
 
-    /// Forgets containers that run no more, but for what is still to be settled.
+    /// Drops containers that no longer run, except those with a pending settlement or read.
     pub fn retain(&mut self, running: &HashSet<Arc<str>>) {
         self.0.retain(|id, group| group.due.is_some() || group.is_stirred || running.contains(id));
     }
@@ -141,7 +143,7 @@ mod tests {
         Kills { processes: processes.parse().expect("a number"), groups: groups.parse().expect("a number") }
     }
 
-    /// Steps at their moment: `new 0`, `old 3`, `count 1`, `gone`, `heard`; what is told at the end of it all.
+    /// Steps at their moment: `new 0`, `old 3`, `count 1`, `gone`, `heard`; returns the settled counts.
     fn told(steps: &[(u64, &str)]) -> Vec<u64> {
         let (mut counts, mut told) = (Counts::default(), Vec::new());
         let mut settle = |counts: &mut Counts, now: Duration| {

@@ -1,4 +1,4 @@
-//! Listens to the groups of containers that run, for kills that the kernel's log does not tell of.
+//! Watches the cgroups of running containers for OOM kills that the kernel log does not report.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,33 +27,33 @@ use berth_sys::{
 };
 use berth_types::PodUid;
 
-/// How long it may take to find groups.
+/// Timeout of finding the cgroups of new containers.
 const FIND: Duration = Duration::from_secs(10);
-/// Containers whose groups are listened to, at most; those of more pods than a node has.
+/// Maximum number of watched containers; more than a node's pods have.
 const MOST: usize = 10_000;
 
-/// How often the group of a container is looked for: one with a group has it when it runs.
+/// Attempts to find a container's cgroup: a container that has one has it once it runs.
 const TRIES: u8 = 3;
 
-/// How long it takes until events are listened to anew that were heard no more.
+/// Delay before the event source is opened again after it failed.
 const REOPEN: Duration = Duration::from_secs(60);
 
-/// A container that runs.
+/// A running container.
 struct Running {
     pod: PodUid,
     id: Arc<str>,
     is_new: bool,
 }
 
-/// Events of groups.
+/// Event source of the cgroups.
 enum Events {
     Heard(OomEvents),
-    /// The kernel tells no more; it is asked again then.
+    /// The source failed; it is opened again at this time.
     Lost(Instant),
 }
 
 impl Events {
-    /// Listens to that group, too; later where nothing is heard now.
+    /// Watches one more cgroup; a no-op while the source is lost.
     fn add(&mut self, group: &Path, id: Arc<str>) -> io::Result<()> {
         match self {
             Self::Heard(events) => events.add(group, id),
@@ -67,7 +67,7 @@ impl Events {
         }
     }
 
-    /// Waits for the next; `None` once it is time to listen anew. Safe to drop.
+    /// Waits for the next event; `None` when the source has to be opened again. Cancel-safe.
     async fn next(&mut self) -> Option<io::Result<Stir>> {
         match self {
             Self::Heard(events) => Some(events.next().await),
@@ -79,14 +79,14 @@ impl Events {
     }
 }
 
-/// See the file's documentation.
+/// Watched container cgroups and their kill counters.
 pub(super) struct Groups {
     mounts: Arc<Mounts>,
     names: Arc<dyn PodGroups>,
     observer: Arc<dyn PodObserver>,
     events: Events,
     places: HashMap<Arc<str>, PathBuf>,
-    /// How often groups were looked for that were not there.
+    /// Failed attempts to find a container's cgroup.
     tried: HashMap<Arc<str>, u8>,
     counts: Counts,
     began: Instant,
@@ -94,7 +94,8 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Listens to none yet; `None` where the kernel does not tell. Containers that begin from `began_at` on are new.
+    /// Opens the event source without watching a cgroup yet; `None` if the kernel does not support it. Containers that
+    /// started at or after `began_at` are new.
     pub(super) fn open(names: Arc<dyn PodGroups>, observer: Arc<dyn PodObserver>, began_at: Timestamp) -> Option<Self> {
         let mounts = mount_table::read().ok().and_then(|table| Mounts::find(&table))?;
         let events = match OomEvents::new(mounts.is_unified()) {
@@ -109,7 +110,7 @@ impl Groups {
         Some(Self { mounts, names, observer, events, places, tried, counts, began, began_at })
     }
 
-    /// Listens to what runs now, and to nothing else.
+    /// Watches exactly the containers that run now.
     pub(super) async fn follow(&mut self) {
         let Some(known) = self.observer.known() else { return };
         let began_at = self.began_at;
@@ -150,7 +151,7 @@ impl Groups {
                 debug!(containerID = %container.id, %err, "The kernel does not tell what it kills in a container");
                 continue;
             }
-            // Read when it is listened to: nothing falls between.
+            // Read after the watch is in place, so that no kill is missed in between.
             let Some(count) = kills(&place, self.mounts.is_unified()) else {
                 self.events.remove(&container.id);
                 continue;
@@ -160,12 +161,12 @@ impl Groups {
         }
     }
 
-    /// The log told of a kill in that container.
+    /// Records a kill that the log reported for a container.
     pub(super) fn heard(&mut self, id: &str) {
         self.counts.heard(id, self.began.elapsed());
     }
 
-    /// Waits until there may be something to tell. Safe to drop.
+    /// Waits until counters may have to be settled. Cancel-safe.
     pub(super) async fn next(&mut self) {
         let due = self.counts.due().map(|due| self.began + due);
         let settles = async {
@@ -189,7 +190,7 @@ impl Groups {
         }
     }
 
-    /// What happened while nobody listened is in the counters.
+    /// Opens the event source again; counters contain the kills missed meanwhile.
     fn listen_anew(&mut self) {
         let mut events = match OomEvents::new(self.mounts.is_unified()) {
             Ok(events) => events,
@@ -214,13 +215,13 @@ impl Groups {
         }
     }
 
-    /// Looks at all counters.
+    /// Reads all counters.
     fn look_everywhere(&mut self) {
         let all: Vec<Arc<str>> = self.places.keys().cloned().collect();
         all.iter().for_each(|id| self.look(id, false));
     }
 
-    /// Containers in which processes were killed that the log did not tell of, and how many.
+    /// Settles due counters; returns containers with kills that the log did not report, and their number.
     pub(super) fn settle(&mut self) -> Vec<(Arc<str>, u64)> {
         for id in self.counts.stirred(self.began.elapsed()) {
             self.look(&id, !self.mounts.is_unified());
@@ -230,14 +231,14 @@ impl Groups {
         due.into_iter().map(|id| (self.counts.settle(&id), id)).filter(|(n, _)| *n > 0).map(|(n, id)| (id, n)).collect()
     }
 
-    /// The old hierarchy tells ahead of what it does.
+    /// Reads a container's counter. `is_ahead`: cgroup v1 notifies before it kills.
     fn look(&mut self, id: &str, is_ahead: bool) {
         let count = self.places.get(id).and_then(|place| kills(place, self.mounts.is_unified()));
         self.counts.counted(id, count, is_ahead, self.began.elapsed());
     }
 }
 
-/// The directories of those that have one.
+/// Finds the cgroup directories of containers; those without one are left out.
 fn find(mounts: &Mounts, names: &dyn PodGroups, containers: Vec<Running>) -> Vec<(Running, PathBuf)> {
     let place = |container: &Running| {
         let pods = names.of_pod(&container.pod);
@@ -257,7 +258,7 @@ mod tests {
     use crate::node::oom::tests::Nobody;
 
     impl Groups {
-        /// Listens to the containers `a`, `b` and `c`, which nobody was killed in.
+        /// Watches the containers `a`, `b`, and `c`, whose counters are 0.
         pub(in crate::node::oom) fn listening(root: &Path) -> Self {
             let (places, tried, counts) = (HashMap::new(), HashMap::new(), Counts::default());
             let events = Events::Heard(OomEvents::new(true).expect("watched"));
@@ -282,7 +283,7 @@ mod tests {
         std::fs::write(root.join(id).join("memory.events"), text).expect("written");
     }
 
-    /// What is found to tell first.
+    /// First non-empty settlement.
     async fn settled(groups: &mut Groups) -> Vec<(Arc<str>, u64)> {
         let told = async {
             loop {
@@ -306,7 +307,7 @@ mod tests {
         };
         let root = tempfile::tempdir().expect("a folder");
         let mut groups = Groups::listening(root.path());
-        // The same again, of one file, would be one event.
+        // The same event again, for one file, would be coalesced.
         for _ in 0..=kept / 2 {
             ["a", "b"].iter().for_each(|id| count(root.path(), id, 0));
         }

@@ -1,26 +1,28 @@
-//! What the kernel's log says of processes that were killed for want of memory. Pure. Behaviour: spec 05 §8.
+//! Parser of OOM kills in kernel log records (`/dev/kmsg`). Pure.
+//!
+//! Implements spec 05 §8.
 
-/// The group of everything.
+/// The root cgroup.
 const ROOT: &str = "/";
-/// What stands before the process where a group had no memory left.
+/// Kernel text in front of the victim when a cgroup was out of memory.
 const OF_GROUP: &str = "Memory cgroup out of memory";
-/// Records between the begin of a kill and its end; what takes longer has lost its end.
+/// Maximum records between the start and the end of a kill; beyond that its end is taken as lost.
 const PATIENCE: u32 = 10_000;
-/// Longest name of a group or a process that is kept, characters.
+/// Maximum length of a cgroup or process name, in characters; longer ones are truncated.
 const NAME: usize = 512;
 
-/// A record of `/dev/kmsg`.
+/// Record of `/dev/kmsg`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its number, since the machine started.
+    /// Sequence number since boot.
     pub sequence: u64,
-    /// What it says.
+    /// First line of the text.
     pub text: String,
 }
 
 impl Record {
-    /// Reads `priority,sequence,microseconds,flags;text`; `None` for what is no record. Lines below the text are for
-    /// programs and left out.
+    /// Parses `priority,sequence,microseconds,flags;text`; `None` if malformed. Continuation lines (key-value pairs for
+    /// programs) are dropped.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let whole = String::from_utf8_lossy(bytes);
         let (head, text) = whole.split_once(';')?;
@@ -29,26 +31,26 @@ impl Record {
     }
 }
 
-/// A process that was killed.
+/// An OOM-killed process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kill {
-    /// The group that had no memory left; `/` for the whole machine.
+    /// Cgroup that was out of memory; `/` for the whole machine.
     pub short: String,
-    /// The group of the process; `/` where the kernel does not say.
+    /// Cgroup of the process; `/` if the kernel did not log it.
     pub of: String,
-    /// The process's name; empty where the kernel does not say.
+    /// Process name; empty if the kernel did not log it.
     pub process: String,
-    /// Its id; 0 where the kernel does not say.
+    /// Process id; 0 if the kernel did not log it.
     pub pid: u32,
 }
 
 impl Kill {
-    /// Whether the whole machine had no memory left.
+    /// Whether the whole machine was out of memory.
     pub fn is_of_system(&self) -> bool {
         self.short == ROOT
     }
 
-    /// What is told of a machine without memory.
+    /// Event message of a system OOM.
     pub fn message(&self) -> String {
         let told = "System OOM encountered";
         if self.process.is_empty() || self.pid == 0 {
@@ -57,18 +59,18 @@ impl Kill {
         format!("{told}, victim process: {}, pid: {}", self.process, self.pid)
     }
 
-    /// Whether the process was one of that pod: a group of its path is the pod's, by either driver's name.
+    /// Whether the process was in a cgroup of that pod, as named by the systemd or the cgroupfs driver.
     pub fn is_of_pod(&self, uid: &str) -> bool {
         self.below(uid).is_some()
     }
 
-    /// The id of the container of that pod that the process was in, by the name of its group: nobody needs to have seen
-    /// that container yet.
+    /// Id of the pod's container that the process was in, taken from the cgroup's name: the container need not be
+    /// observed yet.
     pub fn container_of(&self, uid: &str) -> Option<&str> {
         self.below(uid)?.next().map(container_id).filter(|id| !id.is_empty())
     }
 
-    /// The rest of the group's path below the group of that pod.
+    /// Path components below the cgroup of that pod.
     fn below(&self, uid: &str) -> Option<impl Iterator<Item = &str>> {
         let plain = format!("pod{uid}");
         let slice = format!("pod{}.slice", uid.replace('-', "_"));
@@ -80,7 +82,7 @@ impl Kill {
         (!uid.is_empty() && names.any(is_it)).then_some(names)
     }
 
-    /// Whether the process was one of that container.
+    /// Whether the process was in the cgroup of that container.
     pub fn is_of_container(&self, id: &str) -> bool {
         let is_it = |name: &str| {
             let name = name.strip_suffix(".scope").unwrap_or(name);
@@ -90,36 +92,36 @@ impl Kill {
     }
 }
 
-/// The container that a group of that name is of, whatever it is called before its id.
+/// Container id in a cgroup name, whatever prefix precedes it.
 fn container_id(name: &str) -> &str {
     let name = name.strip_suffix(".scope").unwrap_or(name);
     name.rsplit_once('-').map_or(name, |(_, id)| id)
 }
 
-/// Puts together what the kernel says of a kill in several records.
+/// Assembles a kill from the several records that the kernel logs for it.
 #[derive(Debug, Default)]
 pub struct Hearing {
     begun: Option<Begun>,
-    /// The number of the record that was heard last.
+    /// Sequence number of the last record.
     last: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Begun {
-    /// The number of its first record.
+    /// Sequence number of its first record.
     at: u64,
     kill: Kill,
     records: u32,
 }
 
 impl Hearing {
-    /// The number of the record that a kill began with of which the end is still to be heard.
+    /// Sequence number of the first record of a kill whose last record is still missing.
     pub fn begun(&self) -> Option<u64> {
         self.begun.as_ref().map(|begun| begun.at)
     }
 
-    /// Hears a record; the kill it ends. Where records are missing, what was begun is forgotten: they may have said whose
-    /// memory it was.
+    /// Consumes a record and returns the kill that it completes. A gap in sequence numbers discards an incomplete kill:
+    /// the missing records may have named the cgroup.
     pub fn hear(&mut self, record: &Record) -> Option<Kill> {
         let is_next = self.last.is_none_or(|last| last.checked_add(1) == Some(record.sequence));
         self.last = Some(record.sequence);
@@ -145,7 +147,7 @@ impl Hearing {
         if let Some((of, short)) = limit(text) {
             (begun.kill.of, begun.kill.short) = (of, short);
         } else if text.contains(OF_GROUP) && begun.kill.is_of_system() {
-            // It was not said of which: its counter tells.
+            // The cgroup was not logged: its counter reports the kill.
             self.begun = None;
         } else if let Some((pid, process)) = killed(text) {
             (begun.kill.pid, begun.kill.process) = (pid, process);
@@ -155,7 +157,7 @@ impl Hearing {
     }
 }
 
-/// One line for all, of a group that has reached its limit, or of a machine that has no memory left; names may hold
+/// Parses the one-line summary (kernel 5.0 and later) of a cgroup at its limit or of a system OOM; names may contain
 /// commas.
 fn summary(text: &str) -> Option<Kill> {
     let rest = text.split_once("oom-kill:constraint=")?.1;
@@ -170,13 +172,13 @@ fn summary(text: &str) -> Option<Kill> {
     Some(Kill { short: tame(short), of: tame(of), process: tame(process), pid: pid.parse().ok()? })
 }
 
-/// What kernels before 5.0 say: `Task in A killed as a result of limit of B`.
+/// Parses the line of kernels before 5.0: `Task in A killed as a result of limit of B`.
 fn limit(text: &str) -> Option<(String, String)> {
     let (of, short) = text.split_once("Task in ")?.1.split_once(" killed as a result of limit of ")?;
     Some((tame(of), tame(short)))
 }
 
-/// `Killed process 7 (name) total-vm:…`.
+/// Parses `Killed process 7 (name) total-vm:…`.
 fn killed(text: &str) -> Option<(u32, String)> {
     let (pid, rest) = text.split_once("Killed process ")?.1.split_once(" (")?;
     let (name, _) = rest.split_once(") total-vm").or_else(|| rest.rsplit_once(')'))?;
@@ -191,7 +193,7 @@ fn tame(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What is heard of lines; of `...` it is known that something stood there.
+    /// Kills parsed from lines; `...` stands for lost records.
     fn heard(lines: &[&str]) -> Vec<Kill> {
         let mut hearing = Hearing::default();
         let records = (100..).zip(lines).filter(|(_, line)| **line != "...");
@@ -262,7 +264,7 @@ mod tests {
             (&["...", OF_ONE], none),
             (&[BEGINS, "...", BEGINS, SUMMARY, OF_ONE], group),
             (&[BEGINS, SUMMARY, "...", OF_ONE, BEGINS, "noise", GLOBAL], &["/a", "/"]),
-            // They were not, but what they say is cut off or new to us.
+            // Not lost, but truncated or in an unknown format.
             (&[BEGINS, "oom-kill:constraint=CONSTR", OF_ONE], none),
             (&[BEGINS, "noise", OLD, KILLED], none),
             (&[BEGINS, "Task in /b killed as a result of limit of /a", OLD, KILLED], group),

@@ -1,5 +1,7 @@
-//! Tells of processes that the kernel killed for want of memory. One task reads the kernel's log and listens to the groups
-//! of containers: what the log does not tell (nobody may read it, or it was overrun) their counters do.
+//! OOM watcher: reports processes killed by the kernel's OOM killer, from `/dev/kmsg` and cgroups.
+//!
+//! One task reads the kernel log and watches the cgroups of containers. Kills that the log does not report (it is not
+//! readable, or was overrun) are taken from the cgroups' counters.
 
 pub mod counts;
 mod groups;
@@ -30,23 +32,23 @@ use berth_sys::kernel_log::KernelLog;
 use berth_types::Pod;
 
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
-/// Records that are read before others have their turn.
+/// Maximum log records read before other events are handled.
 const BATCH: usize = 256;
-/// Kills that are told of within a while; of more only their number is.
+/// Maximum kills reported per window ([`WHILE`]); further ones are only counted.
 const TOLD: u32 = 20;
 const WHILE: Duration = Duration::from_secs(10);
-/// Kills of one container that are counted at once, at most.
+/// Maximum kills of one container that are added to the metric at once.
 const COUNTED: u64 = 1000;
-/// Least time between two looks at what runs.
+/// Minimum time between two reads of the running containers.
 const SPACING: Duration = Duration::from_millis(200);
-/// How long the file may take.
+/// Timeout for reading or writing the state file.
 const WRITE: Duration = Duration::from_secs(10);
-/// Least time between two writes of it.
+/// Minimum time between two writes of the state file.
 const KEEP: Duration = Duration::from_secs(1);
-/// The same after one that failed.
+/// Minimum time until the next write after a failed one.
 const KEEP_AGAIN: Duration = Duration::from_secs(30);
 
-/// How far the log was read in which life of the machine.
+/// Checkpoint: last processed log record and the boot it belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Place {
@@ -54,14 +56,14 @@ struct Place {
     sequence: u64,
 }
 
-/// Which records are old news. Pure.
+/// Which records were already processed, or precede the first start. Pure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Old {
-    /// All that are there now: who begins to listen does not tell of what was.
+    /// All that exist at the first start: earlier kills are not reported.
     All,
-    /// Up to this one.
+    /// Up to and including this sequence number.
     UpTo(u64),
-    /// None: the machine has started since.
+    /// None: the machine has rebooted since the checkpoint.
     None,
 }
 
@@ -83,7 +85,7 @@ impl Old {
     }
 }
 
-/// How much is told. Pure but for `now`.
+/// Rate limiter for reported kills: [`TOLD`] per [`WHILE`]. Pure but for `now`.
 #[derive(Debug)]
 struct Flow {
     since: Instant,
@@ -96,7 +98,7 @@ impl Flow {
         Self { since: now, told: 0, untold: 0 }
     }
 
-    /// Whether one more is told of; how many were not in the while before, at the begin of another.
+    /// Whether one more kill may be reported; at the start of a new window, also how many the previous one dropped.
     fn lets(&mut self, now: Instant) -> (bool, Option<u64>) {
         let mut before = None;
         if now.saturating_duration_since(self.since) >= WHILE {
@@ -113,7 +115,7 @@ impl Flow {
     }
 }
 
-/// Who tells, and of whom.
+/// Reports kills: metrics, events, and logs.
 struct Teller {
     pods: PodReader,
     observer: Arc<dyn PodObserver>,
@@ -123,8 +125,8 @@ struct Teller {
 }
 
 impl Teller {
-    /// Tells of a kill that the log names; in which container it was, where its group says so: it may have begun so lately
-    /// that nobody has seen it yet.
+    /// Reports a kill from the log and returns the container's id. The id is taken from the cgroup path where the
+    /// container was not observed yet: it may have started just before the kill.
     fn tell(&mut self, kill: &Kill) -> Option<String> {
         let pods = self.pods.desired();
         let pod = pods.iter().find(|pod| kill.is_of_pod(pod.uid().as_str()));
@@ -154,7 +156,7 @@ impl Teller {
         container.map(|(id, _)| id).or_else(|| Some(kill.container_of(pod?.uid().as_str())?.to_owned()))
     }
 
-    /// Tells of kills in a container that nothing but its counter tells of.
+    /// Reports kills of a container that only its cgroup's counter shows.
     fn tell_counted(&mut self, id: &str, count: u64) {
         (0..count.min(COUNTED)).for_each(|_| self.metrics.killed("pod"));
         let known = self.observer.known().unwrap_or_default();
@@ -188,7 +190,7 @@ impl Teller {
     }
 }
 
-/// What the OOM watcher needs.
+/// Dependencies of the OOM watcher.
 pub struct OomDeps {
     /// The desired pods.
     pub pods: PodReader,
@@ -196,7 +198,7 @@ pub struct OomDeps {
     pub observer: Arc<dyn PodObserver>,
     /// Paths of the pods' cgroups.
     pub groups: Arc<dyn PodGroups>,
-    /// Changes whenever a container has started or ended.
+    /// Changes whenever a container has started or exited.
     pub changes: watch::Receiver<u64>,
     /// Receives the events.
     pub events: Arc<dyn EventSink>,
@@ -204,7 +206,7 @@ pub struct OomDeps {
     pub metrics: OomMetrics,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
-    /// How far the kernel's log was read.
+    /// Checkpoint file: last processed record of the kernel log.
     pub file: Arc<dyn StateFile>,
 }
 
@@ -212,7 +214,7 @@ pub struct OomDeps {
 pub struct OomWatcher(Listener);
 
 impl OomWatcher {
-    /// A watcher; nothing is read before it runs.
+    /// Returns a watcher; nothing is read before [`OomWatcher::run`].
     pub fn new(deps: OomDeps) -> Self {
         let teller = Teller {
             pods: deps.pods,
@@ -234,17 +236,18 @@ impl OomWatcher {
     }
 }
 
-/// Who listens.
+/// Loop of the watcher.
 struct Listener {
     teller: Teller,
-    /// `None` where the kernel has none.
+    /// Watched cgroups; `None` where the kernel offers no OOM notification for cgroups.
     groups: Option<Groups>,
     changes: watch::Receiver<u64>,
     file: OneWrite,
 }
 
 impl Listener {
-    /// Listens until stopped, to the log as long as it can be read. However much it says, others have their turn.
+    /// Runs until stopped; reads the log as long as it is readable. Yields between batches, however many records there
+    /// are.
     async fn run<L: Records>(mut self, mut journal: Option<Journal<L>>, stop: CancellationToken) {
         let mut looked = Instant::now();
         let (mut look_at, mut has_changes) = (Some(looked), true);
@@ -313,12 +316,12 @@ impl Listener {
     }
 }
 
-/// Gives records, one after the other.
+/// Source of log records, read one after the other.
 trait Records: Send + Sync {
-    /// The next one; `None` where there is none yet.
+    /// Returns the next record; `None` if there is none yet.
     fn take(&mut self) -> io::Result<Option<&[u8]>>;
 
-    /// Waits until there may be one. Safe to drop.
+    /// Waits until a record may be available. Cancel-safe.
     fn wait(&self) -> impl Future<Output = io::Result<()>> + Send;
 }
 
@@ -332,21 +335,21 @@ impl Records for KernelLog {
     }
 }
 
-/// The kernel's log, and how far it was read.
+/// The kernel log and the read position.
 struct Journal<L = KernelLog> {
     log: L,
     boot_id: String,
     old: Old,
     hearing: Hearing,
     last: u64,
-    /// How far it was read is still to be kept.
+    /// Whether the read position has to be written.
     is_dirty: bool,
-    /// When that may be written again, after a write, and whether it failed.
+    /// Earliest time of the next write, and whether the last write failed.
     pause: Option<(Instant, bool)>,
 }
 
 impl Journal {
-    /// `None` where we may not read it.
+    /// Opens the kernel log; `None` without permission to read it.
     async fn open(file: &dyn StateFile) -> Option<Self> {
         let log = match KernelLog::open() {
             Ok(log) => log,
@@ -361,7 +364,7 @@ impl Journal {
 }
 
 impl<L: Records> Journal<L> {
-    /// Goes on from where an earlier agent stopped.
+    /// Resumes from the checkpoint of an earlier agent process.
     async fn of(log: L, boot_id: String, file: &dyn StateFile) -> Self {
         let saved = timeout(WRITE, file.read()).await.unwrap_or_else(|_| {
             warn!(path = %file.path().display(), "How far the kernel's log was read is not told in time");
@@ -374,7 +377,7 @@ impl<L: Records> Journal<L> {
         Self { log, boot_id, old, hearing: Hearing::default(), last: 0, is_dirty, pause: None }
     }
 
-    /// Reads some of what there is and tells of it; says whether that was all.
+    /// Reads and reports up to [`BATCH`] records; returns whether the log was drained.
     fn read(&mut self, teller: &mut Teller, mut groups: Option<&mut Groups>) -> io::Result<bool> {
         for _ in 0..BATCH {
             let Some(bytes) = self.log.take()? else {
@@ -406,7 +409,7 @@ impl<L: Records> Journal<L> {
         Ok(false)
     }
 
-    /// Waits until there may be something to read or to keep. Safe to drop.
+    /// Waits until a record may be available or the checkpoint may be written. Cancel-safe.
     async fn wait(&self) -> io::Result<()> {
         let keeps = async {
             match self.pause.filter(|_| self.is_dirty) {
@@ -420,17 +423,18 @@ impl<L: Records> Journal<L> {
         }
     }
 
-    /// Keeps how far it was read, where there was something to tell, and not again and again where there is much, or a disk
-    /// takes nothing.
+    /// Writes the checkpoint if a kill was reported since or no checkpoint existed: at most once per [`KEEP`], or per
+    /// [`KEEP_AGAIN`] after a failed write.
     async fn save(&mut self, file: &mut OneWrite) {
         let may_be = self.pause.is_none_or(|(until, _)| until <= Instant::now());
-        // Of what is all old, the end has to be known: half of it would be news another time.
+        // While skipping old records, the end of the log has to be reached first: after a restart, the skipped rest
+        // would be reported as new.
         if self.is_dirty && may_be && self.old != Old::All {
             self.write(file).await;
         }
     }
 
-    /// The same when nothing more will be read; a disk that took nothing lately is not asked again.
+    /// Writes the checkpoint at shutdown; skipped if the last write failed.
     async fn save_at_last(&mut self, file: &mut OneWrite) {
         let has_failed = self.pause.is_some_and(|(_, has_failed)| has_failed);
         if self.is_dirty && !has_failed && self.old != Old::All {
@@ -439,7 +443,7 @@ impl<L: Records> Journal<L> {
     }
 
     async fn write(&mut self, file: &mut OneWrite) {
-        // What was heard by half is heard again as a whole by the next agent.
+        // A kill of which only a part was read is read again as a whole by the next agent process.
         let sequence = self.hearing.begun().map_or(self.last, |begun| begun.saturating_sub(1));
         let place = Place { boot_id: self.boot_id.clone(), sequence };
         let written = file.replace(serde_json::to_vec(&place).unwrap_or_default()).await;

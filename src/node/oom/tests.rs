@@ -1,4 +1,4 @@
-//! Whom is told of which kill, and what is kept.
+//! Tests of the OOM watcher: events, metrics, and the checkpoint.
 
 use std::{
     collections::VecDeque,
@@ -31,8 +31,7 @@ fn old_news_is_no_news() {
     }
 }
 
-/// A log of which more comes, whatever is read of it: first a long story, then kills of the whole machine, and records
-/// that were cut off.
+/// Long log: first large unrelated records, then system OOM kills with truncated summary records.
 struct Flood {
     sequence: u64,
     story: u64,
@@ -62,7 +61,7 @@ impl Records for Flood {
     }
 }
 
-/// A log that says these records, and nothing more.
+/// Log with a fixed list of records.
 #[derive(Clone, Default)]
 struct Lines {
     left: VecDeque<(u64, &'static str)>,
@@ -70,7 +69,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Records from that number on.
+    /// Records with consecutive sequence numbers from `from` on.
     fn new(from: u64, lines: &[&'static str]) -> Self {
         Self { left: (from..).zip(lines.iter().copied()).collect(), record: Vec::new() }
     }
@@ -88,7 +87,7 @@ impl Records for Lines {
     }
 }
 
-/// The file of the place: what is in it, how often it was written, and whether it can be.
+/// Fake checkpoint file: its content, number of writes, and whether writes succeed.
 #[derive(Default)]
 struct Kept {
     content: Mutex<Option<Vec<u8>>>,
@@ -121,7 +120,7 @@ impl StateFile for Kept {
     }
 }
 
-/// A file on a disk that hangs.
+/// File on a disk that hangs.
 struct Hung;
 
 #[async_trait::async_trait]
@@ -168,7 +167,7 @@ impl EventSink for Told {
 }
 
 impl Told {
-    /// Whom what was told of since the last time: `Node SystemOOM: message`.
+    /// Events since the last call, with their objects: `Node SystemOOM: message`.
     fn take(&self) -> Vec<String> {
         let told = std::mem::take(&mut *self.0.lock().expect("whole"));
         let whom = |event: &Event| match &event.target {
@@ -186,7 +185,7 @@ struct House {
     teller: Teller,
 }
 
-/// One pod is to run, `web` with the id `aa-bb`.
+/// Fixture with one desired pod, `web`, with the UID `aa-bb`.
 fn house() -> House {
     let (events, registry) = (Arc::new(Told::default()), Registry::new());
     let object =
@@ -210,7 +209,7 @@ fn counted(registry: &Registry, scope: &str) -> f64 {
     series.find(|one| one.get_label()[0].value() == scope).map_or(0.0, |one| one.get_counter().get_value())
 }
 
-/// A log that is read from its begin on.
+/// Journal that reads a log from its start.
 fn journal<L: Records>(log: L) -> Journal<L> {
     let (boot_id, hearing) = ("this".to_owned(), Hearing::default());
     Journal { log, boot_id, old: Old::None, hearing, last: 0, is_dirty: false, pause: None }
@@ -269,7 +268,7 @@ async fn a_kill_of_the_system_is_the_nodes_and_one_of_a_group_the_pods() {
     for (lines, told, scopes) in [
         // AC-05-31
         (&[BEGINS, GLOBAL][..], &[system][..], [1.0, 0.0, 0.0]),
-        // AC-05-32: nothing of it is told of the node.
+        // AC-05-32: no event on the node.
         (&[BEGINS, OF_POD, KILLED], &[pod], [0.0, 1.0, 0.0]),
         (&[BEGINS, OF_OTHER, KILLED], &[], [0.0, 0.0, 1.0]),
         (&[BEGINS, OF_POD, KILLED, BEGINS, GLOBAL], &[pod, system], [1.0, 1.0, 0.0]),
@@ -291,7 +290,7 @@ async fn no_agent_tells_of_what_was_before_it_or_was_told_already() {
     let file = Arc::new(Kept::default());
     let mut write = OneWrite::new(file.clone(), WRITE);
     let ring: Vec<&str> = KILL.into_iter().chain(KILL).collect();
-    // The first agent there ever was on this machine: all it finds is old.
+    // The first agent on this machine: all existing records are old.
     let mut first = Journal::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
     assert!(first.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [""; 0]);
@@ -301,14 +300,14 @@ async fn no_agent_tells_of_what_was_before_it_or_was_told_already() {
     assert!(first.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF], "what comes then is not");
     first.save_at_last(&mut write).await;
-    // The next one reads from the same begin.
+    // The next agent reads from the same start.
     let ring: Vec<&str> = ring.into_iter().chain(KILL).chain(KILL).collect();
     let mut second = Journal::of(Lines::new(1, &ring), "this".to_owned(), &*file).await;
     assert_eq!(second.old, Old::UpTo(6));
     assert!(second.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF], "what came between two agents is told of once");
     second.save(&mut write).await;
-    // The machine has started anew, and counts from one again.
+    // The machine has rebooted, and sequence numbers restart at one.
     let mut third = Journal::of(Lines::new(1, &KILL), "that".to_owned(), &*file).await;
     assert!(third.read(&mut house.teller, None).expect("readable"));
     assert_eq!(house.events.take(), [TOLD_OF]);
@@ -383,7 +382,7 @@ async fn a_place_that_could_not_be_kept_is_kept_later() {
     assert_eq!(failed.elapsed().as_secs(), KEEP_AGAIN.as_secs());
     journal.save(&mut write).await;
     assert_eq!((writes(), file.place().map(|place| place.sequence)), (2, Some(2)));
-    // Another kill, at once: not a write for each.
+    // Another kill right after: writes are rate limited.
     journal.log = Lines::new(3, &KILL);
     assert!(journal.read(&mut house.teller, None).expect("readable"));
     journal.save(&mut write).await;
@@ -401,7 +400,7 @@ async fn a_place_that_could_not_be_kept_is_kept_later() {
 async fn a_kill_of_which_records_were_overwritten_is_not_told_of() {
     let mut house = house();
     let mut journal = journal(Lines::new(1, &[BEGINS]));
-    // As it stands there it would be one of the machine.
+    // Without the missing record, the next line would read as a system OOM.
     journal.log.left.extend([(3, "Out of memory: Killed process 7 (x) total-vm:1kB")]);
     assert!(journal.read(&mut house.teller, None).expect("readable"));
     assert_eq!((house.events.take(), counted(&house.registry, "system")), (Vec::new(), 0.0));

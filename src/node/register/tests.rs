@@ -1,4 +1,4 @@
-//! Registration against a server that refuses, fails, or has the node already.
+//! Tests of registration against a server that rejects, fails, or has the node already.
 
 use serde_json::json;
 use tokio::time::Instant;

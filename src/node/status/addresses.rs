@@ -1,37 +1,38 @@
-//! The node's addresses. Pure. Spec 01 §12.2, 05 §4.4.
+//! Node addresses setter: `--node-ip`, host name, name resolution, default route. Pure.
 //!
-//! The order is the reference's: what the operator said, what the name says, what the default
-//! route says. An address counts only if it is one that others can reach and this machine has.
+//! Implements spec 01 §12.2, 05 §4.4. Precedence as in kubelet: configured addresses, the host name, the default route.
+//! A configured or resolved address counts only if it is usable by others and assigned to this machine; a host name
+//! that is itself an IP address is taken as it is.
 
 use std::net::IpAddr;
 
 use super::{StatusSettings, Work};
 use berth_types::api;
 
-/// Tells an external cloud which addresses the operator gave.
+/// Annotation with the configured node IPs, read by an external cloud provider.
 const PROVIDED: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// One address of an interface that is up or not.
+/// Address of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InterfaceAddress {
-    /// The interface's name.
+    /// Interface name.
     pub interface: String,
-    /// The address.
+    /// IP address.
     pub ip: IpAddr,
     /// Whether the interface is up.
     pub is_up: bool,
 }
 
-/// What the machine's network shows.
+/// Observation of the machine's network.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Network {
     /// Addresses of all interfaces, in the kernel's order.
     pub addresses: Vec<InterfaceAddress>,
-    /// Interfaces of default routes of the fourth version, best first.
+    /// Interfaces of IPv4 default routes, in the order of the kernel's table.
     pub default_v4: Vec<String>,
-    /// The same of the sixth.
+    /// Interfaces of IPv6 default routes, in the order of the kernel's table.
     pub default_v6: Vec<String>,
-    /// What the node's name resolves to; empty where nobody asked.
+    /// Addresses that the node's name resolves to; empty if it was not resolved.
     pub resolved: Vec<IpAddr>,
 }
 
@@ -40,13 +41,13 @@ pub fn needs_name(settings: &StatusSettings) -> bool {
     specific(settings).is_empty() && !waits_for_cloud(settings) && settings.hostname.parse::<IpAddr>().is_err()
 }
 
-/// Whether a cloud tells the addresses, and the operator said nothing of them. Where the operator gave an address that
-/// stands for all, the node begins with the one that would be found without a cloud.
+/// Whether an external cloud provider reports the addresses and no `--node-ip` is set. With an unspecified `--node-ip`
+/// (`0.0.0.0`, `::`), the node starts with the address it would have without a cloud.
 fn waits_for_cloud(settings: &StatusSettings) -> bool {
     settings.node.is_cloud_external && settings.node_ips.is_empty()
 }
 
-/// Addresses that the operator gave, without those that stand for all.
+/// Configured addresses without unspecified ones.
 fn specific(settings: &StatusSettings) -> Vec<IpAddr> {
     settings.node_ips.iter().copied().filter(|ip| !ip.is_unspecified()).collect()
 }
@@ -100,8 +101,8 @@ fn found(settings: &StatusSettings, network: &Network) -> Result<IpAddr, String>
     })
 }
 
-/// The first global address of the interface that the default route leads through; of the other
-/// version where the preferred one has none.
+/// First usable address of the interface of the default route; falls back to the other IP version if the preferred one
+/// has none.
 pub(in crate::node) fn by_default_route(network: &Network, prefers_v6: bool) -> Option<IpAddr> {
     let of_version = |is_v6: bool| {
         let interfaces = if is_v6 { &network.default_v6 } else { &network.default_v4 };
@@ -113,7 +114,7 @@ pub(in crate::node) fn by_default_route(network: &Network, prefers_v6: bool) -> 
     of_version(prefers_v6).or_else(|| of_version(!prefers_v6))
 }
 
-/// What is wrong with an address as such.
+/// Why an address can never be a node address; `None` if it can.
 fn unusable(ip: IpAddr) -> Option<&'static str> {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -130,7 +131,7 @@ fn unusable(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Why an address cannot be this node's; `None` where it can.
+/// Why an address cannot be this node's; `None` if it can.
 pub fn invalid(ip: IpAddr, network: &Network) -> Option<String> {
     let known = || network.addresses.iter().any(|own| own.ip == ip);
     match unusable(ip) {

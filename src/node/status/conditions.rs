@@ -1,4 +1,6 @@
-//! Pressures, and whether the node is ready. Pure. Spec 05 §4.5-4.6.
+//! Node condition setters: memory, disk, and PID pressure, and readiness. Pure.
+//!
+//! Implements spec 05 §4.5-4.6.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -9,23 +11,24 @@ use berth_types::{
     resources::{CPU, EPHEMERAL_STORAGE, MEMORY, PODS},
 };
 
-/// What was told of a condition, and on what: where the server still has that, it did not hear of it.
+/// Last reported status of a condition, and the server's status it was based on: if the server still has that one, it
+/// has not received the report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Told {
     status: String,
     since: Timestamp,
-    /// The server's status then.
+    /// Status on the server at that time; `None` if the condition did not exist.
     on: Option<String>,
 }
 
-/// Reason and message, and the event's reason.
+/// Reason and message of a condition, and the reason of its event.
 struct Texts {
     reason: &'static str,
     message: &'static str,
     event: &'static str,
 }
 
-/// Each pressure while it is there, and while it is not.
+/// Pressure conditions: type, texts while true, texts while false.
 const PRESSURES: [(&str, Texts, Texts); 3] = [
     (
         "MemoryPressure",
@@ -118,7 +121,7 @@ fn troubles(work: &Work<'_>) -> Vec<String> {
     troubles
 }
 
-/// One trouble as it is, several in brackets; what is several already loses its own.
+/// Joins several errors in brackets; an error that is already aggregated loses its brackets.
 fn aggregate(troubles: &[String]) -> String {
     let inner = |text: &String| text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text).to_owned();
     let mut all: Vec<String> = Vec::new();
@@ -134,14 +137,14 @@ fn aggregate(troubles: &[String]) -> String {
     }
 }
 
-/// What became of a condition's status.
+/// Transition of a condition's status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Moved {
-    /// As it was told before.
+    /// Unchanged since the last report.
     Not,
-    /// There was none.
+    /// The condition is new.
     New,
-    /// It was another.
+    /// The status changed.
     Changed,
 }
 
@@ -149,7 +152,7 @@ fn previous(work: &Work<'_>, kind: &str) -> Option<api::NodeCondition> {
     work.status.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind).cloned()
 }
 
-/// Sets a condition where it stands, or as the last one.
+/// Sets a condition in place, or appends it.
 fn put(work: &mut Work<'_>, kind: &'static str, status: &str, reason: String, message: String) -> Moved {
     let now = work.known.now;
     let before = previous(work, kind);
@@ -173,7 +176,7 @@ fn put(work: &mut Work<'_>, kind: &'static str, status: &str, reason: String, me
     moved
 }
 
-/// What a status means after what the server has and what it was told.
+/// Computes the transition to `status`, given the server's condition and our last report.
 fn turn(before: Option<&api::NodeCondition>, told: Option<&Told>, status: &str, now: Timestamp) -> (Moved, Told) {
     let on = before.map(|before| before.status.clone());
     let is_told = told.is_some_and(|told| told.status == status);
@@ -184,7 +187,7 @@ fn turn(before: Option<&api::NodeCondition>, told: Option<&Told>, status: &str, 
     };
     let then = |since, on| Told { status: status.to_owned(), since, on };
     if let Some(before) = before.filter(|before| before.status == status) {
-        // It heard the last of it only if nothing else was told since.
+        // The server has the status. It is news only if another status was reported in between.
         let since = before.last_transition_time.as_ref().map_or(now, |time| time.0);
         return (moved(told.is_some() && !is_told), then(since, on));
     }
@@ -212,17 +215,17 @@ mod tests {
         assert_eq!((moved, told.since), (Moved::Not, at(1)));
         let (moved, told) = turn(Some(&server("True", 1)), Some(&told), "True", at(3));
         assert_eq!((moved, told.since), (Moved::Not, at(1)));
-        // The control plane lost sight of us: being ready again is news, told once.
+        // The control plane marked the node Unknown: becoming ready again is one transition.
         let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "True", at(60));
         assert_eq!((moved, told.since), (Moved::Changed, at(60)));
         let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "True", at(70));
         assert_eq!((moved, told.since), (Moved::Not, at(60)));
-        // It went away before the server heard of it.
+        // The status changed back before the server received it.
         let (moved, told) = turn(Some(&server("Unknown", 50)), Some(&told), "False", at(80));
         assert_eq!((moved, told.since), (Moved::Changed, at(80)));
         let (moved, _) = turn(Some(&server("True", 60)), Some(&told), "True", at(90));
         assert_eq!(moved, Moved::Changed);
-        // Another process told the same.
+        // Another process reported the same.
         assert_eq!(turn(Some(&server("True", 1)), None, "True", at(9)).0, Moved::Not);
         assert_eq!(turn(Some(&server("False", 1)), None, "True", at(9)).0, Moved::Changed);
     }

@@ -1,10 +1,12 @@
-//! What the node is: labels, versions, endpoint, handlers. Pure. Spec 05 §4.3 rows 3, 4, 6-8.
+//! Identity setters: labels, versions, endpoint, runtime handlers. Pure.
+//!
+//! Implements spec 05 §4.3 rows 3, 4, 6-8.
 
 use super::Work;
 use crate::node::architecture;
 use berth_types::api;
 
-/// Labels that every look makes true again.
+/// Sets the labels that every update enforces.
 pub(super) fn labels(work: &mut Work<'_>) {
     let labels = work.node.metadata.labels.get_or_insert_default();
     for (key, value) in [("kubernetes.io/os", "linux"), ("kubernetes.io/arch", architecture())] {
@@ -12,7 +14,7 @@ pub(super) fn labels(work: &mut Work<'_>) {
     }
 }
 
-/// Versions, platform and the server's port.
+/// Sets versions, platform, and the kubelet endpoint's port.
 pub(super) fn set(work: &mut Work<'_>) {
     let (machine, known) = (&work.settings.machine, work.known);
     let runtime = if known.runtime_version.is_empty() { "Unknown" } else { &known.runtime_version };
@@ -28,7 +30,7 @@ pub(super) fn set(work: &mut Work<'_>) {
     work.status.daemon_endpoints = Some(api::NodeDaemonEndpoints { kubelet_endpoint: Some(endpoint) });
 }
 
-/// What the runtime can do. Until it said so, what is known stays.
+/// Sets the runtime handlers and features. Before the runtime has reported them, the previous values stay.
 pub(super) fn runtime(work: &mut Work<'_>) {
     let runtime = &work.known.runtime;
     if !runtime.handlers.is_empty() || runtime.runtime_error.is_none() {
@@ -41,7 +43,7 @@ pub(super) fn runtime(work: &mut Work<'_>) {
         });
         work.status.runtime_handlers = Some(handlers.collect());
     }
-    // Runtimes that tell their handlers tell their features too; older ones tell neither.
+    // Runtimes that report handlers report features, too; older ones report neither.
     if runtime.supplemental_groups_policy || !runtime.handlers.is_empty() {
         let supplemental_groups_policy = Some(runtime.supplemental_groups_policy);
         work.status.features = Some(api::NodeFeatures { supplemental_groups_policy });

@@ -1,21 +1,21 @@
-//! Images the node tells of, for the scheduler. Pure. Spec 05 §4.3 row 5.
+//! Images setter: images reported to the scheduler. Pure. Implements spec 05 §4.3 row 5.
 
 use super::Work;
 use berth_types::api;
 
-/// Most names told of one image.
+/// Maximum names reported per image.
 const NAMES: usize = 5;
 
-/// An image of the runtime.
+/// Image of the runtime.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NodeImage {
-    /// The runtime's name of it.
+    /// Image id in the runtime.
     pub id: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// `repository@digest`.
+    /// Names of the form `repository@digest`.
     pub digests: Vec<String>,
-    /// `repository:tag`.
+    /// Names of the form `repository:tag`.
     pub tags: Vec<String>,
 }
 

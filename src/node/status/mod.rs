@@ -1,8 +1,8 @@
-//! The node's object from what is known of the node. Pure. Behaviour: spec 05 §4.3-4.6.
+//! Node status setters: compute the node object from an observation of the node. Pure.
 //!
-//! A file per group of setters; [`draft`] calls them in the reference's order. Nothing here asks
-//! anybody: the shell gathers a [`Known`] first. What a setter cannot do is one text among
-//! [`Draft::errors`]; the setters after it run all the same.
+//! Implements spec 05 §4.3-4.6. One file per group of setters; [`draft`] calls them in kubelet's order. No setter does
+//! I/O: the caller gathers a [`Known`] first. A setter that fails adds one text to [`Draft::errors`]; the setters after
+//! it run all the same.
 
 pub mod addresses;
 mod conditions;
@@ -24,89 +24,89 @@ use super::{Machine, NodeConfig, reserved::Reserved};
 use berth_ports::{Event, NodeFacts, RuntimeState};
 use berth_types::{api, resources::Amounts};
 
-/// What never changes while the agent runs.
+/// Settings that are constant while the agent runs.
 #[derive(Clone, Debug, Default)]
 pub struct StatusSettings {
     /// Node name.
     pub name: String,
     /// Host name.
     pub hostname: String,
-    /// The node's part of the configuration.
+    /// Node section of the configuration.
     pub node: NodeConfig,
-    /// The machine.
+    /// Capacity and identity of the machine.
     pub machine: Machine,
-    /// What is kept from pods.
+    /// Resources reserved from pods.
     pub reserved: Reserved,
     /// `--node-ip`.
     pub node_ips: Vec<IpAddr>,
     /// `nodeStatusMaxImages`; -1 for all.
     pub max_images: i32,
-    /// Port of the server.
+    /// Port of the kubelet API server.
     pub port: i32,
-    /// The version we report (`v1.36.2`).
+    /// Reported kubelet version (`v1.36.2`).
     pub kubelet_version: String,
-    /// What is wrong without making the node unready (`CPU hardcapping unsupported`).
+    /// Warning that does not make the node NotReady (`CPU hardcapping unsupported`).
     pub soft_problem: Option<String>,
 }
 
-/// Resources of device plugins.
+/// Extended resources of device plugins.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Devices {
-    /// What they have.
+    /// Number of devices.
     pub capacity: Amounts,
-    /// What of it is healthy.
+    /// Number of healthy devices.
     pub allocatable: Amounts,
-    /// What they no longer tell of: it stays, with nothing.
+    /// Resources that plugins no longer report: they stay in the status with the amount 0.
     pub removed: BTreeSet<String>,
 }
 
-/// What is known at one moment.
+/// Observation of the node at one moment: input of [`draft`].
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// Now.
+    /// Time of the observation.
     pub now: Timestamp,
-    /// What the machine's network shows.
+    /// Addresses and default routes of the machine.
     pub network: addresses::Network,
-    /// Pressures, shutdown and declared features are read.
+    /// Node facts, of which pressures, shutdown, and declared features are read.
     pub facts: Arc<NodeFacts>,
-    /// What the runtime check found.
+    /// Result of the last runtime check.
     pub runtime: Arc<RuntimeState>,
-    /// `<name>://<version>` of the runtime; empty where it did not tell.
+    /// `<name>://<version>` of the runtime; empty while unknown.
     pub runtime_version: String,
-    /// Images of the runtime; `None` before it listed them.
+    /// Images of the runtime; `None` before the first list.
     pub images: Option<Vec<NodeImage>>,
-    /// Device plugins.
+    /// Resources of device plugins.
     pub devices: Arc<Devices>,
-    /// Volumes in use; `None` before the volume manager knows.
+    /// Volumes in use; `None` before the volume manager has reported them.
     pub volumes_in_use: Option<Vec<String>>,
-    /// Why storage is not ready.
+    /// Why storage is not ready; `None` when it is ready.
     pub storage_error: Option<String>,
 }
 
-/// What was told before, so that nothing is told twice and transitions keep their time while the
-/// API server does not hear of them.
+/// What was reported before, so that no event is recorded twice and transition times stay stable while the API server
+/// is unreachable.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    /// What was told of each condition.
+    /// Last reported state of each condition.
     conditions: BTreeMap<&'static str, conditions::Told>,
-    /// Whether the new boot was told.
+    /// Whether the reboot event was recorded.
     boot_told: bool,
-    /// Whether the node took no pods when it was last looked at.
+    /// Whether the node was unschedulable at the last draft.
     unschedulable: bool,
 }
 
-/// The node as it should be, and what there is to tell.
+/// Result of [`draft`]: the desired node object, events, and errors.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// The node; spec as it was.
+    /// The desired node; its spec is unchanged.
     pub node: api::Node,
-    /// Events of what moved.
+    /// Events of state changes.
     pub events: Vec<Event>,
-    /// Setters that failed; what they set is as it was.
+    /// Errors of setters; their fields keep the previous values.
     pub errors: Vec<String>,
 }
 
-/// What the setters work on.
+/// Working state that the setters share.
 struct Work<'a> {
     settings: &'a StatusSettings,
     known: &'a Known,
@@ -117,7 +117,7 @@ struct Work<'a> {
     errors: Vec<String>,
 }
 
-/// The node object that `base` should become.
+/// Computes the node object that `base` should become.
 pub fn draft(settings: &StatusSettings, base: &api::Node, known: &Known, memory: &mut Memory) -> Draft {
     let mut node = base.clone();
     let status = node.status.take().unwrap_or_default();
@@ -139,7 +139,7 @@ pub fn draft(settings: &StatusSettings, base: &api::Node, known: &Known, memory:
 }
 
 impl Work<'_> {
-    /// An event of the node's state.
+    /// Adds the event of a node state change.
     fn tell(&mut self, reason: &'static str) {
         let text = format!("Node {} status is now: {reason}", self.settings.name);
         self.events.push(Event::node_normal(reason, text));

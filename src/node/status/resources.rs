@@ -1,4 +1,4 @@
-//! The machine, its capacity, and what pods can have of it. Pure. Spec 05 §4.3 rows 2, 2b.
+//! Capacity and allocatable setter, and machine identity. Pure. Implements spec 05 §4.3 rows 2, 2b.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub(super) fn set(work: &mut Work<'_>) {
     work.status.allocatable = Some(written(gives, &told));
 }
 
-/// What did not change keeps the text it had, so that it is not sent again for its spelling.
+/// Quantities to write; equal amounts keep their previous text, so that they do not cause a patch.
 fn written(amounts: Amounts, before: &Quantities) -> Quantities {
     let same = |name: &String, amount| {
         before.get(name).filter(|quantity| berth_types::quantity::Amount::try_from(*quantity).ok() == Some(amount))

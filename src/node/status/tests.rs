@@ -1,4 +1,4 @@
-//! What a whole status looks like, and what it tells when something moves.
+//! Tests of the whole status, and of events on changes.
 
 use super::*;
 use crate::node::CpuSet;
@@ -109,7 +109,7 @@ fn transitions_are_told_once_and_keep_their_time() {
     assert_eq!(condition(&first.node, "DiskPressure").1, "kubelet has disk pressure");
     assert_eq!(first.events.len(), 2, "{:?}", first.events);
     assert_eq!(first.events[1].message, "Node n status is now: NodeNotReady");
-    // The API server did not hear of it; a minute later the same is told with the same time, and no event.
+    // The API server was not reached; a minute later the same is reported with the same time, and no event.
     known.now = later(&known, 60);
     let second = draft(&settings, &base, &known, &mut memory);
     assert_eq!(condition(&second.node, "Ready").2, "2026-01-01T00:01:00Z");
@@ -182,7 +182,7 @@ fn resources_of_others_stay_and_devices_are_added() {
         let list: BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity> = list.expect("set");
         list.iter().map(|(name, quantity)| format!("{name}={}", quantity.0)).collect::<Vec<_>>().join(" ")
     };
-    // Memory keeps the text it was told in: it is the same amount.
+    // Memory keeps its original text: the amount is equal.
     assert_eq!(
         line(status.capacity),
         "cpu=4 ephemeral-storage=100Gi example.com/own=3 hugepages-2Mi=1Gi memory=8388608Ki pods=110 x.y/gpu=4 \

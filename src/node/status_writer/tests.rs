@@ -1,4 +1,4 @@
-//! What is sent, when, and what becomes of refusals.
+//! Tests of status updates: content, timing, and rejections.
 
 use serde_json::json;
 use tokio::time::sleep;
@@ -17,7 +17,7 @@ async fn ready() -> World {
     world
 }
 
-/// Nothing is under way any more.
+/// Waits for so many seconds, after which no update is in flight.
 async fn quiet(seconds: u64) {
     sleep(Duration::from_secs(seconds)).await;
 }
@@ -124,7 +124,7 @@ async fn a_node_made_anew_is_met_as_such() {
     let mut node = world.get("nodes");
     node["metadata"]["uid"] = json!("new");
     node["status"]["volumesInUse"] = json!(["old"]);
-    // The watch lags: our copy is of the old one, and the server refuses it by its UID.
+    // The watch lags: our copy is of the old node, and the server rejects its UID.
     {
         let mut objects = lock(&world.objects);
         node["metadata"]["resourceVersion"] = json!("1000");
@@ -178,7 +178,7 @@ async fn a_server_that_drops_what_it_does_not_know_is_not_flooded() {
 
 #[tokio::test(start_paused = true)]
 async fn being_lost_and_found_is_a_transition() {
-    // 10a §21: the control plane marks the node Unknown while it does not hear of it.
+    // 10a §21: the control plane marks the node Unknown when it receives no heartbeat.
     let world = ready().await;
     quiet(30).await;
     world.events.take();

@@ -1,4 +1,4 @@
-//! The handlers against real sockets, of servers that are well, ill and hostile.
+//! Tests of the probe handlers against healthy, failing, and hostile servers on real sockets.
 
 use std::{net::SocketAddr, sync::Mutex};
 
@@ -34,7 +34,7 @@ fn nowhere() -> CriConfig {
     }
 }
 
-/// Asks a probe of the container `c`, whose pod is at that address.
+/// Runs a probe of container `c`, whose pod has that address.
 async fn asked_at(ip: &str, probe: Value) -> Outcome {
     let pod = pod(json!({"containers": [{"name": "c", "readinessProbe": probe}]}));
     let cri = connect(&nowhere(), &Registry::new()).expect("lazily");
@@ -51,7 +51,7 @@ fn http(port: u16) -> Value {
     json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 30})
 }
 
-/// As [`http`], of whom an answer in time is not expected.
+/// Like [`http`], with a timeout in which no response is expected.
 fn hasty(port: u16) -> Value {
     json!({"httpGet": {"port": port, "path": "/x"}, "timeoutSeconds": 1})
 }
@@ -63,7 +63,7 @@ fn failure(outcome: Outcome) -> String {
     }
 }
 
-/// A server that reads the head of each request and then does what it is told; keeps the heads.
+/// A server that reads the head of each request, records it, and runs `serve`.
 async fn server<F>(serve: impl Fn(TcpStream, String) -> F + Send + Sync + 'static) -> (u16, Arc<Mutex<Vec<String>>>)
 where
     F: Future<Output = std::io::Result<()>> + Send + 'static,
@@ -86,7 +86,7 @@ where
                 }
                 let head = String::from_utf8_lossy(&head).into_owned();
                 kept.lock().expect("no panic").push(head.clone());
-                // A client that goes away is the point of many of these tests.
+                // Many tests disconnect the client.
                 let _ = serve(stream, head).await;
             });
         }
@@ -142,7 +142,7 @@ async fn ac_05_2_a_bare_probe_sends_just_these() {
     assert_eq!(lines, ["Connection: close", "Foo-Bar: 1", "Foo-Bar: 2", "Host: virtual"]);
 }
 
-/// A pair that was never valid, for a name that nobody asked for.
+/// A certificate that was never valid, for a name that no client requests.
 fn pair() -> ServerConfig {
     let key = rcgen::KeyPair::generate().expect("a key");
     let mut params = rcgen::CertificateParams::new(vec!["elsewhere.example".to_owned()]).expect("a name");
@@ -179,7 +179,7 @@ async fn ac_05_4_any_certificate_is_taken_over_either_http() {
                 async { Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from("fine")))) }
             });
             let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-            // The client closes as soon as it knows enough.
+            // The client closes as soon as it has the response.
             let _ = match protocol {
                 "h2" => builder.serve_connection(stream, answer).await,
                 _ => hyper::server::conn::http1::Builder::new().serve_connection(stream, answer).await,
@@ -196,7 +196,7 @@ async fn ac_05_4_any_certificate_is_taken_over_either_http() {
     }
 }
 
-/// A TLS server that reads a head and says that; its end of the connection, once it has.
+/// A TLS server that reads a request head and sends `answer`; returns the connection's end, once it has ended.
 async fn over_tls(
     config: ServerConfig,
     answer: impl Into<String>,
@@ -218,7 +218,7 @@ async fn over_tls(
     (port, serving)
 }
 
-/// As [`over_tls`], and gone without a word of it.
+/// Like [`over_tls`], but closes without `close_notify`.
 async fn rude(config: ServerConfig, answer: &'static str) -> u16 {
     let (port, _nobody_waits) = over_tls(config, answer).await;
     port
@@ -260,7 +260,7 @@ async fn the_end_of_a_tls_connection_is_announced_to_who_is_asked() {
     }
 }
 
-/// Shows what is no certificate at all, and signs as if it were.
+/// Presents bytes that are no certificate, and signs as if they were.
 #[derive(Debug)]
 struct Garbage(Arc<rustls::sign::CertifiedKey>);
 
@@ -406,7 +406,7 @@ async fn an_answer_may_come_in_pieces() {
                 async move {
                     stream.set_nodelay(true)?;
                     stream.write_all(first.as_bytes()).await?;
-                    tokio::time::sleep(Duration::from_millis(20)).await; // so that it is read by itself
+                    tokio::time::sleep(Duration::from_millis(20)).await; // so that it is read separately
                     stream.write_all(rest.as_bytes()).await?;
                     stream.shutdown().await?;
                     let mut more = Vec::new();
@@ -420,7 +420,7 @@ async fn an_answer_may_come_in_pieces() {
             let mut told = told;
             let more = tokio::time::timeout(Duration::from_secs(60), told.recv()).await.expect("in time");
             let (is_end, more) = more.expect("the server has an end");
-            // Who hangs up on something unread resets the connection.
+            // Closing with unread data resets the connection.
             assert!(more.is_empty() && (is_end || answer.len() > 4000), "{answer} {at}: asked once, not {more:?} too");
             assert_eq!(heads.lock().expect("no panic").len(), 1);
         }
@@ -468,7 +468,7 @@ async fn who_hangs_up_without_a_word_is_told_of() {
         server(move |mut stream, _| async move {
             stream.write_all(after).await?;
             if !after.is_empty() {
-                tokio::time::sleep(Duration::from_millis(20)).await; // so that it is read
+                tokio::time::sleep(Duration::from_millis(20)).await; // so that it is read separately
             }
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
             Ok(())
@@ -491,7 +491,7 @@ async fn a_head_of_many_lines_is_read() {
 
 #[tokio::test]
 async fn a_header_that_is_none_does_not_count() {
-    // Go takes such answers, too.
+    // Go accepts such responses as well.
     let (port, _) = answers("HTTP/1.1 200 OK\r\nX Y: a\r\nContent-Length: 2\r\n\r\nok").await;
     assert_eq!(asked(http(port)).await, Outcome::Success);
 }
@@ -530,7 +530,7 @@ async fn tls_garbage_is_a_failure() {
         let port = listener.local_addr().expect("bound").port();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let _ = stream.write_all(&bytes).await; // it may be gone
+                let _ = stream.write_all(&bytes).await; // the client may have disconnected
                 let _ = stream.shutdown().await;
                 let mut rest = Vec::new();
                 let _ = stream.read_to_end(&mut rest).await;
@@ -542,7 +542,7 @@ async fn tls_garbage_is_a_failure() {
     }
 }
 
-/// A server that says so much at once, and then the rest again and again.
+/// A server that sends `first` once, and then `rest` repeatedly.
 async fn babbler(first: Vec<u8>, rest: Vec<u8>, pause: Duration) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
@@ -564,7 +564,7 @@ async fn babble(stream: TcpStream, first: Vec<u8>, rest: Vec<u8>, pause: Duratio
     }
 }
 
-/// A frame of HTTP/2 without a stream.
+/// An HTTP/2 frame on stream 0.
 fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
     [&length[1..], &[kind, 0, 0, 0, 0, 0], payload].concat()
@@ -575,7 +575,7 @@ async fn who_never_comes_to_the_point_has_failed_in_time() {
     const SETTINGS: u8 = 4;
     const PING: u8 = 6;
     let begun = std::time::Instant::now();
-    // A handshake of which another byte comes again and again, a record of it at most.
+    // A handshake of which one more byte arrives repeatedly, at most a record of it.
     let port = babbler(vec![0x16, 0x03, 0x03, 0x40, 0x00, 0x02], vec![0], Duration::from_millis(20)).await;
     let text = failure(asked(json!({"httpGet": {"port": port, "scheme": "HTTPS"}, "timeoutSeconds": 1})).await);
     assert!(text.contains("TLS handshake timeout"), "{text}");
@@ -624,7 +624,7 @@ async fn who_half_closes_may_still_answer() {
     assert_eq!(asked(http(port)).await, Outcome::Success);
     let (port, _) = server(|mut stream, _| async move {
         rustix::net::shutdown(&stream, rustix::net::Shutdown::Read)?;
-        tokio::time::sleep(Duration::from_millis(50)).await; // a server that thinks
+        tokio::time::sleep(Duration::from_millis(50)).await; // simulates a slow server
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await
     })
     .await;
@@ -633,7 +633,7 @@ async fn who_half_closes_may_still_answer() {
 
 #[tokio::test]
 async fn who_cannot_be_reached_has_failed() {
-    // Bound, so that nobody else gets it, and not listened on.
+    // Bound, so that no other process gets it, but not listening.
     let closed = tokio::net::TcpSocket::new_v4().expect("a socket");
     closed.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
     let port = closed.local_addr().expect("bound").port();
@@ -672,7 +672,7 @@ async fn what_cannot_be_asked_is_an_error() {
     }
 }
 
-/// A health service that says what its name asks for.
+/// A health service that reports the status that the service name requests.
 struct Clinic;
 
 #[tonic::async_trait]
@@ -752,7 +752,7 @@ async fn what_an_attempt_keeps_while_it_waits_is_small() {
     let What::Answer(get) = &ask.made().what else { panic!("it asks a server") };
     let http = size_of_val(&http::probe(dialler, get, second));
     let any = size_of_val(&*handlers.ask(&ask));
-    // Each is fetched from memory, and some of it from the kernel, hundreds of times a minute.
+    // Each future is read from memory, and partly allocated by the kernel, hundreds of times a minute.
     for (what, bytes, most) in [("exec", exec, 3072), ("http", http, 1536), ("any", any, 1024)] {
         println!("{what}: {bytes}");
         assert!(bytes <= most, "{what}: {bytes} bytes");

@@ -1,4 +1,4 @@
-//! The task of all probes, under a paused clock.
+//! Tests of the probe scheduler, with a paused clock.
 
 use std::{
     collections::VecDeque,
@@ -27,7 +27,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What an attempt does.
+/// Behavior of an attempt.
 #[derive(Clone)]
 enum Act {
     Says(Outcome),
@@ -35,19 +35,19 @@ enum Act {
     Crashes,
 }
 
-/// Everything around the probes of one pod.
+/// Fakes of everything around the probes of one pod.
 struct World {
     begun: Instant,
     acts: Mutex<VecDeque<Act>>,
     asked: Mutex<Vec<(u64, &'static str)>>,
-    /// … and not in whole seconds.
+    /// … as exact instants.
     exact: Mutex<Vec<Instant>>,
-    /// … and where.
+    /// … with the address.
     addresses: Mutex<Vec<Option<String>>>,
     status: Mutex<Option<api::PodStatus>>,
     shown: AtomicU64,
     looks: AtomicU64,
-    /// How often it was made what is asked.
+    /// Number of requests built.
     made: AtomicU64,
     told: Mutex<Vec<String>>,
     file: Mutex<Option<Vec<u8>>>,
@@ -77,14 +77,14 @@ impl World {
         self.shown.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What the next attempt does; the last one stays.
+    /// Behavior of the next attempt; the last one repeats.
     fn next_act(&self) -> Act {
         let mut acts = lock(&self.acts);
         let act = if acts.len() > 1 { acts.pop_front() } else { acts.front().cloned() };
         act.unwrap_or(Act::Says(Outcome::Success))
     }
 
-    /// Whole seconds at which it was asked.
+    /// Whole seconds at which attempts were made.
     fn asked(&self) -> Vec<u64> {
         lock(&self.asked).iter().map(|(at, _)| *at).collect()
     }
@@ -169,7 +169,7 @@ impl StateFile for Fake {
     }
 }
 
-/// An agent's life.
+/// One run of the agent.
 struct Life {
     manager: Arc<Manager>,
     registry: Registry,
@@ -196,7 +196,7 @@ impl Life {
         Self { manager, registry, stop }
     }
 
-    /// Long after the agent's start, so that nothing is spread, and on a mark of all periods.
+    /// Starts long after the agent, so that no probe is spread, and on a grid point of all periods.
     async fn settled(world: &Arc<World>) -> Self {
         let life = Self::begin(world).await;
         tokio::time::sleep_until(world.begun + Duration::from_secs(3600) + OFFSET).await;
@@ -214,18 +214,18 @@ impl Life {
     }
 }
 
-/// Lets so many seconds pass; whatever is due in them happens.
+/// Advances the clock by whole seconds, and runs everything that is due.
 async fn pass(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds) + Duration::from_millis(1)).await;
 }
 
-/// Since a while: its failures count.
+/// Status of a container that has run for a while: its failures count.
 fn running(started: bool, ready: bool) -> api::PodStatus {
     let at = Timestamp::now() - jiff::SignedDuration::from_secs(5);
     instance("c-0", json!({"running": {"startedAt": at.to_string()}}), started, ready)
 }
 
-/// Since now.
+/// Status of a container that has just started.
 fn just_started(started: bool) -> api::PodStatus {
     instance("c-0", json!({"running": {"startedAt": Timestamp::now().to_string()}}), started, false)
 }
@@ -342,7 +342,7 @@ async fn probes_that_begin_at_different_times_are_asked_together_from_their_seco
     let world = World::new([success()]);
     let life = Life::settled(&world).await;
     let at = |world: &World| lock(&world.exact).clone();
-    tokio::time::sleep(Duration::from_millis(20)).await; // behind a mark
+    tokio::time::sleep(Duration::from_millis(20)).await; // after a grid point
     for uid in ["u", "v"] {
         let mut object = pod_with(json!({"readinessProbe": tcp(10)})).to_object();
         object.metadata.uid = Some(uid.to_owned());
@@ -442,7 +442,7 @@ async fn what_is_under_way_and_how_late_it_began_is_shown() {
     assert!(shown(&life, r#"berth_probe_inflight{handler="tcp"} 0"#));
 }
 
-/// Two servers, of which one floods whoever asks and the other is well. On the real clock: sockets know no other.
+/// Two servers: one floods its clients, the other one is healthy. Uses the real clock, because sockets do.
 #[tokio::test]
 async fn a_server_that_floods_keeps_no_other_from_being_asked() {
     let flood = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -451,7 +451,7 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
     let stop = CancellationToken::new();
     let flooding = stop.clone();
     let _stops = stop.drop_guard();
-    // A thread of its own: it is never to wait for the probes.
+    // A thread of its own: it must never wait for the probes.
     let flood = flood.into_std().expect("a socket");
     flood.set_nonblocking(true).expect("a socket");
     std::thread::spawn(move || {
@@ -492,7 +492,7 @@ async fn a_server_that_floods_keeps_no_other_from_being_asked() {
     };
     let (manager, probing, _saving) = open(deps, fake(), CancellationToken::new()).await;
     let probing = tokio::spawn(probing);
-    tokio::time::sleep(Duration::from_millis(1001)).await; // nothing is spread any more
+    tokio::time::sleep(Duration::from_millis(1001)).await; // past the spread of the agent's start
     let get =
         |port: u16| json!({"httpGet": {"host": "127.0.0.1", "port": port}, "periodSeconds": 1, "timeoutSeconds": 60});
     manager.add(&pod_with(json!({"livenessProbe": get(ports[0]), "readinessProbe": get(ports[1])})));
@@ -734,7 +734,7 @@ async fn ac_05_11_results_outlive_the_agent() {
     pass(31).await;
     assert_eq!((world.asked().len(), life.results().readiness), (asked + 1, Some(ProbeResult::Success)));
     assert_eq!(world.told(), [""; 0]);
-    // what nobody probes any more is forgotten, in the file too
+    // results of pods that are no longer probed are dropped, in the file as well
     life.manager.remove(&"u".into());
     pass(601).await;
     life.stop.cancel();
@@ -751,7 +751,7 @@ async fn ac_05_11_results_wait_for_the_first_moment_however_late_that_is() {
     life.stop.cancel();
     let asked = world.asked().len();
     let mut late = 0;
-    // The first moment lies anywhere in the period.
+    // The first attempt is at a random point of the period.
     for _ in 0..20 {
         let life = Life::begin(&world).await;
         life.manager.add(&pod_with(json!({"readinessProbe": tcp(3000)})));

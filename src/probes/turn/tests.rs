@@ -1,4 +1,4 @@
-//! One probe against each row of the table in spec 05 §1.3.
+//! Tests of one probe against each row of the table in spec 05 §1.3.
 
 use super::*;
 use ProbeResult::{Failure, Success};
@@ -45,7 +45,7 @@ fn next(turn: &mut Turn, seen: &Seen, second: u64) -> Next {
     turn.begin(Some(seen), at(second)).next
 }
 
-/// What the counted results come to: `S` and `F` each, `.` where nothing changes.
+/// New results after each counted one: `S` and `F`, `.` where nothing changes.
 fn told(turn: &mut Turn, results: &str) -> String {
     let one = |c: char| match turn.count(if c == 'S' { Success } else { Failure }) {
         Some(Success) => 'S',
@@ -130,7 +130,7 @@ fn row_8_the_initial_delay_is_of_whole_seconds_and_of_no_clock_that_is_set() {
     }
     let almost = Now { uptime: Duration::from_millis(4999), wall: wall(4) };
     assert_eq!(new().begin(Some(&running()), almost).next, Next::Wait);
-    // the clock is set back, or far ahead, after the container was first seen
+    // the wall clock is set back, or far ahead, after the container was first observed
     for jump in [-7200, 7200] {
         let mut turn = new();
         let jumped = |second: u64| Now { uptime: Duration::from_secs(second), wall: wall(jump) };
@@ -138,7 +138,7 @@ fn row_8_the_initial_delay_is_of_whole_seconds_and_of_no_clock_that_is_set() {
         assert_eq!(turn.begin(Some(&running()), jumped(4)).next, Next::Wait, "{jump}");
         assert_eq!(turn.begin(Some(&running()), jumped(5)).next, Next::Probe, "{jump}");
     }
-    // it was set back before: the container starts in the future
+    // the wall clock was set back before: the start of the container is in the future
     let mut turn = new();
     let future = with(State::Running(Some(wall(3600))), true);
     assert_eq!(next(&mut turn, &future, 1), Next::Wait);
@@ -178,7 +178,7 @@ fn a_startup_probe_that_passed_asks_no_more() {
     let mut turn = plain(Kind::Startup);
     assert_eq!(next(&mut turn, &starting(), 1), Next::Probe);
     assert_eq!(told(&mut turn, "S"), "S");
-    // the status may not say so yet
+    // the status may not show that yet
     assert_eq!(next(&mut turn, &starting(), 11), Next::Wait);
 }
 

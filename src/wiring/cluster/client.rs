@@ -1,5 +1,6 @@
-//! From flags to a client of the API server: which certificate we show, and how we come to it
-//! (spec 01 §10, §11.1).
+//! Client of the API server: from flags to a client certificate, its bootstrap and rotation.
+//!
+//! Implements spec 01 §10, §11.1.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,15 +26,15 @@ use berth_api::{
 use berth_config::Loaded;
 use berth_metrics::{ApiClientMetrics, CertificateMetrics};
 
-/// The files a client is made of.
+/// Files of the client.
 #[derive(Clone)]
 pub(super) struct Files {
     rotation: Rotation,
-    /// `--bootstrap-kubeconfig`; empty where it is not given.
+    /// `--bootstrap-kubeconfig`; empty if not given.
     pub(super) bootstrap: PathBuf,
     /// `--kubeconfig`.
     pub(super) kubeconfig: PathBuf,
-    /// Where certificates are kept.
+    /// `--cert-dir`: the directory of certificates.
     pub(super) directory: PathBuf,
 }
 
@@ -49,22 +50,22 @@ impl Files {
     }
 }
 
-/// The way to the API server, and who sees to our certificate.
+/// Client of the API server, and the rotation of its certificate.
 pub(super) struct Client {
-    /// Everything is asked through it.
+    /// The client that all parts use.
     pub(super) api: Arc<dyn ApiClient>,
     opener: Opener,
     files: Files,
-    /// The certificate is replaced while we run: through this.
+    /// Identity through which a rotated certificate is replaced; `None` if the agent does not rotate it.
     identity: Option<Identity>,
 }
 
 impl Client {
-    /// Opens the client. Where a first certificate must come before anything is asked, the client waits for it,
-    /// not who opens it.
+    /// Opens the client. If a first certificate is required before any request, the client waits for it, not the
+    /// caller.
     ///
     /// # Errors
-    /// What stands in the way, in the reference's words.
+    /// Why the client cannot be opened, with kubelet's texts.
     pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Self, BuildError> {
         let (files, opener) = (Files::of(loaded), Opener::new(loaded, base));
         let (planning, now) = (files.clone(), base.clock.now());
@@ -96,7 +97,7 @@ impl Client {
         Ok(Self { api, opener, files, identity })
     }
 
-    /// Keeps our certificate good from now on, where that is our affair.
+    /// Starts the rotation of the client certificate, if the agent is responsible for it.
     pub(super) async fn keep_certificate(&self, base: &Base, node: &str) {
         let Some(identity) = &self.identity else { return };
         let clock = base.clock.clone();
@@ -111,11 +112,11 @@ impl Client {
             metrics: CertificateMetrics::client(&base.registry, move || clock.now().as_second()),
             events: base.events.clone(),
         };
-        // Its state is told by its metrics and events.
+        // Metrics and events report its state.
         let _ = ClientCertificates::start(setup, base.tasks.tracker(), base.stop.child_token()).await;
     }
 
-    /// Opens whom to ask for a certificate without having one.
+    /// Opens clients that request certificates without having one.
     fn certificates_opener(&self) -> OpenApi {
         let files = &self.files;
         let path = if files.bootstrap.as_os_str().is_empty() { &files.kubeconfig } else { &files.bootstrap };
@@ -127,7 +128,7 @@ impl Client {
     }
 }
 
-/// The cluster of a kubeconfig whose client certificate may not be there yet.
+/// Reads the cluster of a kubeconfig whose client certificate may not exist yet.
 async fn managed(path: &Path) -> Result<TransportConfig, BuildError> {
     let told = |cause: String| BuildError(format!("invalid kubeconfig: {}: {cause}", path.display()));
     let text = tokio::fs::read_to_string(path).await.map_err(|error| told(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! CSI drivers: what registers, and what is told of it to the API server (spec 07 §12).
+//! CSI drivers: plugin registration, and the CSINode object (spec 07 §12).
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -13,7 +13,7 @@ use berth_ports::PluginHandler;
 use berth_volumes::csi::{Csi, CsiDeps, DriverRegistration, Drivers, DriversDeps};
 
 impl Cluster {
-    /// Takes drivers from now on; what their volumes are mounted by.
+    /// Starts the registration of drivers; returns the volume plugin that mounts through them.
     pub(in crate::wiring) fn open_csi(&self, loaded: &Loaded, base: &Base, root: &Path) -> Arc<Csi> {
         let node = CsiDrivers::new(self.api.clone(), &self.name);
         base.tasks.spawn(node.clone().follow(self.nodes.clone(), base.stop.child_token()));
@@ -40,7 +40,7 @@ impl Cluster {
     }
 }
 
-/// Follows the sockets of plugins.
+/// Starts the plugin watcher: it registers drivers that create sockets in `plugins_registry`.
 fn watch(base: &Base, root: &Path, handlers: BTreeMap<&'static str, Arc<dyn PluginHandler>>) {
     let watcher = Watcher::new(WatcherDeps {
         directory: root.join("plugins_registry"),

@@ -1,4 +1,4 @@
-//! What the reflector of pods keeps, as sets for the mux (spec 02a §1.8).
+//! Pod source of the API server: sets for the mux, from the reflector's store (spec 02a §1.8).
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use crate::sources::ports::PodSourceFeed;
 use berth_api::Store;
 use berth_types::Pod;
 
-/// Hands in the pods of a store, whole, whenever one of them changed.
+/// Returns all pods of a store whenever one of them has changed.
 pub(super) struct PodFeed {
     pods: Store<Pod>,
     is_first: bool,
 }
 
 impl PodFeed {
-    /// Of that store.
+    /// Creates the feed of that store.
     pub(super) fn new(pods: Store<Pod>) -> Self {
         Self { pods, is_first: true }
     }

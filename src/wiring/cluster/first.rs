@@ -1,8 +1,9 @@
-//! A client whose first certificate is still to come, where nothing may be asked before it is there
-//! (`rotateCertificates` off, spec 01 §11.2).
+//! API client that waits for the first client certificate (TLS bootstrap).
 //!
-//! The reference does not start anything before it has come. Here only the client waits: static pods run, and
-//! who asks the API server waits as in an outage. Nor does it exit when nobody signs: it asks again.
+//! Used where no request is possible before the certificate (`rotateCertificates` off, spec 01 §11.2).
+//!
+//! kubelet starts nothing before the certificate is issued. Here only the client waits: static pods run, and requests
+//! wait as in an outage. Nor does the agent exit if the certificate is not signed: it retries.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,28 +29,28 @@ use berth_api::{
 use berth_metrics::ApiClientMetrics;
 use berth_ports::Clock;
 
-/// Between an attempt that failed and the next; systemd starts the reference again after 10 s.
+/// Delay between attempts; systemd restarts kubelet after 10 s.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What it takes to get one.
+/// Dependencies of the bootstrap.
 pub(super) struct FirstCertificate {
-    /// How clients are made.
+    /// Opens clients.
     pub(super) opener: Opener,
-    /// Where its parts lie.
+    /// Files of the client.
     pub(super) files: Files,
-    /// What the node's client counts.
+    /// Metrics of the node's client.
     pub(super) connections: ApiClientMetrics,
-    /// The node's name.
+    /// Name of the node.
     pub(super) node: String,
 }
 
 impl FirstCertificate {
-    /// The client that waits for it; it is asked for from now on.
+    /// Starts the bootstrap; returns the client that waits for its certificate.
     ///
     /// # Errors
-    /// The bootstrap's kubeconfig cannot be used.
+    /// The bootstrap kubeconfig is invalid.
     pub(super) async fn await_it(self, base: &Base) -> Result<Arc<dyn ApiClient>, BuildError> {
-        // What is wrong with the files is told at once.
+        // Invalid files are reported immediately.
         self.setup(base.clock.clone()).await?;
         let (come, coming) = watch::channel(None);
         let (clock, stop) = (base.clock.clone(), base.stop.child_token());
@@ -59,7 +60,7 @@ impl FirstCertificate {
         Ok(Arc::new(Coming(coming)))
     }
 
-    /// Asks until there is one.
+    /// Retries until a certificate is issued.
     async fn get(self, clock: Arc<dyn Clock>, come: watch::Sender<Option<Arc<dyn ApiClient>>>) {
         loop {
             match self.attempt(clock.clone()).await {
@@ -79,7 +80,7 @@ impl FirstCertificate {
         Ok(self.opener.own(config, self.connections.clone()).await?)
     }
 
-    /// The files are read for each attempt: somebody may put a better one there.
+    /// Reads the files for each attempt: they may have been corrected meanwhile.
     async fn setup(&self, clock: Arc<dyn Clock>) -> Result<Bootstrap, BuildError> {
         let path = self.files.bootstrap.clone();
         let read = spawn_blocking(move || Kubeconfig::read(&path)).await.map_err(wrong)?;
@@ -94,18 +95,18 @@ impl FirstCertificate {
     }
 }
 
-/// A client that is still to come.
+/// A client that waits for the opened one.
 struct Coming(watch::Receiver<Option<Arc<dyn ApiClient>>>);
 
-/// How long a call waits for the client: as long as it may take. Reviews do not: somebody stands at our door
-/// meanwhile, and 401 now, as in an outage, tells him more than 401 later (spec 04 §6.1).
+/// Time that a call waits for the client: its own deadline. Reviews do not wait: a client of the server waits
+/// meanwhile, and an immediate 401, as in an outage, is more useful than a late one (spec 04 §6.1).
 fn patience(call: &Call) -> Duration {
     let is_review = [Resource::TOKEN_REVIEWS, Resource::ACCESS_REVIEWS].contains(&call.resource);
     if is_review { Duration::ZERO } else { call.deadline }
 }
 
 impl Coming {
-    /// The client, when it has come.
+    /// Waits for the client.
     async fn api(&self, call: &Call) -> Result<Arc<dyn ApiClient>, ApiError> {
         let mut coming = self.0.clone();
         let come = timeout(patience(call), coming.wait_for(Option::is_some)).await;

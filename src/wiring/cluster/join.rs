@@ -1,4 +1,4 @@
-//! Follows the API server, and has what is kept here reported to it.
+//! Joins the node to its cluster: reflectors, pod sources, and writers to the API server.
 
 use std::sync::Arc;
 
@@ -25,10 +25,10 @@ use berth_ports::{MirrorPods, ObjectSource, StorageObjects};
 use berth_status::StatusManager;
 use berth_types::{Pod, api};
 
-/// Follows the API server, if there is one; events go there from now on.
+/// Connects to the API server, unless in standalone mode; events are sent to it from then on.
 ///
 /// # Errors
-/// What stands in the way, in the reference's words.
+/// Why the node cannot join, with kubelet's texts.
 pub(in crate::wiring) async fn join(
     loaded: &Loaded,
     base: &mut Base,
@@ -47,19 +47,19 @@ pub(in crate::wiring) async fn join(
     Ok(Some(cluster))
 }
 
-/// What follows the API server.
+/// Everything that follows the API server, or reports to it.
 pub(in crate::wiring) struct Cluster {
-    /// The node's name.
+    /// Name of the node.
     pub(super) name: String,
-    /// The way to the API server.
+    /// Client of the API server.
     pub(super) api: Arc<dyn ApiClient>,
-    /// The node itself.
+    /// Reflected Node object.
     pub(super) nodes: Store<api::Node>,
     pods: Store<Pod>,
     objects: Arc<dyn ObjectSource>,
     storage: Arc<dyn StorageObjects>,
     changed: Option<ChangedPods>,
-    /// Last-known pods, where that is wanted.
+    /// Last-known pods, if configured.
     recall: Option<Recall>,
     mirrors: Arc<dyn MirrorPods>,
     times: Arc<StartTimes>,
@@ -67,7 +67,7 @@ pub(in crate::wiring) struct Cluster {
 }
 
 impl Cluster {
-    /// Follows the node, and once it is known the node's pods; sends events from now on.
+    /// Starts the reflectors of the node, and after its first sync of its pods; sends events from then on.
     fn follow(loaded: &Loaded, base: &mut Base, api: Arc<dyn ApiClient>, recall: Option<Recall>, name: &str) -> Self {
         let writes = ApiWriteMetrics::new(&base.registry);
         let times = Arc::new(StartTimes::new(base.statuses.clone(), base.clock.clone()));
@@ -97,22 +97,22 @@ impl Cluster {
         Self { name, api, nodes, pods, objects, storage, changed, recall, mirrors, times, writes }
     }
 
-    /// The way to the API server.
+    /// Client of the API server.
     pub(in crate::wiring) fn api(&self) -> Arc<dyn ApiClient> {
         self.api.clone()
     }
 
-    /// The objects that pods refer to.
+    /// Objects that pods refer to.
     pub(in crate::wiring) fn objects(&self) -> Arc<dyn ObjectSource> {
         self.objects.clone()
     }
 
-    /// Claims, and what is behind them.
+    /// Claims, and the storage objects behind them.
     pub(in crate::wiring) fn storage(&self) -> Arc<dyn StorageObjects> {
         self.storage.clone()
     }
 
-    /// The pods of this node.
+    /// Source of this node's pods.
     pub(in crate::wiring) fn feed(&self) -> Box<dyn PodSourceFeed> {
         let feed = Box::new(PodFeed::new(self.pods.clone()));
         match &self.recall {
@@ -121,12 +121,12 @@ impl Cluster {
         }
     }
 
-    /// Who keeps mirrors of static pods.
+    /// Creates and deletes mirror pods of static pods.
     pub(in crate::wiring) fn mirrors(&self) -> Arc<dyn MirrorPods> {
         self.mirrors.clone()
     }
 
-    /// Writes statuses from now on.
+    /// Starts writing pod statuses.
     pub(in crate::wiring) fn write_statuses(&self, base: &Base, status: Arc<StatusManager>) {
         let times = self.times.clone();
         let writer = StatusWriter::new(StatusWriterDeps {
@@ -142,14 +142,14 @@ impl Cluster {
         base.tasks.spawn(writer.run(base.stop.child_token()));
     }
 
-    /// Pods look again when what they refer to changes, from now on.
+    /// Starts to resync pods when an object that they refer to changes.
     pub(in crate::wiring) fn follow_changes(&mut self, base: &Base, commands: mpsc::Sender<Command>) {
         let Some(changed) = self.changed.take() else { return };
         base.tasks.spawn(poke(changed, commands, base.stop.child_token()));
     }
 }
 
-/// Events go to the API server, and tell when pods started.
+/// Sends events to the API server, and measures startup times of pods from them.
 fn send_events(
     base: &mut Base,
     api: &Arc<dyn ApiClient>,
@@ -168,7 +168,8 @@ fn send_events(
     base.events = Arc::new(TimedEvents { times: times.clone(), next: Arc::new(recorder) });
 }
 
-/// The node, and its pods from when it is known: admission asks about the node, so no pod comes before it
+/// Reflects the Node object, and the node's pods once it is synced: admission reads the node, so no pod may arrive
+/// before it
 /// (spec 02a §1.8).
 fn follow_node(
     base: &Base,

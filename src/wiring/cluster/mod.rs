@@ -1,14 +1,14 @@
-//! A node of a cluster: what follows the API server, and what is reported to it.
+//! Cluster mode: clients, reflectors, and writers of a node that has an API server.
 //!
 //! ```text
 //!  kubeconfig, bootstrap ─► client ─┬─► nodes, pods ─► feed, offline ─► the sources
-//!                                   ├─► objects ─► volumes, environments; pods look again
+//!                                   ├─► objects ─► volumes, environments; pod resyncs
 //!                                   └─◄ node object, lease, statuses, mirrors, events, certificates
 //! ```
 //!
-//! In: the client. Out: the pods of this node as a source, the objects they refer to, the Node object,
-//! statuses and events. Everything waits for the API server by itself, also for the first certificate:
-//! nothing here delays a static pod. Behaviour: spec 10, spec 01 §9.
+//! In: the client. Out: the pods of this node as a source, the objects they refer to, the Node object, statuses, and
+//! events. Each part waits for the API server by itself, also for the first certificate: nothing here delays a static
+//! pod. Implements spec 10, spec 01 §9.
 
 mod client;
 mod csi;

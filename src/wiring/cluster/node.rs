@@ -1,5 +1,6 @@
-//! What the Node object is made of, from the configuration and from the rooms that know
-//! (spec 05 §4, spec 01 §12).
+//! Node object and lease: their configuration, and the data from other modules.
+//!
+//! Implements the node status and the lease (spec 05 §4, spec 01 §12).
 
 use std::sync::Arc;
 
@@ -34,11 +35,13 @@ use berth_proto::cri;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct NodeSettings {
-    /// A node object that somebody deletes is made again; off, as in the reference.
+    /// Re-creates a Node object that was deleted; default false, as in kubelet.
     reregister_deleted_node: bool,
 }
 
 impl NodeSettings {
+    /// Reads the section from the settings file; defaults if it is missing.
+    ///
     /// # Errors
     /// Names the file or the field.
     fn read() -> Result<Self, BuildError> {
@@ -53,31 +56,31 @@ impl NodeSettings {
     }
 }
 
-/// Volumes in use, in both directions.
+/// Volumes in use, and those of them that the API server knows.
 pub(in crate::wiring) struct VolumesTold {
-    /// Those in use.
+    /// Volumes in use, to report.
     pub(in crate::wiring) in_use: watch::Receiver<Option<Vec<String>>>,
-    /// Hears those that the API server knows of.
+    /// Receives the volumes that the API server knows to be in use.
     pub(in crate::wiring) reported: VolumesReported,
 }
 
-/// What other rooms tell the node.
+/// Data that other modules provide for the Node object.
 pub(in crate::wiring) struct NodeParts {
-    /// The facts that admission and statuses read.
+    /// Facts that admission and statuses read.
     pub(in crate::wiring) facts: watch::Sender<Arc<NodeFacts>>,
-    /// What the runtime check finds.
+    /// State from the runtime check.
     pub(in crate::wiring) runtime: watch::Receiver<Arc<RuntimeState>>,
-    /// Images.
+    /// Image manager.
     pub(in crate::wiring) images: Arc<images::Manager>,
-    /// Which volumes are in use, and which of them the API server knows of.
+    /// Volumes in use, and those of them that the API server knows.
     pub(in crate::wiring) volumes: VolumesTold,
 }
 
 impl Cluster {
-    /// Registers the node and keeps its object and its lease true from now on.
+    /// Registers the node, and keeps its object and lease up to date from then on.
     ///
     /// # Errors
-    /// The configuration does not suit the machine.
+    /// The configuration does not fit the machine.
     pub(in crate::wiring) fn keep_node(
         &self,
         loaded: &Loaded,
@@ -114,7 +117,7 @@ impl Cluster {
         Ok(ranges)
     }
 
-    /// Tells the runtime the node's ranges as they come.
+    /// Updates the runtime's pod CIDR whenever it changes.
     pub(in crate::wiring) fn tell_ranges(
         &self,
         base: &Base,
@@ -171,7 +174,7 @@ fn node_image(image: &cri::Image) -> NodeImage {
     }
 }
 
-/// `None` as long as nobody has asked the runtime.
+/// `None` before the first list of images.
 fn images_of(listed: &[cri::Image]) -> Option<Vec<NodeImage>> {
     (!listed.is_empty()).then(|| listed.iter().map(node_image).collect())
 }

@@ -1,5 +1,4 @@
-//! The API server's pods, with the last-known ones in their place until it has told its own: the settings,
-//! and the feed.
+//! Last-known pods as a source until the API server responds: settings, and the feed.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,17 +14,17 @@ use berth_types::Pod;
 
 /// Last-known pods.
 pub(super) struct Recall {
-    /// What is known.
+    /// The persisted pods.
     pub(super) offline: Arc<Offline>,
-    /// How long after the start the API server is waited for.
+    /// Time after the start during which the API server is waited for.
     pub(super) patience: Duration,
 }
 
 impl Recall {
-    /// Where the agent's own settings ask for it.
+    /// Opens the last-known pods if the agent's own settings contain the section.
     ///
     /// # Errors
-    /// What they say cannot be used.
+    /// The settings are invalid or unusable.
     pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<Self>, BuildError> {
         let Some(section) = berth_runtime::settings::section("offlinePods").map_err(BuildError)? else {
             return Ok(None);
@@ -41,13 +40,13 @@ impl Recall {
     }
 }
 
-/// Section `offlinePods` of the agent's own settings (`/etc/berth/config.yaml`); without it nothing is kept.
+/// Section `offlinePods` of the agent's own settings (`/etc/berth/config.yaml`); without it nothing is persisted.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct OfflineSettings {
-    /// The key of what is kept: 32 bytes, or 64 hexadecimal digits; for its owner alone.
+    /// Encryption key: 32 bytes, or 64 hexadecimal digits; readable by its owner only.
     key_file: PathBuf,
-    /// How long after the start the API server is waited for, in seconds.
+    /// Time after the start during which the API server is waited for, in seconds; default 20.
     #[serde(default = "patience")]
     patience_seconds: u64,
 }
@@ -57,7 +56,7 @@ fn patience() -> u64 {
 }
 
 impl OfflineSettings {
-    /// From the section.
+    /// Parses the section.
     ///
     /// # Errors
     /// Names the field.
@@ -65,24 +64,24 @@ impl OfflineSettings {
         serde_json::from_value(section).map_err(|error| format!("offlinePods: {error}"))
     }
 
-    /// How long after the start the API server is waited for.
+    /// Time after the start during which the API server is waited for.
     fn patience(&self) -> Duration {
         Duration::from_secs(self.patience_seconds)
     }
 }
 
-/// Around the feed that follows the API server.
+/// Feed of last-known pods, followed by those of the API server.
 pub(super) struct OfflineFeed {
     inner: Box<dyn PodSourceFeed>,
     offline: Arc<Offline>,
     patience: Duration,
-    /// Until when the API server is waited for; none once that was decided.
+    /// Deadline for the API server's first set; set at the first request.
     until: Option<Instant>,
     has_decided: bool,
 }
 
 impl OfflineFeed {
-    /// Offers the last-known pods once, if `inner` has told nothing for that long after the start.
+    /// Creates the feed. It returns the last-known pods once if `inner` returns nothing for that long after the start.
     pub(super) fn new(inner: Box<dyn PodSourceFeed>, offline: Arc<Offline>, patience: Duration) -> Self {
         Self { inner, offline, patience, until: None, has_decided: false }
     }
@@ -165,7 +164,7 @@ mod tests {
         }
     }
 
-    /// One run of the agent: its feed, what the API server tells it, and its end.
+    /// One run of the agent: its feed, the sender of the API server's pods, and its end.
     async fn run(folder: &std::path::Path) -> (OfflineFeed, mpsc::UnboundedSender<Vec<Arc<Pod>>>, impl AsyncFnOnce()) {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let config =
@@ -195,7 +194,7 @@ mod tests {
         tokio::task::yield_now().await;
         end().await;
 
-        // A reboot; the API server is away.
+        // A reboot while the API server is unavailable.
         let (mut feed, tell, end) = run(folder.path()).await;
         let began = Instant::now();
         let early = tokio::time::timeout(Duration::from_secs(5), feed.next_set()).await;
@@ -209,14 +208,14 @@ mod tests {
         tokio::task::yield_now().await;
         end().await;
 
-        // It answers at once: nothing is offered.
+        // The API server responds immediately: no last-known pods are returned.
         let (mut feed, tell, end) = run(folder.path()).await;
         tell.send(Vec::new()).expect("listening");
         assert!(names(feed.next_set().await).is_empty());
         tokio::task::yield_now().await;
         end().await;
 
-        // No pods were known: nothing is offered, however long it is away.
+        // No pods were known: none are returned, however long the API server is unavailable.
         let (mut feed, _tell, _end) = run(folder.path()).await;
         assert!(tokio::time::timeout(Duration::from_secs(3600), feed.next_set()).await.is_err());
     }

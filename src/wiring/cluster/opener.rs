@@ -1,4 +1,4 @@
-//! How clients of the API server are made: what they have in common.
+//! Factory of API server clients: user agent, rate limits, and metrics.
 
 use std::{path::Path, sync::Arc};
 
@@ -12,10 +12,11 @@ use berth_config::Loaded;
 use berth_metrics::{ApiClientMetrics, Registry, RestClientMetrics};
 use berth_ports::Clock;
 
-/// Requests per second and at once for certificates, with a token that many nodes may share (spec 10 §2.1).
+/// Rate limit of certificate requests with a bootstrap token, which many nodes may share: requests per second and
+/// burst (spec 10 §2.1).
 const BOOTSTRAP_RATE: (i32, i32) = (5, 10);
 
-/// Makes clients.
+/// Creates clients.
 #[derive(Clone)]
 pub(super) struct Opener {
     agent: String,
@@ -27,7 +28,7 @@ pub(super) struct Opener {
 }
 
 impl Opener {
-    /// With the rates of the configuration.
+    /// Creates the factory with the configured rate limits.
     pub(super) fn new(loaded: &Loaded, base: &Base) -> Self {
         let config = &loaded.config;
         let program = std::env::args().next().unwrap_or_default();
@@ -46,10 +47,10 @@ impl Opener {
         }
     }
 
-    /// The node's own client.
+    /// Opens the node's own client.
     ///
     /// # Errors
-    /// Something in `config` cannot be used.
+    /// `config` is invalid.
     pub(super) async fn own(
         &self,
         config: TransportConfig,
@@ -58,15 +59,16 @@ impl Opener {
         self.open(config.at(self.rates), connections, self.stop.child_token()).await
     }
 
-    /// A client on a kubeconfig that is only there for certificates; it ends with its last holder.
+    /// Opens a client for certificate requests from a kubeconfig; its connections end when it is dropped.
     ///
     /// # Errors
-    /// The kubeconfig cannot be used.
+    /// The kubeconfig is invalid.
     pub(super) async fn for_certificates(&self, kubeconfig: &Path) -> Result<Arc<dyn ApiClient>, BuildError> {
         let rate = Rate::of(BOOTSTRAP_RATE.0, BOOTSTRAP_RATE.1);
         let config = TransportConfig::from_kubeconfig(kubeconfig).await.map_err(wrong)?;
         let config = config.at(Rates { certificates: Some(rate), ..Rates::default() });
-        // Its connections are few and short-lived: the families are those of the node's own client.
+        // Not exported: its connections are few and short-lived, and the registered metrics are those of the node's own
+        // client.
         let connections = ApiClientMetrics::new(&Registry::new());
         let stop = self.stop.child_token();
         Ok(passing(self.open(config, connections, stop.clone()).await?, stop))

@@ -1,4 +1,4 @@
-//! What is read from the own node object as it changes.
+//! Values that are read from this node's own Node object as it changes.
 
 use std::time::Duration;
 
@@ -11,37 +11,36 @@ use berth_api::Store;
 use berth_ports::Attached;
 use berth_types::api;
 
-/// Says how long objects serve, in seconds.
+/// Annotation with the TTL of cached objects, in seconds.
 const OBJECT_TTL: &str = "node.alpha.kubernetes.io/ttl";
-/// How long they do where nothing is said.
+/// Default TTL of cached objects.
 const DEFAULT_TTL: Duration = Duration::from_secs(60);
 
-/// The addresses in its status.
+/// Addresses of the node's status.
 pub(super) fn addresses(node: Option<&api::Node>) -> Vec<NodeAddress> {
     node.and_then(|node| node.status.as_ref()?.addresses.clone()).unwrap_or_default()
 }
 
-/// What its status says is attached, with the devices; `None` before the node was read (spec 07 §4.1).
+/// Attached volumes of the node's status, with their device paths; `None` before the node was read (spec 07 §4.1).
 pub(super) fn attached(node: Option<&api::Node>) -> Attached {
     let volumes = node?.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
     let known = volumes.iter().map(|volume| (volume.name.clone(), volume.device_path.clone()));
     Some(std::sync::Arc::new(known.collect()))
 }
 
-/// How long an object that a pod refers to serves without being asked for again, by strategy `Cache`
-/// (spec 02b §11): what the annotation of the node says, else a minute.
+/// TTL of an object that a pod refers to, for strategy `Cache` (spec 02b §11): the node's annotation, or 60 s.
 pub(super) fn object_ttl(node: Option<&api::Node>) -> Duration {
     let annotation = node.and_then(|node| node.metadata.annotations.as_ref()?.get(OBJECT_TTL));
     let seconds = annotation.and_then(|text| text.parse::<i64>().ok());
     seconds.map_or(DEFAULT_TTL, |seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or_default()))
 }
 
-/// The UID of the node's object; empty before it was read.
+/// UID of the Node object; empty before it was read.
 pub(super) fn uid(node: Option<&api::Node>) -> String {
     node.and_then(|node| node.metadata.uid.clone()).unwrap_or_default()
 }
 
-/// Something in the own node object, followed.
+/// Publishes a value that `read` extracts from the own Node object, whenever it changes.
 pub(super) fn of_node<T: PartialEq + Send + Sync + 'static>(
     base: &Base,
     nodes: Store<api::Node>,

@@ -1,7 +1,7 @@
-//! Tells the runtime which addresses the cluster gave to the pods of this node (spec 10 §4.1).
+//! Updates the runtime with the pod CIDR that the cluster assigned to this node (spec 10 §4.1).
 //!
-//! The runtime makes its network of it, so what it could not be told is told again, less and less
-//! often, until it takes it or the cluster says something else.
+//! The runtime configures its network from it, so a failed update is retried with exponential back-off until it
+//! succeeds or the CIDR changes.
 
 use std::{fmt::Display, time::Duration};
 
@@ -10,15 +10,15 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-/// The first pause after the runtime did not take it.
+/// Initial back-off after a failed update.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest one.
+/// Maximum back-off.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Sends a range to the runtime.
 type SendRange<E> = dyn Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync;
 
-/// Tells what comes from `ranges`, until stopped.
+/// Sends each value of `ranges` to the runtime, until stopped.
 pub(super) async fn tell_ranges<E: Display + Send>(
     ranges: watch::Receiver<String>,
     tell: Box<SendRange<E>>,

@@ -1,4 +1,4 @@
-//! The pair we serve with, signed by the cluster (`serverTLSBootstrap`, spec 01 §11.6).
+//! Serving certificate signed by the cluster (`serverTLSBootstrap`, spec 01 §11.6).
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use berth_config::Loaded;
 use berth_metrics::CertificateMetrics;
 
 impl Cluster {
-    /// Has the cluster sign it, from now on.
+    /// Starts the controller that requests and rotates the serving certificate.
     pub(super) async fn keep_serving_pair(&self, loaded: &Loaded, base: &Base) {
         let config = &loaded.config;
         let given = !config.tls_cert_file.is_empty() && !config.tls_private_key_file.is_empty();
@@ -29,7 +29,7 @@ impl Cluster {
             metrics: CertificateMetrics::serving(&base.registry, move || clock.now().as_second()),
             events: base.events.clone(),
         };
-        // The server follows the file; metrics and events tell the rest.
+        // The server watches the file; metrics and events report the state.
         let _ = ServingCertificates::start(setup, base.tasks.tracker(), base.stop.child_token()).await;
     }
 }

@@ -1,6 +1,6 @@
 //! TLS server trust: reloadable CA bundle (spec 10 §8.1, `AC-10-38`).
 //!
-//! A bundle that is unusable leaves the previous one in use.
+//! An unusable bundle is ignored; the previous one stays in use.
 
 use std::sync::Arc;
 

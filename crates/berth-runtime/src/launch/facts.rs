@@ -33,7 +33,7 @@ pub struct Host {
     pub has_recursive_read_only: bool,
     /// Whether pods can have a user namespace.
     pub has_user_namespaces: bool,
-    /// The agent's own `oom_score_adj` as the lower bound for containers; `None` where it can set lower values.
+    /// The agent's own `oom_score_adj` as the lower bound for containers; `None` if it can set lower values.
     pub least_oom_score_adj: Option<i32>,
     /// Default rlimits as resource, soft and hard limit: `defaultUlimits` over those of the host's process 1.
     pub limits: Vec<(u32, u64, u64)>,
@@ -104,7 +104,7 @@ pub struct Inputs<'a> {
     pub host: &'a Host,
     /// Resources resolved on the host for this request.
     pub found: &'a Found,
-    /// The container that `target_id` names; `None` where it is unknown.
+    /// The container that `target_id` names; `None` if it is unknown.
     pub target: Option<TargetContainer<'a>>,
     /// Root file system; the plan decides whether it is read-only and shared.
     pub root: Root,

@@ -38,7 +38,7 @@ pub struct LaunchImage {
     pub config: ImageConfig,
     /// `architecture`: `amd64`, `386`; empty: that of this machine.
     pub architecture: String,
-    /// Content of `/etc/passwd` in the merged root, with symbolic links resolved inside that root; empty where it is
+    /// Content of `/etc/passwd` in the merged root, with symbolic links resolved inside that root; empty if it is
     /// missing or too large. Not guaranteed to be UTF-8.
     pub passwd: Vec<u8>,
     /// Content of `/etc/group`, with the same rules.

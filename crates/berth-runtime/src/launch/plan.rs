@@ -193,8 +193,7 @@ fn style(
     })
 }
 
-/// Owner of the request's devices: the requested user and group; `None` where neither is requested or the setting is
-/// off.
+/// Owner of the request's devices: the requested user and group; `None` if neither is requested or the setting is off.
 fn owner(context: &cri::LinuxContainerSecurityContext, identity: &Identity, host: &Host) -> Option<(u32, u32)> {
     if !host.owns_devices {
         return None;

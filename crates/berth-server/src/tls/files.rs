@@ -36,7 +36,7 @@ pub struct Texts {
 
 /// Result of a read.
 pub struct Outcome {
-    /// Serving pair; `None` where it may appear later and does not exist yet.
+    /// Serving pair; `None` if it may appear later and does not exist yet.
     pub serving: Result<Option<Pair>, String>,
     /// Client CA bundle, if configured.
     pub client_ca: Result<Option<Vec<u8>>, String>,
@@ -77,7 +77,7 @@ fn file(path: &Path) -> Result<Vec<u8>, String> {
 /// Parses the pair for serving.
 ///
 /// # Errors
-/// What is wrong with the pair, with kubelet's text where it has one.
+/// The pair is unusable; the cause is in kubelet's words if kubelet has a text for it.
 pub fn certified_key(pair: &Pair) -> Result<CertifiedKey, String> {
     let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(&pair.certificate).collect();
     let chain = chain.map_err(|e| format!("tls: failed to parse the certificate: {e}"))?;

@@ -1,4 +1,4 @@
-//! TLS certificate verifiers: one wrapper for rustls, and the policies that decide which certificates are accepted.
+//! TLS certificate verifiers: a wrapper for rustls, and policies that accept or reject certificates.
 //!
 //! [`ServerVerifier`] is compatible with Go's `x509.Certificate.Verify`; the others replace Go's `InsecureSkipVerify`.
 
@@ -109,7 +109,7 @@ impl<P: ServerPolicy> ServerCertVerifier for Verifier<P> {
     verify_handshake_signatures!();
 }
 
-/// Verifies only handshake signatures: the peer has the private key of its certificate, whoever issued it. For
+/// Verifies only handshake signatures: the peer has the private key of its certificate, regardless of the issuer. For
 /// registries with `skip_verify`, and for clients whose certificate is validated with each request.
 #[derive(Debug)]
 pub struct SignatureOnly {
@@ -157,8 +157,8 @@ impl ClientCertVerifier for Verifier<SignatureOnly> {
 }
 
 /// Verifies nothing, for probes and hooks. Signatures are not checked either: the check rejects certificates that the
-/// kubelet accepts (X.509 version 1, short keys, unparsable ones), and a certificate that anybody may have created
-/// proves nothing anyway.
+/// kubelet accepts (X.509 version 1, short keys, unparsable ones), and a signature by the key of an untrusted
+/// certificate proves nothing.
 #[derive(Debug)]
 pub struct NoVerification {
     schemes: Vec<SignatureScheme>,
@@ -211,7 +211,7 @@ impl ServerCertVerifier for NoVerification {
     }
 }
 
-/// Accepts a server that presents a pinned certificate, whatever names and dates are in it, and servers whose
+/// Accepts a server that presents a pinned certificate, regardless of its names and dates, and servers whose
 /// certificate a pinned one has signed.
 #[derive(Debug)]
 pub struct PinnedServer {
@@ -240,8 +240,8 @@ impl ServerPolicy for PinnedServer {
     }
 }
 
-/// Accepts servers that a certificate authority vouches for, and those whose own certificate is among the authorities:
-/// a self-signed or pinned one.
+/// Accepts servers whose certificate was issued by an authority, and those whose own certificate is among the
+/// authorities: a self-signed or pinned one.
 #[derive(Debug)]
 pub struct TrustedAuthorities {
     signed: Arc<WebPkiServerVerifier>,

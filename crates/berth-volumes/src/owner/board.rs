@@ -1,4 +1,4 @@
-//! Registry of all volumes with an owner task: pods' desires in, observed volume state out.
+//! Registry of all volumes with an owner task: desired state of pods in, observed volume state out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,7 +46,7 @@ pub struct BoardDeps {
     pub pool: BlockingPool,
 }
 
-/// One pod's desire for a volume.
+/// Desired state of a volume in one pod.
 #[derive(Clone, Debug)]
 pub struct Desire {
     /// All inputs of staging and publishing.
@@ -55,7 +55,7 @@ pub struct Desire {
     pub traits: Traits,
     /// Sequence number of the pod's sync; increases with every sync.
     pub turn: u64,
-    /// Current and requested size in bytes, where the claim has grown.
+    /// Current and requested size in bytes; `None` if no expansion is due.
     pub growth: Option<(u64, u64)>,
     /// When the pod first needed the volume.
     pub since: Instant,
@@ -63,7 +63,7 @@ pub struct Desire {
     pub asked_label: Option<String>,
 }
 
-/// Desires by pod; `None` for a pod that no longer needs the volume.
+/// Desired state by pod; `None` for a pod that no longer needs the volume.
 pub(super) type Desires = BTreeMap<PodUid, Option<Arc<Desire>>>;
 
 /// Observed state of a volume in one pod.
@@ -192,7 +192,7 @@ impl Board {
         })
     }
 
-    /// Returns the SELinux label with which another pod needs that volume; `None` where no other pod needs it.
+    /// Returns the SELinux label with which another pod needs that volume; `None` if no other pod needs it.
     pub fn label_of_others(&self, pod: &PodUid, name: &UniqueName) -> Option<Option<String>> {
         let slots = self.slots();
         let desires = slots.get(name)?.desires.borrow();
@@ -299,7 +299,7 @@ impl Board {
     /// removed.
     pub(super) fn retire(&self, name: &UniqueName, desires: &watch::Receiver<Desires>) -> bool {
         let mut slots = self.slots();
-        // `want` sends the desire under the same lock, so that no desire is missed here.
+        // `want` sends the desired state under the same lock, so that no change is missed here.
         if desires.has_changed().unwrap_or(false) {
             return false;
         }

@@ -209,7 +209,7 @@ impl Owner {
         }
     }
 
-    /// Applies the desires of the pods.
+    /// Applies the desired state of the pods.
     fn heed(&mut self, wanted: Desires) {
         for (pod, desire) in wanted {
             let Some(desire) = desire else {

@@ -259,13 +259,13 @@ impl Server {
         Client::open(self.config()).await
     }
 
-    /// Waits until the condition holds.
+    /// Waits until the condition is true.
     pub async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         until(what, || holds(self)).await;
     }
 }
 
-/// Waits until the condition holds; yields between checks.
+/// Waits until the condition is true; yields between checks.
 pub async fn until(what: &str, holds: impl Fn() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {
