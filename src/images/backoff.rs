@@ -9,10 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use berth_sys::backoff::Backoff;
 use berth_types::PodUid;
 
-const FIRST: Duration = Duration::from_secs(10);
-const LAST: Duration = Duration::from_secs(300);
+const DELAYS: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
 const FORGET: Duration = Duration::from_secs(600);
 
 /// Key of a back-off: pod, and image as the pod writes it.
@@ -29,7 +29,8 @@ pub struct Failure {
 
 #[derive(Debug)]
 struct Step {
-    delay: Duration,
+    backoff: Backoff,
+    until: Instant,
     failed_at: Instant,
     secrets: [u8; 32],
     failure: Option<Failure>,
@@ -46,19 +47,18 @@ pub struct Held {
 
 /// Back-off state of failed pulls. Retains an entry for 10 minutes after its last failure.
 #[derive(Debug, Default)]
-pub struct Backoff {
+pub struct PullBackoff {
     steps: HashMap<Key, Step>,
 }
 
-impl Backoff {
+impl PullBackoff {
     /// Whether a pull with these secrets (their fingerprint) is in back-off now.
     pub fn held(&self, key: &Key, secrets: &[u8; 32], now: Instant) -> Option<Held> {
         let step = self.steps.get(key)?;
-        let until = step.failed_at + step.delay;
-        if step.secrets != *secrets || now >= until {
+        if step.secrets != *secrets || now >= step.until {
             return None;
         }
-        Some(Held { until, previous: step.failure.clone() })
+        Some(Held { until: step.until, previous: step.failure.clone() })
     }
 
     /// A new attempt begins: the previous failure is cleared, the delay is kept.
@@ -71,12 +71,13 @@ impl Backoff {
     /// Records a failed attempt; returns the time of the next allowed attempt.
     pub fn failed(&mut self, key: Key, secrets: [u8; 32], failure: Failure, now: Instant) -> Instant {
         self.steps.retain(|_, step| now.saturating_duration_since(step.failed_at) < FORGET);
-        let delay = match self.steps.get(&key) {
-            Some(step) if step.secrets == secrets => (step.delay * 2).min(LAST),
-            _ => FIRST,
+        let mut backoff = match self.steps.get(&key) {
+            Some(step) if step.secrets == secrets => step.backoff,
+            _ => DELAYS,
         };
-        self.steps.insert(key, Step { delay, failed_at: now, secrets, failure: Some(failure) });
-        now + delay
+        let until = now + backoff.next_delay();
+        self.steps.insert(key, Step { backoff, until, failed_at: now, secrets, failure: Some(failure) });
+        until
     }
 
     /// Removes the back-offs of a pod.
@@ -103,7 +104,7 @@ mod tests {
     fn steps_double_to_their_cap_and_are_forgotten() {
         let start = Instant::now();
         let at = |secs: u64| start + Duration::from_secs(secs);
-        let mut backoff = Backoff::default();
+        let mut backoff = PullBackoff::default();
         // AC-03b-6: fails at 0, 10, 30: not before 70
         for (fails, next) in [(0, 10), (10, 30), (30, 70), (70, 150), (150, 310), (310, 610), (610, 910)] {
             assert_eq!(backoff.held(&key("x"), &SECRETS, at(fails)), None, "{fails}");
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn a_step_belongs_to_one_pod_and_image() {
         let now = Instant::now();
-        let mut backoff = Backoff::default();
+        let mut backoff = PullBackoff::default();
         backoff.failed(key("x"), SECRETS, failure(), now);
         assert_eq!(backoff.held(&key("y"), &SECRETS, now), None);
         assert_eq!(backoff.held(&("u2".into(), "x".to_owned()), &SECRETS, now), None);

@@ -18,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{
-    backoff::{Backoff, Failure, Key},
+    backoff::{Failure, Key, PullBackoff},
     credentials::{Credential, Credentials, docker::DockerConfigError},
     gc::{Collector, CollectorDeps, CollectorHandle, GcError},
     policy::{self, Presence, Step, Verification},
-    puller::{Parallelism, PullFailure, PullRequest, Puller, Seat},
+    puller::{Parallelism, PullFailure, PullRequest, Puller},
     records::Records,
     reference::{Reference, with_default_tag},
     settings::{ImagesConfig, ImagesDeps, ImagesError, OnPull, PullMoment},
@@ -36,6 +36,7 @@ use berth_ports::{
     ResolvedImage,
 };
 use berth_proto::cri;
+use berth_sys::single_flight::Role;
 use berth_types::PodUid;
 
 /// How long a failed pull is shown as `ErrImagePull` before it is shown as `ImagePullBackOff`, as users
@@ -53,7 +54,7 @@ pub struct Manager {
     credentials: Credentials,
     records: Option<Records>,
     puller: Puller,
-    backoff: Mutex<Backoff>,
+    backoff: Mutex<PullBackoff>,
     collector: CollectorHandle,
     idle_collector: Mutex<Option<Collector>>,
 }
@@ -314,13 +315,13 @@ impl Manager {
             credentials,
             sandbox: request.sandbox.clone(),
         };
-        let (answer, seat) = self.puller.pull(pull).await;
+        let (answer, role) = self.puller.pull(pull).await;
         match answer {
             Ok(pulled) => {
                 let waited = began.elapsed();
                 let image = self.images.image_status(asked.spec.clone()).await;
                 let size = image.as_ref().map_or(0, |image| image.as_ref().map_or(0, |image| image.size));
-                if seat == Seat::First {
+                if role == Role::First {
                     self.metrics.pulled(waited, size);
                 }
                 let message = format!(

@@ -13,7 +13,6 @@ mod gc_watch;
 mod manager;
 mod policy;
 mod puller;
-mod rate;
 pub mod record;
 mod records;
 pub mod reference;

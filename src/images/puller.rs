@@ -1,33 +1,31 @@
 //! Image puller: bounded parallelism, single-flight, rate limit (spec 03b §1.1-1.2, §15 item 3).
 //!
-//! Pulls of one image with the same credentials are one *flight* that all waiters poll and share; when
-//! the last waiter is gone the flight is dropped, which cancels the call. There is no timeout: a large
-//! image on a slow connection takes as long as needed, and only its own pods wait.
+//! Pulls of one image with the same credentials are one call that all waiters share; when the last
+//! waiter is gone the call is canceled. There is no timeout: a large image on a slow connection takes
+//! as long as needed, and only its own pods wait.
 
 use std::{
-    collections::HashMap,
     num::NonZeroU32,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Shared, WeakShared},
-};
 use tokio::{sync::Semaphore, time::Instant};
 use tracing::{debug, info};
 
 use super::{
     credentials::Credential,
     policy::aggregate,
-    rate::Bucket,
     record::Proof,
     records::{Intent, Pull, Records},
 };
 use berth_cri::ImageService;
 use berth_metrics::Images;
 use berth_proto::cri;
+use berth_sys::{
+    single_flight::{Role, SingleFlight},
+    token_bucket::TokenBucket,
+};
 
 /// Maximum number of concurrent pulls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,24 +83,16 @@ pub enum PullFailure {
 }
 
 type Answer = Result<Pulled, PullFailure>;
-type Flight = Shared<BoxFuture<'static, Answer>>;
-type FlightKey = (String, String, Vec<(String, String)>);
-
-/// Whether a waiter started the flight or joined a running one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Seat {
-    /// Started it.
-    First,
-    /// Joined it.
-    Joined,
-}
+/// Image, runtime handler, and credentials.
+type PullKey = (String, String, Vec<(String, String)>);
 
 /// Pulls images.
 pub struct Puller {
     service: Arc<dyn ImageService>,
     turns: Arc<Semaphore>,
-    bucket: Arc<Mutex<Bucket>>,
-    flights: Mutex<HashMap<FlightKey, WeakShared<BoxFuture<'static, Answer>>>>,
+    /// Rate limit of pulls; `None` if there is no limit.
+    bucket: Arc<Mutex<Option<TokenBucket>>>,
+    pulls: SingleFlight<PullKey, Answer>,
     metrics: Arc<Images>,
     /// Pull records; `None` if verification is off.
     records: Option<Records>,
@@ -117,43 +107,34 @@ impl Puller {
         records: Option<Records>,
         metrics: Arc<Images>,
     ) -> Self {
+        let bucket = (qps > 0).then(|| TokenBucket::per_second(qps, burst, Instant::now().into_std()));
         Self {
             service,
             turns: Arc::new(Semaphore::new(parallelism.permits())),
-            bucket: Arc::new(Mutex::new(Bucket::new(qps, burst, Instant::now().into_std()))),
-            flights: Mutex::default(),
+            bucket: Arc::new(Mutex::new(bucket)),
+            pulls: SingleFlight::default(),
             metrics,
             records,
         }
     }
 
     /// Pulls, or joins a running pull of the same image with the same credentials. Cancel by dropping.
-    pub async fn pull(&self, request: PullRequest) -> (Answer, Seat) {
-        let (flight, seat) = self.board(request);
-        (flight.await, seat)
-    }
-
-    fn board(&self, request: PullRequest) -> (Flight, Seat) {
+    pub async fn pull(&self, request: PullRequest) -> (Answer, Role) {
         let logins = |c: &Credential| (c.login.username.clone(), super::credentials::hash::credential_hash(&c.login));
         let key = (
             request.spec.image.clone(),
             request.spec.runtime_handler.clone(),
             request.credentials.iter().map(logins).collect(),
         );
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        flights.retain(|_, weak| weak.upgrade().is_some_and(|flight| flight.peek().is_none()));
-        if let Some(flight) = flights.get(&key).and_then(WeakShared::upgrade) {
-            debug!(image = %request.image, "Joined a pull that is under way");
-            return (flight, Seat::Joined);
+        let image = request.image.clone();
+        let (pull, role) = self.pulls.join_or_start(key, || self.start(request));
+        if role == Role::Joined {
+            debug!(image, "Joined a pull that is under way");
         }
-        let flight = self.fly(request).boxed().shared();
-        if let Some(weak) = flight.downgrade() {
-            flights.insert(key, weak);
-        }
-        (flight, Seat::First)
+        (pull.await.unwrap_or_else(|panicked| Err(PullFailure::Call(panicked.to_string()))), role)
     }
 
-    fn fly(&self, request: PullRequest) -> impl Future<Output = Answer> + Send + 'static {
+    fn start(&self, request: PullRequest) -> impl Future<Output = Answer> + Send + 'static {
         let (service, records) = (self.service.clone(), self.records.clone());
         let (turns, bucket, metrics) = (self.turns.clone(), self.bucket.clone(), self.metrics.clone());
         async move {
@@ -190,7 +171,7 @@ impl Drop for Counted {
 async fn attempt(
     service: &dyn ImageService,
     records: Option<&Records>,
-    bucket: &Mutex<Bucket>,
+    bucket: &Mutex<Option<TokenBucket>>,
     request: PullRequest,
 ) -> Answer {
     let began = Instant::now();
@@ -198,7 +179,10 @@ async fn attempt(
         Some(records) => Some(begin(service, records, &request).await?),
         None => None,
     };
-    let allowed = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(began.into_std());
+    let allowed = match bucket.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+        Some(bucket) => bucket.try_take(began.into_std()),
+        None => true,
+    };
     let called = if allowed { call(service, &request).await } else { Err("pull QPS exceeded".to_owned()) };
     let took = began.elapsed();
     match (called, intent) {

@@ -14,10 +14,7 @@ use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
-use super::{
-    credentials::hash::hex,
-    record::{Decoded, RecordError},
-};
+use super::record::{Decoded, RecordError};
 use berth_metrics::RecordGauges;
 use berth_sys::atomic_file::{read, replace};
 
@@ -110,7 +107,7 @@ impl<V: Clone> Store<V> {
     }
 
     fn path(&self, key: &str) -> PathBuf {
-        self.folder.join(format!("sha256-{}", hex(&Sha256::digest(key))))
+        self.folder.join(format!("sha256-{}", hex::encode(Sha256::digest(key))))
     }
 
     fn read(&self, path: &Path) -> io::Result<Option<Decoded<V>>> {
@@ -220,7 +217,7 @@ mod tests {
     #[test]
     fn junk_is_an_error_and_leftovers_go() {
         let dir = tempfile::tempdir().expect("a directory");
-        let junk = dir.path().join(format!("sha256-{}", hex(&Sha256::digest("x"))));
+        let junk = dir.path().join(format!("sha256-{}", hex::encode(Sha256::digest("x"))));
         fs::write(&junk, "junk").expect("written");
         let leftover = dir.path().join("sha256-1.tmp");
         fs::write(&leftover, "half").expect("written");

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use berth_api::api::{Call, Line};
+use berth_types::go_duration::GoDuration;
 
 /// Deadline of heartbeats: the smaller of status update frequency and lease duration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,28 +24,6 @@ impl Beat {
 
     /// Marks a call as heartbeat with a shorter local timeout; the server gets the full deadline.
     pub(super) fn within(self, call: Call, deadline: Duration) -> Call {
-        call.on(Line::Heartbeat).query("timeout", text(self.0)).within(deadline.min(self.0))
-    }
-}
-
-/// Formats a duration as Go does: `10s`, `1m30s`, `500ms`.
-fn text(duration: Duration) -> String {
-    let (seconds, millis) = (duration.as_secs(), duration.subsec_millis());
-    match (seconds / 60, seconds % 60, millis) {
-        (0, 0, millis) => format!("{millis}ms"),
-        (0, seconds, 0) => format!("{seconds}s"),
-        (0, seconds, millis) => format!("{seconds}.{millis:03}s"),
-        (minutes, seconds, _) => format!("{minutes}m{seconds}s"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn deadlines_are_written_as_go_does() {
-        let millis = |millis| text(Duration::from_millis(millis));
-        assert_eq!([500, 10_000, 1500, 90_000].map(millis), ["500ms", "10s", "1.500s", "1m30s"]);
+        call.on(Line::Heartbeat).query("timeout", GoDuration::from(self.0).to_string()).within(deadline.min(self.0))
     }
 }

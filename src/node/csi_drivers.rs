@@ -27,13 +27,14 @@ use berth_api::{
     api::{ApiClient, ApiError, Call, Resource, Typed, Verb},
 };
 use berth_ports::{NodeDriver, NodeDrivers};
+use berth_sys::backoff::Backoff;
 use berth_types::api;
 
-/// Attempts of one write, initial back-off, its growth factor, and its jitter factor.
+/// Attempts of one write.
 const ATTEMPTS: u32 = 4;
-const PAUSE: Duration = Duration::from_millis(10);
-const GROWTH: u32 = 5;
-const SPREAD: f64 = 0.1;
+/// Delays between these attempts.
+const BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(10), Duration::from_secs(1)).with_factor(5.0).with_jitter(1.0, 1.1);
 /// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Delay before publishing to a recreated node is retried.
@@ -115,14 +116,13 @@ impl CsiDrivers {
 
     /// Retries a write with back-off; a contradiction is not retried.
     async fn write<F: Future<Output = Result<(), Refusal>>>(&self, attempt: impl Fn() -> F) -> Result<(), Refusal> {
-        let mut pause = PAUSE;
+        let mut backoff = BACKOFF;
         for _ in 1..ATTEMPTS {
             match attempt().await {
                 Err(Refusal::Api(_) | Refusal::Restless) => {}
                 done => return done,
             }
-            sleep(pause.mul_f64(1.0 + SPREAD * rand::random::<f64>())).await;
-            pause *= GROWTH;
+            sleep(backoff.next_delay()).await;
         }
         attempt().await
     }

@@ -18,16 +18,15 @@ use berth_api::{
     Store,
     api::{ApiClient, ApiError, Call, Resource, Typed},
 };
+use berth_sys::backoff::Backoff;
 use berth_types::api;
 
 /// Storage error reported until the CSINode is initialized.
 pub(super) const UNINITIALIZED: &str = "CSINode is not yet initialized";
 /// Interval of polling for the API server.
 const POLL: Duration = Duration::from_secs(1);
-/// Initial back-off after a failure, its growth factor, and its maximum.
-const FIRST_PAUSE: Duration = Duration::from_millis(30);
-const GROWTH: u32 = 8;
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// Delays after failures.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(30), Duration::from_secs(15)).with_factor(8.0);
 /// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -83,7 +82,7 @@ impl CsiNode {
     async fn settle(&mut self, mut found: Option<Value>) -> String {
         // A 404 was a response, too: the object can be created without another read.
         let mut look = false;
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = BACKOFF;
         loop {
             if look {
                 match self.get().await {
@@ -96,12 +95,14 @@ impl CsiNode {
                 // The node is about to be registered, and then the watch reports it.
                 Err(err) if err.is_not_found() => debug!(node = %self.name, %err, "No node to own a CSINode"),
                 Err(err) => {
-                    error!(node = %self.name, %err, interval = ?pause, "Failed to initialize CSINode, will retry")
+                    error!(node = %self.name, %err, interval = ?backoff.peek(), "Failed to initialize CSINode, will retry")
                 }
             }
             look = true;
             tokio::select! {
-                () = sleep(pause) => pause = (pause * GROWTH).min(LONGEST_PAUSE),
+                () = sleep(backoff.peek()) => {
+                    backoff.next_delay();
+                }
                 () = self.nodes.changed() => {}
             }
         }

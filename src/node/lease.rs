@@ -24,6 +24,7 @@ use berth_api::{
 };
 use berth_metrics::NodeMetrics;
 use berth_ports::{Clock, Event, EventSink, Pulse};
+use berth_sys::backoff::Backoff;
 use berth_types::api;
 
 /// Attempts to renew before the lease is read again.
@@ -240,9 +241,10 @@ impl LeaseKeeper {
 
     /// Retries with back-off until the lease was read or created.
     async fn ensure(&mut self) -> Ensured {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
             self.pulse.expects(self.beat.step());
+            let pause = backoff.next_delay();
             match self.look_or_make().await {
                 Ok(ensured) => return ensured,
                 Err(err) => {
@@ -255,7 +257,6 @@ impl LeaseKeeper {
                 () = moved(&mut self.registered) => {} // creation may be permitted now
                 () = moved(&mut self.reached) => {}
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 

@@ -12,22 +12,21 @@ use super::{
 };
 use berth_api::api::{ApiError, Call, Resource, Typed};
 use berth_ports::Event;
+use berth_sys::backoff::Backoff;
 use berth_types::api;
 
-/// Delay before the first attempt.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum back-off.
-const LONGEST_PAUSE: Duration = Duration::from_secs(7);
+/// Delays before attempts, the first one included.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
 /// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 impl StatusWriter {
     /// Retries with back-off until the node is registered.
     pub(super) async fn register(&mut self) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = BACKOFF;
         let mut told = String::new();
         loop {
-            pause = self.wait(pause).await;
+            self.wait(&mut backoff).await;
             self.start.attempted(self.deps.clock.now());
             match self.try_to_register().await {
                 Ok(node) => {
@@ -48,15 +47,15 @@ impl StatusWriter {
         }
     }
 
-    /// Waits for the next attempt and returns the delay after it. If the watch syncs meanwhile (the node had no
-    /// certificate before), the back-off starts again.
-    async fn wait(&self, pause: Duration) -> Duration {
+    /// Waits for the next attempt. If the watch syncs meanwhile (the node had no certificate before), the back-off starts
+    /// again.
+    async fn wait(&self, backoff: &mut Backoff) {
         let mut nodes = self.deps.nodes.clone();
         let was_synced = nodes.snapshot().synced;
         tokio::select! {
             biased;
-            () = sleep(pause) => (pause * 2).min(LONGEST_PAUSE),
-            () = nodes.synced(), if !was_synced => FIRST_PAUSE,
+            () = sleep(backoff.next_delay()) => {}
+            () = nodes.synced(), if !was_synced => backoff.reset(),
         }
     }
 

@@ -13,11 +13,11 @@ use berth_api::{
     Store,
     api::{ApiClient, Call, Resource, Verb},
 };
+use berth_sys::backoff::Backoff;
 use berth_types::api;
 
-/// Initial back-off after a failure, and its maximum.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// Delays after failures.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300)).with_jitter(1.0, 1.2);
 /// Maximum attempts.
 const TRIES: u32 = 100;
 /// Timeout of one request.
@@ -46,7 +46,7 @@ async fn try_to_wipe(
     while nodes.get("", name).is_none() {
         nodes.changed().await;
     }
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = BACKOFF;
     for _ in 0..TRIES {
         let call = Call::new(Verb::DeleteCollection, Resource::RESOURCE_SLICES, "", "")
             .query("fieldSelector", format!("spec.nodeName={name}"))
@@ -60,10 +60,11 @@ async fn try_to_wipe(
                 return;
             }
             Err(err) if err.is_not_found() => return, // the server does not serve this resource
-            Err(err) => error!(node = name, %err, interval = ?pause, "Failed to remove resource slices, will retry"),
+            Err(err) => {
+                error!(node = name, %err, interval = ?backoff.peek(), "Failed to remove resource slices, will retry")
+            }
         }
-        sleep(pause.mul_f64(1.0 + 0.2 * chance())).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        sleep(backoff.next_with(chance())).await;
     }
 }
 

@@ -17,6 +17,7 @@ use tracing::{debug, info};
 use super::{Expect, PlegConfig};
 use berth_metrics::PlegMetrics;
 use berth_ports::Clock;
+use berth_sys::backoff::Backoff;
 use berth_types::PodUid;
 
 /// Hint that an object of the runtime may have changed.
@@ -83,7 +84,7 @@ impl Follower {
     /// Runs until dropped.
     pub async fn run(self) {
         let mut refused = vec![false; self.sources.len()];
-        let mut delay = self.config.reconnect_first;
+        let mut backoff = Backoff::new(self.config.reconnect_first, self.config.reconnect_max);
         loop {
             let Some(at) = refused.iter().position(|r| !r) else {
                 self.recovered.notified().await;
@@ -100,13 +101,12 @@ impl Follower {
                 }
                 continue;
             }
-            debug!(source = source.name(), err = %error, retryIn = ?delay, "Event stream ended");
+            debug!(source = source.name(), err = %error, retryIn = ?backoff.peek(), "Event stream ended");
             self.metrics.stream_errors.inc();
             if began.elapsed() > self.config.reconnect_max {
-                delay = self.config.reconnect_first;
+                backoff.reset();
             }
-            sleep(delay).await;
-            delay = next_delay(delay, self.config.reconnect_max);
+            sleep(backoff.next_delay()).await;
             refused.fill(false);
         }
     }
@@ -185,20 +185,15 @@ impl Follower {
     }
 }
 
-/// Doubles the delay, up to `max`.
-fn next_delay(delay: Duration, max: Duration) -> Duration {
-    delay.saturating_mul(2).min(max)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn delays_double_up_to_the_longest() {
-        let max = Duration::from_secs(30);
-        let delays = std::iter::successors(Some(Duration::from_millis(100)), |d| Some(next_delay(*d, max)));
-        let seconds: Vec<f64> = delays.take(11).map(|d| d.as_secs_f64()).collect();
+        let PlegConfig { reconnect_first, reconnect_max, .. } = PlegConfig::default();
+        let mut backoff = Backoff::new(reconnect_first, reconnect_max);
+        let seconds: Vec<f64> = (0..11).map(|_| backoff.next_delay().as_secs_f64()).collect();
         assert_eq!(seconds, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]);
     }
 }

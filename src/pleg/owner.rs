@@ -32,6 +32,7 @@ use super::{
 use berth_cri::CriError;
 use berth_metrics::PlegMetrics;
 use berth_ports::{Clock, Observation, RuntimePods};
+use berth_sys::backoff::Backoff;
 use berth_types::{
     PodUid,
     observed::{Generation, ObservedPod},
@@ -266,7 +267,7 @@ impl Owner {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.failures = record.failures.saturating_add(1);
         let config = &self.tools.config;
-        let delay = config.retry_first.saturating_mul(2_u32.saturating_pow(record.failures - 1)).min(config.retry_max);
+        let delay = Backoff::new(config.retry_first, config.retry_max).nth(record.failures - 1);
         self.again.insert((Instant::now() + delay, uid.clone()));
         let known = record.last.clone().or_else(|| self.tools.store.latest(uid));
         let Some(pod) = known else { return };

@@ -15,11 +15,12 @@ use tonic::transport::{Channel, Endpoint};
 use berth_cri::CriError;
 use berth_ports::PluginInfo;
 use berth_proto::plugin_registration::{InfoRequest, RegistrationStatus, registration_client::RegistrationClient};
+use berth_sys::backoff::Backoff;
 
 /// Timeout of connecting: the socket exists before its owner listens.
 const DIAL: Duration = Duration::from_secs(10);
-/// First and maximum delay between connection attempts.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// Delays between connection attempts.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(500));
 /// Timeout of `GetInfo`.
 const INFO: Duration = Duration::from_secs(1);
 /// Timeout of `NotifyRegistrationStatus`.
@@ -43,14 +44,13 @@ impl Registrant {
     pub async fn dial(socket: &Path) -> Result<Self, String> {
         let mut cause = "context deadline exceeded".to_owned();
         let connecting = async {
-            let mut pause = PAUSE.0;
+            let mut backoff = BACKOFF;
             loop {
                 match connect(socket).await {
                     Ok(channel) => return channel,
                     Err(error) => cause = error,
                 }
-                sleep(pause).await;
-                pause = (pause * 2).min(PAUSE.1);
+                sleep(backoff.next_delay()).await;
             }
         };
         let channel = timeout(DIAL, connecting)

@@ -13,9 +13,10 @@ use super::{
 };
 use berth_metrics::{PluginMetrics, World};
 use berth_ports::{PluginHandler, PluginInfo};
+use berth_sys::backoff::Backoff;
 
-/// First and maximum delay between registration attempts.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(122));
+/// Delays between registration attempts.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(122));
 
 /// A plugin socket; each socket created under its path has a number of its own.
 pub struct Socket {
@@ -59,7 +60,7 @@ impl Socket {
 
     /// Retries until the registration succeeds; `None` if the socket was replaced or removed.
     async fn until_registered(&self, wanted: &mut watch::Receiver<Option<u64>>) -> Option<Held> {
-        let mut pause = PAUSE.0;
+        let mut backoff = BACKOFF;
         loop {
             let asked = tokio::select! {
                 biased;
@@ -74,13 +75,13 @@ impl Socket {
             match done {
                 Ok(held) => return Some(held),
                 Err(error) => {
-                    warn!(path = %self.path.display(), durationBeforeRetry = ?pause, err = cut(&error), "Plugin is not registered");
+                    warn!(path = %self.path.display(), durationBeforeRetry = ?backoff.peek(), err = cut(&error), "Plugin is not registered");
                 }
             }
             tokio::select! {
                 biased;
                 _ = wanted.changed() => return None,
-                () = sleep(pause) => pause = (pause * 2).min(PAUSE.1),
+                () = sleep(backoff.next_delay()) => {}
             }
         }
     }

@@ -10,11 +10,12 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout_at},
 };
 
 use super::dial::{DialError, Why};
+use berth_sys::single_flight::{Flight, SingleFlight};
 use berth_types::PodUid;
 
 /// Maximum number of concurrent lookups.
@@ -22,8 +23,8 @@ pub const LOOKUPS: usize = 16;
 /// Maximum number of concurrent lookups that one pod has started.
 const OF_ONE_POD: usize = 4;
 
-/// Addresses of a name, once they are known; empty if it has none. Each includes its scope; the port is meaningless.
-type Found = watch::Receiver<Option<Arc<[SocketAddr]>>>;
+/// Addresses of a name; empty if it has none. Each includes its scope; the port is meaningless.
+type Found = Arc<[SocketAddr]>;
 /// Resolver function.
 type Resolve = dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync;
 
@@ -32,7 +33,7 @@ pub struct Lookups {
     permits: Arc<Semaphore>,
     /// Remaining permits of the pods that have started lookups.
     shares: Mutex<HashMap<PodUid, Arc<Semaphore>>>,
-    under_way: Mutex<HashMap<String, Found>>,
+    under_way: SingleFlight<String, Found>,
     resolve: Arc<Resolve>,
 }
 
@@ -50,7 +51,7 @@ impl Lookups {
         Self {
             permits: Arc::new(Semaphore::new(LOOKUPS)),
             shares: Mutex::default(),
-            under_way: Mutex::default(),
+            under_way: SingleFlight::default(),
             resolve: Arc::new(resolve),
         }
     }
@@ -62,7 +63,7 @@ impl Lookups {
     /// all permits of the pod, the error is [`Why::Ours`], not the host's.
     pub async fn find(&self, host: &str, pod: &PodUid, deadline: Instant) -> Result<Arc<[SocketAddr]>, DialError> {
         let late = |why| DialError { text: format!("dial tcp: lookup {host}: i/o timeout"), why };
-        let mut found = match self.of(host) {
+        let found = match self.under_way.join(&host.to_owned()) {
             Some(found) => found,
             None => {
                 let share = timeout_at(deadline, self.share_of(pod).acquire_owned()).await;
@@ -72,48 +73,32 @@ impl Lookups {
                 self.begin(host, [share, permit])
             }
         };
-        let known = timeout_at(deadline, found.wait_for(Option::is_some)).await.map_err(|_| late(Why::Late))?;
-        let addresses = known.ok().and_then(|known| known.clone()).unwrap_or_default();
+        let known = timeout_at(deadline, found).await.map_err(|_| late(Why::Late))?;
+        let addresses = known.unwrap_or_default();
         if addresses.is_empty() {
             return Err(DialError { text: format!("dial tcp: lookup {host}: no such host"), why: Why::Refused });
         }
         Ok(addresses)
     }
 
-    /// The lookup of a host that is in flight.
-    fn of(&self, host: &str) -> Option<Found> {
-        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        under_way.get(host).filter(|found| is_under_way(found)).cloned()
-    }
-
-    /// The permits of a pod. Drops pods that have no lookup in flight and wait for none.
+    /// What a pod has left. Those of which no lookup is under way, and that wait for none, are forgotten.
     fn share_of(&self, pod: &PodUid) -> Arc<Semaphore> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
         shares.retain(|other, share| other == pod || Arc::strong_count(share) > 1);
         shares.entry(pod.clone()).or_insert_with(|| Arc::new(Semaphore::new(OF_ONE_POD))).clone()
     }
 
-    /// Starts a lookup, unless another caller has started it meanwhile.
-    fn begin(&self, host: &str, permits: [OwnedSemaphorePermit; 2]) -> Found {
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        under_way.retain(|_, found| is_under_way(found));
-        if let Some(found) = under_way.get(host) {
-            return found.clone();
-        }
-        let (tell, found) = watch::channel(None);
-        under_way.insert(host.to_owned(), found.clone());
-        let (resolve, host) = (self.resolve.clone(), host.to_owned());
-        tokio::task::spawn_blocking(move || {
-            tell.send_replace(Some(resolve(&host).into()));
-            drop(permits); // only after the lookup has really ended
-        });
-        found
+    /// Begins a lookup, unless somebody else has meanwhile.
+    fn begin(&self, host: &str, permits: [OwnedSemaphorePermit; 2]) -> Flight<Found> {
+        let (resolve, name) = (self.resolve.clone(), host.to_owned());
+        let look_up = move || {
+            let found = Found::from(resolve(&name));
+            drop(permits); // not before the lookup has really ended
+            found
+        };
+        self.under_way
+            .join_or_spawn(host.to_owned(), || async { tokio::task::spawn_blocking(look_up).await.unwrap_or_default() })
     }
-}
-
-/// Returns whether the lookup is in flight: its result is only for callers that requested it before it ended.
-fn is_under_way(found: &Found) -> bool {
-    found.has_changed().is_ok()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 
+use berth_sys::backoff::Backoff;
 use berth_types::{Pod, PodUid, api, hash};
 
 /// How long a container has to run for its back-off to be reset.
@@ -37,9 +38,10 @@ impl Key {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 struct Entry {
-    delay: Duration,
+    /// Its next delay is the one after the next crash.
+    backoff: Backoff,
     updated: Timestamp,
     /// The finish time the last delay was computed for, and when that delay ends.
     wait: Option<(Timestamp, Instant)>,
@@ -111,10 +113,11 @@ impl CrashBackoff {
     pub fn turn(&mut self, key: Key, finished: Timestamp, now: Now) -> Turn {
         let valid = self.entries.get_mut(&key).filter(|e| !older(e.updated, finished));
         let Some(entry) = valid else {
-            self.entries.insert(key, Entry { delay: self.limits.initial, updated: now.wall, wait: None });
+            let backoff = Backoff::new(self.limits.initial, self.limits.max);
+            self.entries.insert(key, Entry { backoff, updated: now.wall, wait: None });
             return Turn::Start;
         };
-        let delay = entry.delay;
+        let delay = entry.backoff.peek();
         let until = match entry.wait {
             Some((end, until)) if end == finished => until,
             _ => now.steady + delay.saturating_sub(since(finished, now.wall)),
@@ -123,7 +126,8 @@ impl CrashBackoff {
             entry.wait = Some((finished, until));
             return Turn::Wait { delay, until };
         }
-        *entry = Entry { delay: (delay * 2).min(self.limits.max), updated: now.wall, wait: None };
+        entry.backoff.next_delay();
+        *entry = Entry { updated: now.wall, wait: None, ..*entry };
         Turn::Start
     }
 
@@ -160,23 +164,6 @@ fn since(past: Timestamp, now: Timestamp) -> Duration {
 
 fn signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
-}
-
-/// Formats a duration as upstream does: `10s`, `1m20s`, `5m0s`, `500ms`.
-pub fn print_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    if seconds == 0 {
-        return match duration.subsec_millis() {
-            0 => "0s".to_owned(),
-            millis => format!("{millis}ms"),
-        };
-    }
-    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    match (hours, minutes) {
-        (0, 0) => format!("{rest}s"),
-        (0, _) => format!("{minutes}m{rest}s"),
-        _ => format!("{hours}h{minutes}m{rest}s"),
-    }
 }
 
 #[cfg(test)]
@@ -278,13 +265,5 @@ mod tests {
         backoff.turn(key("i"), at(0), now(zero, 0));
         backoff.forget(&"u".into());
         assert!(backoff.is_empty());
-    }
-
-    #[test]
-    fn durations_print_as_in_the_reference() {
-        for (seconds, text) in [(0, "0s"), (10, "10s"), (80, "1m20s"), (300, "5m0s"), (3600, "1h0m0s")] {
-            assert_eq!(print_duration(Duration::from_secs(seconds)), text);
-        }
-        assert_eq!(print_duration(Duration::from_millis(500)), "500ms");
     }
 }

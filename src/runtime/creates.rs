@@ -23,6 +23,7 @@ use tracing::{info, warn};
 
 use berth_cri::{CriError, CriResult, RuntimeService};
 use berth_proto::cri;
+use berth_sys::backoff::Backoff;
 use berth_types::{PodUid, SandboxId};
 
 const UID_LABEL: &str = "io.kubernetes.pod.uid";
@@ -68,10 +69,8 @@ struct Open {
     refusals: u32,
 }
 
-/// First retry delay for a reserved name; doubles up to [`RESERVED_MAX`].
-const RESERVED: Duration = Duration::from_millis(500);
-/// Maximum retry delay for a reserved name.
-const RESERVED_MAX: Duration = Duration::from_secs(10);
+/// Retry delays for a reserved name.
+const RESERVED: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
 /// Creates in flight of all pods.
 pub(super) struct Creates {
@@ -219,10 +218,7 @@ impl Creates {
                 self.close(&key);
                 Ok(id)
             }
-            None if reserved => {
-                let again = RESERVED * 2_u32.pow(before.min(5));
-                Err(CreateError::Reserved(error, again.min(RESERVED_MAX)))
-            }
+            None if reserved => Err(CreateError::Reserved(error, RESERVED.nth(before))),
             None => Err(CreateError::Cri(error)),
         }
     }

@@ -11,7 +11,7 @@ use tracing::{error, info};
 
 use super::{
     actions::{self, Cause, Kill},
-    backoff::{Key, Now, Turn, print_duration},
+    backoff::{Key, Now, Turn},
     creates::{CreateError, CreateKey},
     execute::{Halt, Pass},
     hooks::Hook,
@@ -24,6 +24,7 @@ use berth_ports::{ActionKind, ContainerLogFile, EnsureImage, Event, ImageError, 
 use berth_proto::cri;
 use berth_types::{
     ContainerId, ContainerKind, SandboxId, api,
+    go_duration::GoDuration,
     observed::{ContainerState, ObservedContainer},
 };
 
@@ -128,7 +129,7 @@ impl Pass<'_> {
         match self.rt.backoff().turn(key, finished, now) {
             Turn::Start => None,
             Turn::Wait { delay, until } => {
-                let delay = print_duration(delay);
+                let delay = GoDuration::from(delay);
                 let message = format!(
                     "back-off {delay} restarting failed container={} pod={}",
                     container.name,

@@ -14,6 +14,7 @@ use tracing::{error, info};
 use berth_cri::{CriResult, RuntimeService};
 use berth_ports::{HandlerFeatures, RuntimeState};
 use berth_proto::cri;
+use berth_sys::backoff::Backoff;
 
 /// Polling period while the runtime is ready.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -54,7 +55,7 @@ impl RuntimeCheck {
 
     /// Polls until stopped.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut retry = FIRST_RETRY;
+        let mut retry = Backoff::new(FIRST_RETRY, PERIOD);
         loop {
             let answer = tokio::select! {
                 biased;
@@ -66,8 +67,10 @@ impl RuntimeCheck {
             let next = judge(&self.seen, &troubles, Instant::now());
             let well = next.runtime_error.is_none() && next.network_error.is_none();
             self.publish(next);
-            let pause = if well { PERIOD } else { retry };
-            retry = if well { FIRST_RETRY } else { (retry * 2).min(PERIOD) };
+            let pause = if well { PERIOD } else { retry.next_delay() };
+            if well {
+                retry.reset();
+            }
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,

@@ -18,6 +18,7 @@ use super::{
 use berth_config::GoDuration;
 use berth_sys::{
     atomic_file,
+    backoff::Backoff,
     logind::{Heard, LogindError},
 };
 
@@ -186,15 +187,14 @@ impl Keeper {
     /// Ensures that logind waits as long as pods may take; retries failures, since the shutdown may be
     /// far in the future. logind reads the delay when the shutdown begins.
     async fn keep_room(&self, session: &dyn LoginSession) {
-        let (mut pause, mut told) = (ROOM_AGAIN, String::new());
+        let (mut backoff, mut told) = (Backoff::new(ROOM_AGAIN, ROOM_AT_LEAST), String::new());
         while let Err(error) = self.make_room(session).await {
             let text = error.to_string();
             if text != told {
                 warn!(err = %text, "Pods may get less time than configured when the machine goes down, trying again");
                 told = text;
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(ROOM_AT_LEAST);
+            sleep(backoff.next_delay()).await;
         }
     }
 

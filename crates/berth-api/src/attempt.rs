@@ -5,15 +5,14 @@
 use std::time::Duration;
 
 use super::api::ApiError;
+use berth_sys::backoff::Backoff;
 
 /// Maximum number of attempts, the first included.
 pub const ATTEMPTS: u32 = 5;
 /// Back-off after the first failure.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Growth factor of the back-off.
-const FACTOR: f64 = 1.5;
-/// Maximum jitter as a share of the back-off, so that retries of many callers do not coincide.
-const JITTER: f64 = 0.2;
+/// Back-off; the number of attempts bounds it. Its jitter keeps retries of many callers from coinciding.
+const BACKOFF: Backoff = Backoff::new(PAUSE, Duration::MAX).with_factor(1.5).with_jitter(1.0, 1.2);
 
 /// Failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +36,7 @@ pub enum Retry {
 
 /// Back-off after the `attempt`-th failure (from 0), `None` if there is no retry; `chance` in 0..1 is the jitter.
 pub fn pause(attempt: u32, chance: f64, retry: Retry) -> Option<Duration> {
-    let exponent = i32::try_from(attempt.min(ATTEMPTS)).unwrap_or_default();
-    let usual = PAUSE.mul_f64(FACTOR.powi(exponent) * (1.0 + JITTER * chance.clamp(0.0, 1.0)));
+    let usual = BACKOFF.nth_with(attempt.min(ATTEMPTS), chance);
     match retry {
         _ if attempt + 1 >= ATTEMPTS => None,
         Retry::Never => None,

@@ -46,9 +46,8 @@ pub use transport::{
 /// Back-off of one object's writes after consecutive failures: 200 ms, doubling up to 10 s (spec 10 §7).
 fn backoff(failures: u32) -> std::time::Duration {
     use std::time::Duration;
-    Duration::from_millis(200)
-        .saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)))
-        .min(Duration::from_secs(10))
+    berth_sys::backoff::Backoff::new(Duration::from_millis(200), Duration::from_secs(10))
+        .nth(failures.saturating_sub(1))
 }
 
 /// Sleeps until `at`; forever without a time.

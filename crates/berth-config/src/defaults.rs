@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    duration::GoDuration,
+    GoDuration,
     fields::{API_VERSION, FlushFrequency, KIND, KubeletConfiguration, LoggingConfiguration},
     gates::{FeatureGates, GateError},
     typed::Present,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::duration::GoDuration;
+use berth_types::go_duration::GoDuration;
 use berth_types::quantity::Amount;
 
 /// `kind` of the configuration.

@@ -22,7 +22,6 @@ pub mod decode;
 pub mod defaults;
 pub mod document;
 pub mod dropins;
-mod duration;
 mod effective;
 mod errors;
 pub mod eviction;
@@ -41,7 +40,7 @@ pub mod version;
 mod watchdog;
 pub mod yaml;
 
-pub use duration::{DurationError, GoDuration};
+pub use berth_types::go_duration::{DurationError, GoDuration};
 pub use effective::{CONSULTED, NotYet, not_yet_effective};
 pub use errors::StartupError;
 pub use fields::KubeletConfiguration;

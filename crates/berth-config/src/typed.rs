@@ -13,9 +13,10 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
+use berth_types::go_duration::DURATION_TYPE;
+
 use super::{
     document::MAX_STRICT_ERRORS,
-    duration::DURATION_TYPE,
     fields::{FLUSH_FREQUENCY_TYPE, QUANTITY_TYPE},
     text::excerpt,
 };

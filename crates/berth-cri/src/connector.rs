@@ -18,11 +18,12 @@ use tokio::{
 use tonic::transport::{Channel, Endpoint};
 
 use super::connect::Dial;
+use berth_sys::backoff::Backoff;
 
-const BASE: Duration = Duration::from_millis(100);
-const FACTOR: f64 = 1.6;
-const JITTER: f64 = 0.2;
+/// Longest back-off, before the jitter.
 const CAP: Duration = Duration::from_secs(3);
+/// Back-off of failed attempts.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), CAP).with_factor(1.6).with_jitter(0.8, 1.2);
 const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// Dial error, with the text of gRPC's Go library.
@@ -34,7 +35,7 @@ struct DialError {
 }
 
 struct Pause {
-    next: Duration,
+    backoff: Backoff,
     until: Instant,
     error: DialError,
 }
@@ -78,13 +79,9 @@ async fn connect(socket: &Path, pause: &Mutex<Option<Pause>>) -> Result<UnixStre
         }
         Err(error) => {
             let error = DialError { path: socket.display().to_string(), cause: words(&error) };
-            let delay = slot.as_ref().map_or(BASE, |p| p.next);
-            let spread = 1.0 + JITTER * (rand::random::<f64>() * 2.0 - 1.0);
-            *slot = Some(Pause {
-                next: delay.mul_f64(FACTOR).min(CAP),
-                until: Instant::now() + delay.mul_f64(spread),
-                error: error.clone(),
-            });
+            let mut backoff = slot.as_ref().map_or(BACKOFF, |pause| pause.backoff);
+            let until = Instant::now() + backoff.next_delay();
+            *slot = Some(Pause { backoff, until, error: error.clone() });
             Err(error)
         }
     }

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use super::{Connection, CriError, CriResult, ImageService, RuntimeService, validate};
 use berth_metrics::{Registry, cri_losing_support};
 use berth_proto::cri;
+use berth_sys::backoff::Backoff;
 
 /// Reason why the agent cannot start with this runtime; operators depend on these texts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -132,7 +133,7 @@ pub async fn probe(
 /// Retries with back-off while the runtime reports that it is not initialized: containerd listens before its CRI
 /// service has recovered its state.
 async fn once_initialized<T, F: Future<Output = CriResult<T>>>(until: Instant, ask: impl Fn() -> F) -> CriResult<T> {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = BACKOFF;
     loop {
         let answer = ask().await;
         let starting = matches!(&answer, Err(CriError::Rpc { message, .. }) if message.contains(NOT_YET));
@@ -140,8 +141,7 @@ async fn once_initialized<T, F: Future<Output = CriResult<T>>>(until: Instant, a
             return answer;
         }
         warn!(words = NOT_YET, "Waiting for the container runtime");
-        sleep(pause).await;
-        pause = pause.mul_f64(1.6).min(LAST_PAUSE);
+        sleep(backoff.next_delay()).await;
     }
 }
 
@@ -178,12 +178,12 @@ async fn cgroup_driver(runtime: &dyn RuntimeService, registry: &Registry) -> Res
     Ok(driver)
 }
 
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LAST_PAUSE: Duration = Duration::from_secs(3);
+/// Back-off while the runtime starts.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(3)).with_factor(1.6);
 
 /// Waits until the socket accepts connections or `until` has passed; the probes then report the error.
 async fn await_socket(socket: &Path, until: Instant) {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = BACKOFF;
     let mut told = false;
     loop {
         // Watches before the attempt, so that a socket created in between is noticed.
@@ -195,7 +195,7 @@ async fn await_socket(socket: &Path, until: Instant) {
             warn!(path = %socket.display(), "Waiting for the container runtime's socket");
             told = true;
         }
-        let wake = until.min(Instant::now() + pause);
+        let wake = until.min(Instant::now() + backoff.next_delay());
         if let Some(watch) = watch {
             let mut events = watch;
             // A timeout ends the back-off; an event triggers an immediate retry.
@@ -203,7 +203,6 @@ async fn await_socket(socket: &Path, until: Instant) {
         } else {
             tokio::time::sleep_until(wake).await;
         }
-        pause = pause.mul_f64(1.6).min(LAST_PAUSE);
     }
 }
 

@@ -35,7 +35,7 @@ use super::{
     store,
 };
 use berth_shim::plan::{Event, Exit, Request, Target};
-use berth_sys::step;
+use berth_sys::{backoff::Backoff, step};
 
 /// Capacity of the actor's mailbox, messages.
 const MAILBOX: usize = 64;
@@ -45,8 +45,8 @@ pub const SHIM_ANSWER: Duration = Duration::from_secs(10);
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 /// How long a shim may take to accept a new connection after the old one was lost.
 const FIND_LIMIT: Duration = Duration::from_millis(500);
-/// Initial and maximum back-off between attempts to write records that could not be written.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Back-off between attempts to write records that could not be written.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 type Turn = Box<dyn FnOnce(&mut Sandbox) + Send>;
 
@@ -198,7 +198,7 @@ struct Actor {
     waiters: Waiters,
     shell: Arc<Shell>,
     /// When records that could not be written are retried, and the current back-off.
-    unsaved: Option<(Instant, Duration)>,
+    unsaved: Option<(Instant, Backoff)>,
 }
 
 impl Actor {
@@ -249,9 +249,9 @@ impl Actor {
             self.unsaved = None;
             return;
         };
-        let pause = self.unsaved.map_or(RETRY.0, |(_, pause)| (pause * 2).min(RETRY.1));
+        let mut backoff = self.unsaved.map_or(RETRY, |(_, backoff)| backoff);
         warn!(podSandboxID = self.sandbox.id(), err = %cause, "What a sandbox is cannot be written down; trying again");
-        self.unsaved = Some((Instant::now() + pause, pause));
+        self.unsaved = Some((Instant::now() + backoff.next_delay(), backoff));
     }
 
     async fn save(&self, old: Option<Arc<Sandbox>>, new: Arc<Sandbox>) -> RuntimeResult<()> {
@@ -411,7 +411,7 @@ async fn next(events: &mut Option<mpsc::Receiver<Event>>) -> Option<Event> {
     }
 }
 
-async fn retry_at(unsaved: Option<(Instant, Duration)>) {
+async fn retry_at(unsaved: Option<(Instant, Backoff)>) {
     match unsaved {
         Some((at, _)) => sleep_until(at).await,
         None => std::future::pending().await,

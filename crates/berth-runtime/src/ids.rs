@@ -12,7 +12,7 @@ const DIGITS: usize = 64;
 /// Generates an ID: 32 random bytes as 64 lowercase hexadecimal digits.
 pub fn new_id() -> String {
     let bytes: [u8; DIGITS / 2] = rand::random();
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(bytes)
 }
 
 /// The item with this ID or unique ID prefix; `None` if there is none.

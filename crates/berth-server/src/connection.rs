@@ -37,6 +37,7 @@ use tower::ServiceExt;
 use tracing::debug;
 
 use super::{Serves, body::Awaited, pipeline::Peer};
+use berth_sys::token_bucket::TokenBucket;
 
 /// Longest wait for the head of a request, including idle time (spec 04 §2).
 const IDLE_LIMIT: Duration = Duration::from_secs(90);
@@ -58,7 +59,7 @@ const PIECE: usize = 64 << 10;
 /// Interval of HTTP/2 keep-alive pings, and the timeout of a reply.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(30));
 /// Token bucket for requests that the client cancels: burst, and refill interval per request.
-const GIVEN_UP: (u32, Duration) = (100, Duration::from_millis(100));
+const GIVEN_UP: (u32, Duration) = (101, Duration::from_millis(100));
 /// Grace period for open requests and streams during a graceful shutdown.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
@@ -220,14 +221,15 @@ struct State {
     stuck: Option<Instant>,
     /// Responses that wait for the client to read, with the start of the wait.
     waiting: HashMap<u64, Instant>,
-    /// Time at which the token bucket for canceled requests is full again.
-    forgiven: Instant,
+    /// Limits canceled requests.
+    cancellations: TokenBucket,
 }
 
 impl Account {
     fn open() -> Arc<Self> {
         let now = Instant::now();
-        let state = State { next: 0, open: 0, quiet_since: now, stuck: None, waiting: HashMap::new(), forgiven: now };
+        let cancellations = TokenBucket::new(GIVEN_UP.1, GIVEN_UP.0, now.into_std());
+        let state = State { next: 0, open: 0, quiet_since: now, stuck: None, waiting: HashMap::new(), cancellations };
         Arc::new(Self { state: Mutex::new(state), excess: CancellationToken::new() })
     }
 
@@ -239,13 +241,9 @@ impl Account {
     }
 
     fn give_up(&self) {
-        let now = Instant::now();
-        let mut state = self.state();
-        let base = state.forgiven.max(now);
-        if base.saturating_duration_since(now) > GIVEN_UP.1 * GIVEN_UP.0 {
+        if !self.state().cancellations.try_take(Instant::now().into_std()) {
             self.excess.cancel();
         }
-        state.forgiven = base + GIVEN_UP.1;
     }
 
     /// Returns once the idle timeout or a stall timeout has expired.

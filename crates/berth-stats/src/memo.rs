@@ -9,36 +9,32 @@ use std::{
     time::Duration,
 };
 
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Shared},
-};
+use futures::FutureExt;
 use tokio::time::Instant;
 
+use berth_sys::single_flight::{Flight, SingleFlight};
+
 /// Caches the last result for a limited time, and shares the computation in progress.
-pub struct Memo<T> {
-    state: Arc<Mutex<State<T>>>,
+pub struct Memo<T: Clone> {
+    /// Locked while a computation is joined or started, and before one ends: nobody misses a result.
+    last: Arc<Mutex<Last<T>>>,
+    computation: SingleFlight<(), T>,
     keep: Duration,
 }
 
-/// Computation in progress; yields `None` if it panicked.
-type Flight<T> = Shared<BoxFuture<'static, Option<T>>>;
-
-struct State<T> {
-    last: Option<(Instant, T)>,
-    flight: Option<Flight<T>>,
-}
+/// Last result, and when its computation began.
+type Last<T> = Option<(Instant, T)>;
 
 impl<T: Clone + Send + Sync + 'static> Memo<T> {
     /// Creates an empty cache that drops a result `keep` after it was produced: pages are large.
     pub fn new(keep: Duration) -> Self {
-        Self { state: Arc::new(Mutex::new(State { last: None, flight: None })), keep }
+        Self { last: Arc::default(), computation: SingleFlight::default(), keep }
     }
 
     /// Returns the last result if its computation began no longer than `age` ago.
     pub fn young(&self, age: Duration) -> Option<T> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.last.as_ref().filter(|(began, _)| began.elapsed() <= age).map(|(_, last)| last.clone())
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().filter(|(began, _)| began.elapsed() <= age).map(|(_, last)| last.clone())
     }
 
     /// Returns a result whose computation began no longer than `age` ago, or waits for the one in progress; `None` if
@@ -48,15 +44,15 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
         F: Future<Output = T> + Send + 'static,
     {
         let flight = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((began, last)) = &state.last
+            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((began, last)) = &*last
                 && began.elapsed() <= age
             {
                 return Some(last.clone());
             }
-            self.join(&mut state, work)
+            self.join(work)
         };
-        flight.await
+        flight.await.ok()
     }
 
     /// Like [`Self::fresh`], for work that returns its own start time because it may use older inputs.
@@ -65,15 +61,15 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
         F: Future<Output = (Instant, T)> + Send + 'static,
     {
         let flight = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((since, last)) = &state.last
+            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((since, last)) = &*last
                 && since.elapsed() <= age
             {
                 return Some(last.clone());
             }
-            self.join_since(&mut state, work)
+            self.join_since(work)
         };
-        flight.await
+        flight.await.ok()
     }
 
     /// Returns the last result, however old; starts a computation if it is older than `age`. Without a result, waits
@@ -83,60 +79,51 @@ impl<T: Clone + Send + Sync + 'static> Memo<T> {
         F: Future<Output = T> + Send + 'static,
     {
         let flight = {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let last = state.last.clone();
+            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
             let is_old = last.as_ref().is_none_or(|(began, _)| began.elapsed() > age);
-            let flight = is_old.then(|| self.join(&mut state, work));
-            match (last, flight) {
+            let flight = is_old.then(|| self.join(work));
+            match (last.clone(), flight) {
                 (Some((_, last)), _) => return Some(last),
                 (None, flight) => flight?,
             }
         };
-        tokio::time::timeout(patience, flight).await.ok().flatten()
+        tokio::time::timeout(patience, flight).await.ok()?.ok()
     }
 
     /// Returns the computation in progress, or starts one.
-    fn join<F>(&self, state: &mut State<T>, work: impl FnOnce() -> F) -> Flight<T>
+    fn join<F>(&self, work: impl FnOnce() -> F) -> Flight<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
-        self.join_since(state, || {
+        self.join_since(|| {
             let (began, work) = (Instant::now(), work());
             work.map(move |answer| (began, answer))
         })
     }
 
-    fn join_since<F>(&self, state: &mut State<T>, work: impl FnOnce() -> F) -> Flight<T>
+    fn join_since<F>(&self, work: impl FnOnce() -> F) -> Flight<T>
     where
         F: Future<Output = (Instant, T)> + Send + 'static,
     {
-        if let Some(flight) = state.flight.as_ref().filter(|flight| flight.peek().is_none()) {
-            return flight.clone();
-        }
-        let (work, shared, keep) = (work(), self.state.clone(), self.keep);
-        let task = tokio::spawn(async move {
-            let (since, answer) = work.await;
-            {
-                let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                state.last = Some((since, answer.clone()));
-                state.flight = None;
+        self.computation.join_or_spawn((), || {
+            let (work, last, keep) = (work(), self.last.clone(), self.keep);
+            async move {
+                let (since, answer) = work.await;
+                *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((since, answer.clone()));
+                tokio::spawn(forget(Arc::downgrade(&last), since, keep));
+                answer
             }
-            tokio::spawn(forget(Arc::downgrade(&shared), since, keep));
-            answer
-        });
-        let flight = task.map(Result::ok).boxed().shared();
-        state.flight = Some(flight.clone());
-        flight
+        })
     }
 }
 
 /// Drops the result of that start time after `keep`, unless a newer one replaced it.
-async fn forget<T>(state: Weak<Mutex<State<T>>>, began: Instant, keep: Duration) {
+async fn forget<T>(last: Weak<Mutex<Last<T>>>, began: Instant, keep: Duration) {
     tokio::time::sleep(keep).await;
-    if let Some(state) = state.upgrade() {
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.last.as_ref().is_some_and(|(last, _)| *last == began) {
-            state.last = None;
+    if let Some(last) = last.upgrade() {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.as_ref().is_some_and(|(last, _)| *last == began) {
+            *last = None;
         }
     }
 }

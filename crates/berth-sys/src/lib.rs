@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
 pub mod atomic_file;
+pub mod backoff;
 pub mod beneath;
 pub mod blocking_pool;
 pub mod cgroup;
@@ -43,11 +44,13 @@ pub mod remove_tree;
 pub mod selinux;
 #[allow(unsafe_code, reason = "real-time signals have no safe constructor")]
 pub mod signal;
+pub mod single_flight;
 #[allow(unsafe_code, reason = "processes without a program have no safe interface")]
 pub mod spawn;
 pub mod step;
 pub mod sub_path;
 pub mod tls;
+pub mod token_bucket;
 #[allow(unsafe_code, reason = "watching a descriptor has no safe interface")]
 pub mod watched;
 #[allow(unsafe_code, reason = "beginning to write has no safe interface")]

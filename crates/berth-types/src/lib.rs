@@ -8,6 +8,7 @@ pub mod env;
 pub mod env_file;
 pub mod expand;
 pub mod fieldpath;
+pub mod go_duration;
 pub mod hash;
 pub mod hostname;
 mod id;

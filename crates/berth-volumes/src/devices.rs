@@ -31,6 +31,7 @@ use super::{
     spec::{Mode, UniqueName, VolumeSpec},
 };
 use berth_ports::{BlockVolume, MountedVolume, MountedVolumes, StorageObjects};
+use berth_sys::backoff::Backoff;
 use berth_types::{Pod, PodUid, api};
 
 /// How long the resolved claim of a mounted volume is reused without another read.
@@ -39,8 +40,8 @@ const FRESH: Duration = Duration::from_secs(60);
 const READ_LIMIT: Duration = Duration::from_secs(30);
 /// The same for a mounted volume, whose pod should not wait for the claim.
 const GLANCE: Duration = Duration::from_secs(2);
-/// Initial and maximum back-off before an unusable claim is read again.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
+/// Back-off before an unusable claim is read again.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(8));
 
 /// Resolved volume of a pod.
 #[derive(Clone)]
@@ -64,7 +65,7 @@ impl Known {
 struct Failed {
     text: String,
     again_at: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 #[derive(Default)]
@@ -218,9 +219,9 @@ impl Devices {
             }
             (Err(_), Some(there)) => Ok(there),
             (Err(text), None) => {
-                let pause = failed.map_or(PAUSE.0, |failed| (failed.pause * 2).min(PAUSE.1));
-                let again_at = Instant::now() + pause;
-                memory.failed.insert(name.clone(), Failed { text: text.clone(), again_at, pause });
+                let mut backoff = failed.map_or(BACKOFF, |failed| failed.backoff);
+                let again_at = Instant::now() + backoff.next_delay();
+                memory.failed.insert(name.clone(), Failed { text: text.clone(), again_at, backoff });
                 Err(text)
             }
         }

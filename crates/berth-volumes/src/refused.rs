@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use berth_metrics::OrphanMetrics;
+use berth_sys::backoff::Backoff;
 use berth_types::PodUid;
 
 /// Initial and maximum back-off before a removal is retried.
@@ -37,7 +38,7 @@ struct State {
 struct Refusal {
     error: String,
     again_at: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl Refused {
@@ -76,10 +77,11 @@ impl Refused {
     pub fn refused(&self, pod: &PodUid, error: &str) {
         let mut state = self.state();
         let last = state.pods.get(pod);
-        let pause = last.map_or(PAUSE.0, |last| (last.pause * 2).min(PAUSE.1));
+        let mut backoff = last.map_or(Backoff::new(PAUSE.0, PAUSE.1), |last| last.backoff);
         let is_new = last.is_none_or(|last| last.error != error);
         let now = Instant::now();
-        state.pods.insert(pod.clone(), Refusal { error: error.to_owned(), again_at: now + pause, pause });
+        let again_at = now + backoff.next_delay();
+        state.pods.insert(pod.clone(), Refusal { error: error.to_owned(), again_at, backoff });
         self.metrics.failed(state.pods.len());
         if is_new {
             state.untold = state.untold.saturating_add(1);

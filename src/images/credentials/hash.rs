@@ -12,7 +12,7 @@ pub fn credential_hash(login: &Login) -> String {
         .filter(|(_, value)| !value.is_empty())
         .map(|(name, value)| format!("\"{name}\":{}", quoted(value)))
         .collect();
-    hex(&Sha256::digest(format!("{{{}}}", parts.join(","))))
+    hex::encode(Sha256::digest(format!("{{{}}}", parts.join(","))))
 }
 
 /// A JSON string with the escapes of Go's encoder.
@@ -24,16 +24,6 @@ fn quoted(text: &str) -> String {
         .replace('&', "\\u0026")
         .replace('\u{2028}', "\\u2028")
         .replace('\u{2029}', "\\u2029")
-}
-
-/// Lower-case hex encoding.
-pub fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // writing to a string cannot fail
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest, Sha256};
 
-use super::{hash::hex, plugin_config::TokenAttributes};
+use super::plugin_config::TokenAttributes;
 use crate::images::record::AccountRecord;
 use berth_ports::{ObjectError, ObjectSource, TokenAsk};
 use berth_types::Pod;
@@ -46,7 +46,7 @@ impl Caller {
         let ask = TokenAsk { audience: wish.audience().to_owned(), expiration_seconds: Some(LIFETIME) };
         let token = objects.token(pod, &ask).await?;
         let record = AccountRecord { uid: found.uid, namespace: pod.namespace().to_owned(), name: account.to_owned() };
-        let of_token = hex(&Sha256::digest(&token));
+        let of_token = hex::encode(Sha256::digest(&token));
         let cached_by = if wish.is_cached_by_token() { of_token.as_str() } else { "" };
         let key = digest(&[&record.namespace, &record.name, &record.uid, cached_by], &annotations);
         let flight = digest(&[&of_token], &annotations);
@@ -63,5 +63,5 @@ fn digest(texts: &[&str], annotations: &BTreeMap<String, String>) -> String {
         hasher.update(u64::try_from(text.len()).unwrap_or(u64::MAX).to_be_bytes());
         hasher.update(text);
     }
-    hex(&hasher.finalize())
+    hex::encode(hasher.finalize())
 }

@@ -4,16 +4,12 @@
 //! for pods without a service account, and only if they allow that.
 
 use std::{
-    collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Shared, WeakShared, join_all},
-};
+use futures::future::join_all;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -22,7 +18,6 @@ use super::{
     Source,
     docker::{DockerConfig, Keyring, Login},
     glob::matches,
-    hash::hex,
     plugin::run,
     plugin_answer::{parse, request},
     plugin_cache::Cache,
@@ -32,6 +27,7 @@ use super::{
 use berth_config::text::quote;
 use berth_metrics::{CredentialPlugins, Registry};
 use berth_ports::ObjectSource;
+use berth_sys::single_flight::SingleFlight;
 use berth_types::Pod;
 
 /// `--image-credential-provider-config` and `--image-credential-provider-bin-dir`.
@@ -43,13 +39,11 @@ pub struct PluginFlags {
     pub bin_dir: PathBuf,
 }
 
-type Flight = Shared<BoxFuture<'static, Arc<DockerConfig>>>;
-
 struct Plugin {
     provider: Arc<Provider>,
     binary: Arc<PathBuf>,
     cache: Arc<Mutex<Cache>>,
-    flights: Mutex<HashMap<String, WeakShared<BoxFuture<'static, Arc<DockerConfig>>>>>,
+    calls: SingleFlight<String, Arc<DockerConfig>>,
 }
 
 /// All plugins, in configured order.
@@ -80,7 +74,7 @@ impl Plugins {
                 provider: Arc::new(provider),
                 binary: Arc::new(binary),
                 cache: Arc::default(),
-                flights: Mutex::default(),
+                calls: SingleFlight::default(),
             })
             .collect();
         Ok(Self { list, metrics: Some(Arc::new(CredentialPlugins::new(registry, &hash))), objects })
@@ -116,7 +110,7 @@ impl Plugin {
         let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(image, &caller.key, now);
         Some(match known {
             Some(logins) => (logins, source),
-            None => (self.board(image, caller, metrics).await, source),
+            None => (self.call(image, caller, metrics).await, source),
         })
     }
 
@@ -144,21 +138,16 @@ impl Plugin {
     }
 
     /// Joins a running call for the same image and identity, or starts one.
-    fn board(&self, image: &str, caller: Caller, metrics: &Arc<CredentialPlugins>) -> Flight {
-        let question = format!("{image} {}", caller.flight);
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        flights.retain(|_, weak| weak.upgrade().is_some_and(|flight| flight.peek().is_none()));
-        if let Some(flight) = flights.get(&question).and_then(WeakShared::upgrade) {
-            return flight;
-        }
+    async fn call(&self, image: &str, caller: Caller, metrics: &Arc<CredentialPlugins>) -> Arc<DockerConfig> {
+        let key = format!("{image} {}", caller.flight);
         let (provider, binary, cache) = (self.provider.clone(), self.binary.clone(), self.cache.clone());
         let (name, metrics) = (image.to_owned(), metrics.clone());
-        let asked = async move { exec((&provider, &binary), &cache, (&name, &caller), &metrics).await };
-        let flight = asked.boxed().shared();
-        if let Some(weak) = flight.downgrade() {
-            flights.insert(question, weak);
-        }
-        flight
+        let run = || async move { exec((&provider, &binary), &cache, (&name, &caller), &metrics).await };
+        let (call, _) = self.calls.join_or_start(key, run);
+        call.await.unwrap_or_else(|panicked| {
+            warn!(plugin = %self.provider.name, image, err = %panicked, "Failed getting credential from external registry credential provider");
+            Arc::default()
+        })
     }
 }
 
@@ -240,7 +229,7 @@ fn read(flags: &PluginFlags) -> Result<Configured, PluginConfigError> {
         Err(PluginConfigError(format!("plugin binary executable {} did not exist", binary.display())))
     };
     let configured: Result<Vec<_>, _> = providers.into_iter().map(with_binary).collect();
-    Ok((configured?, format!("sha256:{}", hex(&hasher.finalize()))))
+    Ok((configured?, format!("sha256:{}", hex::encode(hasher.finalize()))))
 }
 
 /// The file itself, or the configuration files of a directory sorted by name.
@@ -315,6 +304,6 @@ mod tests {
         let text = config("one");
         let mut input = u64::try_from(text.len()).expect("small").to_be_bytes().to_vec();
         input.extend_from_slice(text.as_bytes());
-        assert_eq!(hash, format!("sha256:{}", hex(&Sha256::digest(&input))));
+        assert_eq!(hash, format!("sha256:{}", hex::encode(Sha256::digest(&input))));
     }
 }

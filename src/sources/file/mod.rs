@@ -25,14 +25,15 @@ use tracing::{error, info, warn};
 
 use super::{mux::Door, references::ReferenceRule};
 use berth_metrics::SourceMetrics;
+use berth_sys::backoff::Backoff;
 use berth_types::Pod;
 use look::{Files, Look, LookError, Looked, Rejection};
 use watch::{Noticed, Watch};
 
 /// Time after which a hanging read is logged.
 const SLOW: Duration = Duration::from_secs(30);
-/// First and maximum delay before the watch is retried.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(20));
+/// Delays before the watch is retried.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(20));
 
 /// Settings of the file source.
 #[derive(Clone, Debug)]
@@ -61,7 +62,7 @@ pub struct FileSource {
     sent: Option<Vec<Arc<Pod>>>,
     watch: Option<Watch>,
     retry_at: Instant,
-    retry_after: Duration,
+    backoff: Backoff,
 }
 
 impl FileSource {
@@ -78,7 +79,7 @@ impl FileSource {
             sent: None,
             watch: None,
             retry_at: Instant::now(),
-            retry_after: RETRY.0,
+            backoff: RETRY,
         }
     }
 
@@ -116,13 +117,12 @@ impl FileSource {
         match prepared.map(|prepared| prepared.and_then(Watch::start)) {
             Some(Ok(watch)) => {
                 self.watch = Some(watch);
-                self.retry_after = RETRY.0;
+                self.backoff.reset();
             }
-            None => self.retry_at = Instant::now() + RETRY.0, // the path does not exist: the list logs that
+            None => self.retry_at = Instant::now() + RETRY.peek(), // the path does not exist: the list logs that
             Some(Err(e)) => {
                 warn!(path = %self.look.path().display(), err = %e, "Unable to read config path");
-                self.retry_at = Instant::now() + self.retry_after;
-                self.retry_after = (self.retry_after * 2).min(RETRY.1);
+                self.retry_at = Instant::now() + self.backoff.next_delay();
             }
         }
     }

@@ -10,10 +10,10 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-/// Initial back-off after a failed update.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum back-off.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+use berth_sys::backoff::Backoff;
+
+/// Delays after the runtime did not take it.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Sends a range to the runtime.
 type SendRange<E> = dyn Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync;
@@ -44,15 +44,15 @@ async fn told<E: Display>(range: &str, tell: &SendRange<E>) {
     if range.is_empty() {
         return;
     }
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = BACKOFF;
     while let Err(err) = tell(range.to_owned()).await {
-        if pause == FIRST_PAUSE {
+        let pause = backoff.next_delay();
+        if pause == BACKOFF.nth(0) {
             warn!(%err, podCIDR = range, "The runtime does not take the addresses of this node's pods, will retry");
         } else {
             debug!(%err, podCIDR = range, again = ?pause, "The runtime does not take the addresses of this node's pods");
         }
         sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
     info!(podCIDR = range, "Told the runtime the addresses of this node's pods");
 }

@@ -17,6 +17,7 @@ use super::{
     template::Template,
 };
 use crate::api::{ApiClient, ApiError, Call, Line, Resource, Typed, Verb, parse};
+use berth_sys::backoff::Backoff;
 
 /// CSR resource of older servers, which serve only `v1beta1`.
 const BEFORE: Resource =
@@ -110,7 +111,7 @@ impl Request {
         if self.made.is_some() {
             return Ok(());
         }
-        let (mut resource, mut pause) = (Resource::SIGNING_REQUESTS, PAUSE);
+        let (mut resource, mut backoff) = (Resource::SIGNING_REQUESTS, Backoff::new(PAUSE, LONGEST));
         let there = loop {
             match self.create(api, resource).await {
                 Ok(there) => break there,
@@ -121,8 +122,8 @@ impl Request {
                 },
                 Err(error) if is_passing(&error) => {
                     debug!(err = %error, name = self.name, "The signing request may not have arrived");
+                    let pause = backoff.next_delay();
                     sleep(error.retry_after().unwrap_or(pause)).await;
-                    pause = pause.saturating_mul(2).min(LONGEST);
                 }
                 Err(error) => return Err(AskError::Create(error)),
             }

@@ -35,8 +35,9 @@ pub fn name(naming: Naming, public: &[u8], template: &Template) -> String {
     match naming {
         Naming::Bootstrap => format!("node-csr-{}", URL_SAFE_NO_PAD.encode(digest)),
         Naming::Rotation => {
-            let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("{PREFIX}{}", hex.chars().take(DIGITS).collect::<String>())
+            let mut digits = hex::encode(digest);
+            digits.truncate(DIGITS);
+            format!("{PREFIX}{digits}")
         }
     }
 }

@@ -9,12 +9,14 @@
 use std::{
     collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
 };
 
 use jiff::Timestamp;
 use lru::LruCache;
 
 use super::series::{About, Series};
+use berth_sys::token_bucket::TokenBucket;
 
 /// Entries per stage.
 const KEPT: usize = 4096;
@@ -25,9 +27,9 @@ const SIMILAR_WITHIN: f64 = 600.0;
 /// Message prefix of an aggregated event.
 const COMBINED: &str = "(combined from similar events): ";
 /// Size of the token bucket: events of one type about one object at once.
-const BURST: f64 = 25.0;
-/// Seconds per token.
-const REFILL: f64 = 300.0;
+const BURST: u32 = 25;
+/// Time in which the bucket regains a token.
+const REFILL: Duration = Duration::from_secs(300);
 /// Reasons of normal events in a container's life cycle. They have a token bucket of their own, so that a flood of
 /// other events does not suppress them.
 const LIFE: [&str; 5] = ["Pulled", "Created", "Started", "Killing", "Pulling"];
@@ -67,16 +69,12 @@ struct Counted {
     count: i32,
 }
 
-struct Bucket {
-    tokens: f64,
-    filled: Timestamp,
-}
-
 /// State of the three stages.
 pub struct Correlator {
     similar: LruCache<u64, Similar>,
     counted: LruCache<u64, Counted>,
-    buckets: LruCache<u64, Bucket>,
+    /// Their clock is the time since the Unix epoch.
+    buckets: LruCache<u64, TokenBucket<Duration>>,
     last_name: i128,
 }
 
@@ -167,14 +165,8 @@ impl Correlator {
         let life = !event.warning && LIFE.contains(&event.reason.as_str());
         let key = hash(&(&event.about, event.warning, life));
         room_for_one(&mut self.buckets);
-        let bucket = self.buckets.get_or_insert_mut(key, || Bucket { tokens: BURST, filled: now });
-        bucket.tokens = (bucket.tokens + seconds(bucket.filled, now).max(0.0) / REFILL).min(BURST);
-        bucket.filled = now;
-        if bucket.tokens < 1.0 {
-            return false;
-        }
-        bucket.tokens -= 1.0;
-        true
+        let now = Duration::try_from(now.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default();
+        self.buckets.get_or_insert_mut(key, || TokenBucket::new(REFILL, BURST, now)).try_take(now)
     }
 
     /// `<object>.<hex unix nanos>`, unique within this process.

@@ -24,12 +24,13 @@ use crate::{
     store::Store,
 };
 use berth_ports::{CertificateAsk, Credential, Event};
+use berth_sys::backoff::Backoff;
 use berth_types::PodRef;
 
 /// Deadline of one API request.
 const CALL: Duration = Duration::from_secs(10);
-/// First and longest back-off between attempts to create a request.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+/// Back-off between attempts to create a request.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(60));
 /// Jitter of renewals and repeated requests, in seconds.
 const SPREAD: i64 = 300;
 /// A request that is missing from the store for that long was deleted.
@@ -164,15 +165,15 @@ impl Keeper {
     /// Generates a key and creates a request for it; retries without limit.
     async fn request(&self) -> Result<Asked, KeyError> {
         let Made { key, stub } = self.made().await?;
-        let mut pause = PAUSE.0;
+        let mut backoff = BACKOFF;
         loop {
             match self.create(&stub).await {
                 Ok(name) => return Ok(Asked { key, name }),
                 Err(error) => {
                     warn!(pod = %self.pod.object_name(), podUID = %self.pod.uid, err = %error,
                         "Cannot ask for a pod's certificate");
+                    let pause = backoff.next_delay();
                     sleep(error.retry_after().unwrap_or(pause)).await;
-                    pause = pause.saturating_mul(2).min(PAUSE.1);
                 }
             }
         }

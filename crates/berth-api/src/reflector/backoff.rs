@@ -4,30 +4,32 @@
 
 use std::time::Duration;
 
-/// First and longest back-off, before the jitter, which may double it.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
+use berth_sys::backoff::Backoff;
+
+/// Delays after failures; the jitter may double them.
+const DELAYS: Backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0, 2.0);
 /// Time without failures after which the back-off is reset.
 const FORGET: Duration = Duration::from_secs(120);
-/// First and longest back-off while the node authorizer lags.
-const QUICK: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Delays while the node authorizer lags.
+const QUICK: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 /// How long a refusal is attributed to that lag.
 const QUICK_FOR: Duration = Duration::from_secs(10);
 
-/// Exponential back-off with jitter.
+/// Back-off of one reflector. Counts only, because a node runs thousands of reflectors.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Backoff {
+pub struct WatchBackoff {
     doublings: u32,
     /// When the last back-off ended.
     used: Option<Duration>,
 }
 
-impl Backoff {
+impl WatchBackoff {
     /// Next back-off; `chance` is uniform in 0..1.
     pub fn pause(&mut self, now: Duration, chance: f64) -> Duration {
         if self.used.is_some_and(|used| now.saturating_sub(used) > FORGET) {
             self.doublings = 0;
         }
-        let pause = doubled(PAUSE, self.doublings).mul_f64(1.0 + chance.clamp(0.0, 1.0));
+        let pause = DELAYS.nth_with(self.doublings, chance);
         self.doublings = self.doublings.saturating_add(1);
         self.used = Some(now.saturating_add(pause));
         pause
@@ -49,14 +51,10 @@ impl QuickRetry {
         if now.saturating_sub(since) >= QUICK_FOR {
             return None;
         }
-        let pause = doubled(QUICK, self.doublings);
+        let pause = QUICK.nth(self.doublings);
         self.doublings = self.doublings.saturating_add(1);
         Some(pause)
     }
-}
-
-fn doubled((first, longest): (Duration, Duration), times: u32) -> Duration {
-    first.saturating_mul(2_u32.saturating_pow(times.min(16))).min(longest)
 }
 
 #[cfg(test)]
@@ -69,7 +67,7 @@ mod tests {
 
     #[test]
     fn pauses_double_to_their_end_and_are_forgotten() {
-        let mut backoff = Backoff::default();
+        let mut backoff = WatchBackoff::default();
         let mut now = at(0);
         let mut seen = Vec::new();
         for _ in 0..8 {

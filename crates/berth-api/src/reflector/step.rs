@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use super::backoff::{Backoff, QuickRetry};
+use super::backoff::{QuickRetry, WatchBackoff};
 use crate::api::ApiError;
 
 /// A watch that ended sooner than this, and without an event, counts as failed.
@@ -150,7 +150,7 @@ pub struct Machine {
     version: Option<String>,
     /// Consecutive streams that ended before the initial events were complete.
     cuts: u32,
-    backoff: Backoff,
+    backoff: WatchBackoff,
     quick: QuickRetry,
 }
 
@@ -162,7 +162,7 @@ impl Machine {
             phase: Phase::Streaming,
             version: None,
             cuts: 0,
-            backoff: Backoff::default(),
+            backoff: WatchBackoff::default(),
             quick: QuickRetry::default(),
         }
     }
@@ -186,7 +186,7 @@ impl Machine {
     /// is bound after a bad minute would wait half a minute more (the kubelet resets it after two minutes).
     pub fn moved(&mut self, version: &str) {
         if self.is_watching() {
-            self.backoff = Backoff::default();
+            self.backoff = WatchBackoff::default();
             self.reached(version);
         }
     }

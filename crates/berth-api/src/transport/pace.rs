@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use crate::api::{Line, Resource};
+use berth_sys::token_bucket::TokenBucket;
 
 /// Wait from which on a request is logged.
 const LONG: Duration = Duration::from_secs(1);
@@ -85,28 +86,6 @@ pub struct Rates {
     pub certificates: Option<Rate>,
 }
 
-/// Token bucket, as the time at which it is full.
-#[derive(Debug, Default)]
-struct Bucket {
-    full: Option<Instant>,
-}
-
-impl Bucket {
-    /// Time of the next token; takes it unless that is after `latest`.
-    fn take(&mut self, rate: Rate, now: Instant, latest: Instant) -> Result<Instant, Late> {
-        let Rate::Limited { qps, burst } = rate else { return Ok(now) };
-        let one = Duration::from_secs(1) / qps.max(1);
-        let base = self.full.map_or(now, |full| full.max(now));
-        let room = one * burst.saturating_sub(1);
-        let turn = base.checked_sub(room).map_or(now, |free| free.max(now));
-        if turn > latest {
-            return Err(Late);
-        }
-        self.full = Some(base + one);
-        Ok(turn)
-    }
-}
-
 /// Key of a bucket: request class, and API group if the main rate is per group.
 type Whose = (Line, &'static str);
 
@@ -114,7 +93,7 @@ type Whose = (Line, &'static str);
 #[derive(Debug)]
 pub struct Pace {
     rates: Rates,
-    buckets: Mutex<HashMap<Whose, Bucket>>,
+    buckets: Mutex<HashMap<Whose, TokenBucket>>,
     said: Mutex<Option<Instant>>,
 }
 
@@ -142,16 +121,19 @@ impl Pace {
     /// The token would come after `latest`; it is not taken then.
     pub async fn turn(&self, line: Line, latest: Instant, resource: &Resource) -> Result<(), Late> {
         let Some((whose, rate)) = self.bucket(line, resource) else { return Ok(()) };
+        let Rate::Limited { qps, burst } = rate else { return Ok(()) };
         let now = Instant::now();
-        let turn = {
+        let wait = {
             let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-            buckets.entry(whose).or_default().take(rate, now, latest)?
+            let full = || TokenBucket::per_second(qps, burst, now.into_std());
+            let longest = latest.checked_duration_since(now).ok_or(Late)?;
+            buckets.entry(whose).or_insert_with(full).reserve(now.into_std(), longest).ok_or(Late)?
         };
-        if turn > now {
-            sleep_until(turn).await;
+        if !wait.is_zero() {
+            sleep_until(now + wait).await;
         }
-        if turn.duration_since(now) > LONG && self.is_to_be_said(now) {
-            info!(delay = ?turn.duration_since(now), request = resource.plural, "Waited before sending request");
+        if wait > LONG && self.is_to_be_said(now) {
+            info!(delay = ?wait, request = resource.plural, "Waited before sending request");
         }
         Ok(())
     }

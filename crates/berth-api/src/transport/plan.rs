@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use berth_sys::backoff::Backoff;
+
 /// Traffic type of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
@@ -113,8 +115,8 @@ pub fn choose(kind: Kind, loads: &[Load], avoid: Option<u64>) -> Choice {
 
 /// Back-off after that many consecutive failures (from 1); `chance` in 0..1 is the jitter.
 pub fn pause(kind: Kind, failures: u32, chance: f64) -> Duration {
-    let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(16)));
-    doubled.min(kind.longest_pause(failures)).mul_f64(0.9 + 0.1 * chance.clamp(0.0, 1.0))
+    let backoff = Backoff::new(FIRST_PAUSE, kind.longest_pause(failures)).with_jitter(0.9, 1.0);
+    backoff.nth_with(failures.saturating_sub(1), chance)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ pub use values::sloppy_ip;
 pub(super) use values::{is_taint_effect, shown as shown_taint};
 
 use super::{
-    duration::GoDuration,
+    GoDuration,
     fields::{ConfigQuantity, KubeletConfiguration, MemoryReservation, Taint, VModuleItem},
 };
 

@@ -10,7 +10,6 @@ use sha2::{Digest as _, Sha256};
 use super::error::ImageError;
 
 const PREFIX: &str = "sha256:";
-const HEX: &[u8; 16] = b"0123456789abcdef";
 
 /// SHA-256 digest of content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,8 +23,7 @@ impl Digest {
 
     /// The 64 hex digits, lowercase.
     pub fn hex(&self) -> String {
-        let digit = |value: u8| char::from(HEX[usize::from(value & 15)]);
-        self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
+        hex::encode(self.0)
     }
 }
 
@@ -45,23 +43,13 @@ impl FromStr for Digest {
     type Err = ImageError;
 
     fn from_str(text: &str) -> Result<Self, ImageError> {
-        let wrong = || ImageError::invalid(format!("invalid digest {text:?}: only sha256 with 64 hex digits is known"));
-        let hex = text.strip_prefix(PREFIX).unwrap_or(text);
+        let digits = text.strip_prefix(PREFIX).unwrap_or(text);
         let mut value = [0u8; 32];
-        if hex.len() != 64 {
-            return Err(wrong());
+        let is_lowercase = !digits.bytes().any(|digit| digit.is_ascii_uppercase());
+        match hex::decode_to_slice(digits, &mut value) {
+            Ok(()) if is_lowercase => Ok(Self(value)),
+            _ => Err(ImageError::invalid(format!("invalid digest {text:?}: only sha256 with 64 hex digits is known"))),
         }
-        for (byte, pair) in value.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-            for digit in pair {
-                let digit = match digit {
-                    b'0'..=b'9' => digit - b'0',
-                    b'a'..=b'f' => digit - b'a' + 10,
-                    _ => return Err(wrong()),
-                };
-                *byte = (*byte << 4) | digit;
-            }
-        }
-        Ok(Self(value))
     }
 }
 

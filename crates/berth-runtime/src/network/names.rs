@@ -1,6 +1,6 @@
 //! Names of pod links, network namespace files, and tables, and MAC addresses. Pure.
 
-use std::{fmt::Write as _, os::unix::ffi::OsStrExt, path::Path};
+use std::{os::unix::ffi::OsStrExt, path::Path};
 
 use sha2::{Digest, Sha256};
 
@@ -21,7 +21,7 @@ pub fn bridge() -> String {
 
 /// Candidate names for the host end of a pod's veth pair, in order.
 pub fn host_ends(sandbox: &str) -> Vec<String> {
-    let digest = hex(&Sha256::digest(sandbox.as_bytes()));
+    let digest = hex::encode(Sha256::digest(sandbox.as_bytes()));
     (0..CHOICES).filter_map(|n| digest.get(n * 8..n * 8 + 8)).map(|part| format!("veth{part}")).collect()
 }
 
@@ -47,7 +47,7 @@ pub struct NamespaceFiles {
 impl NamespaceFiles {
     /// The scheme of the runtime with this owner (see [`owner`]) and state directory.
     pub fn new(owner: &str, directory: &Path) -> Self {
-        let mut tag = hex(&Sha256::digest(directory.as_os_str().as_bytes()));
+        let mut tag = hex::encode(Sha256::digest(directory.as_os_str().as_bytes()));
         tag.truncate(6);
         Self { owner: owner.to_owned(), tag }
     }
@@ -98,15 +98,7 @@ pub fn pod_mac(addresses: &[std::net::IpAddr]) -> [u8; 6] {
 /// Solicited-node multicast group of an IPv6 address, as the kernel prints it; `None` for IPv4.
 pub fn solicited_group(address: std::net::IpAddr) -> Option<String> {
     let std::net::IpAddr::V6(v6) = address else { return None };
-    Some(format!("ff0200000000000000000001ff{}", hex(&v6.octets()[13..])))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a `String` cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    Some(format!("ff0200000000000000000001ff{}", hex::encode(&v6.octets()[13..])))
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ fn beside() -> Result<PathBuf, SpawnError> {
 /// # Errors
 /// The state directory is not writable.
 pub fn unpack_bytes(state: &Path, bytes: &[u8]) -> Result<(PathBuf, Protection), SpawnError> {
-    let folder = state.join(EXE).join(hex(&Sha256::digest(bytes)));
+    let folder = state.join(EXE).join(hex::encode(Sha256::digest(bytes)));
     let program = folder.join(UNPACKED);
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.map_err(file("create", &folder))?;
@@ -194,14 +194,6 @@ pub fn start(program: &Path, folder: &Path) -> Result<u32, SpawnError> {
     });
     let child = command.spawn().map_err(file("execute", program))?;
     child.id().ok_or_else(|| file("execute", program)(io::Error::other("it ended at once")))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut out, byte| {
-        let _ = write!(out, "{byte:02x}"); // writing to a `String` cannot fail
-        out
-    })
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub struct AccessCache {
     reviewer: Arc<dyn AccessReviewer>,
     ttls: AccessTtls,
     memory: Mutex<LruCache<String, Entry>>,
-    flights: Arc<Flights<String, Decision>>,
+    flights: Flights<String, Decision>,
 }
 
 #[derive(Clone, Copy)]

@@ -1,27 +1,18 @@
-//! Single-flight: concurrent calls with the same key share one call and its result.
+//! Reviews in flight: single-flight with a limit, in tasks of the server, canceled when it stops.
 //!
-//! A call runs in its own task: a caller that is canceled does not cancel it for the others (spec 04 §6.2).
+//! A caller that is canceled does not cancel a review for the others (spec 04 §6.2).
 
-use std::{
-    collections::HashMap,
-    future::Future,
-    hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{future::Future, hash::Hash};
 
-use tokio::sync::watch;
+use berth_sys::single_flight::{Flight, Full, Role, SingleFlight};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Receiver of the result of a call.
-pub type Answer<V> = watch::Receiver<Option<V>>;
-
-/// The limit of concurrent calls is reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+/// The result of a call; `None` where the call was canceled.
+pub type Answer<V> = Flight<Option<V>>;
 
 /// Calls in flight.
-pub struct Flights<K, V> {
-    running: Mutex<HashMap<K, Answer<V>>>,
+pub struct Flights<K, V: Clone> {
+    calls: SingleFlight<K, Option<V>>,
     limit: usize,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -29,69 +20,37 @@ pub struct Flights<K, V> {
 
 impl<K, V> Flights<K, V>
 where
-    K: Clone + Eq + Hash + Send + Sync + 'static,
+    K: Clone + Eq + Hash,
     V: Clone + Send + Sync + 'static,
 {
     /// Allows at most `limit` concurrent calls; each is a task of `tasks` and is canceled by `stop`.
-    pub fn new(limit: usize, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(Self { running: Mutex::default(), limit, tasks, stop })
+    pub fn new(limit: usize, tasks: TaskTracker, stop: CancellationToken) -> Self {
+        Self { calls: SingleFlight::default(), limit, tasks, stop }
     }
 
     /// Joins the call in flight for the key, if there is one.
     pub fn join(&self, key: &K) -> Option<Answer<V>> {
-        self.running().get(key).cloned()
+        self.calls.join(key)
     }
 
     /// Starts a call, or joins the one in flight.
     ///
     /// # Errors
     /// If the limit of concurrent calls is reached.
-    pub fn start(self: &Arc<Self>, key: &K, call: impl Future<Output = V> + Send + 'static) -> Result<Answer<V>, Full> {
-        let mut running = self.running();
-        if let Some(answer) = running.get(key) {
-            return Ok(answer.clone());
+    pub fn start(&self, key: &K, call: impl Future<Output = V> + Send + 'static) -> Result<Answer<V>, Full> {
+        let stop = self.stop.clone();
+        let call = || async move { stop.run_until_cancelled(call).await };
+        let (answer, role) = self.calls.join_or_start_within(self.limit, key.clone(), call)?;
+        if role == Role::First {
+            self.tasks.spawn(answer.clone());
         }
-        if running.len() >= self.limit {
-            return Err(Full);
-        }
-        let (tell, answer) = watch::channel(None);
-        running.insert(key.clone(), answer.clone());
-        drop(running);
-        let (landing, stop) = (Landing { flights: self.clone(), key: key.clone() }, self.stop.clone());
-        self.tasks.spawn(async move {
-            let landing = landing;
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => {}
-                value = call => {
-                    drop(landing); // callers that come now find the cached result
-                    tell.send_replace(Some(value));
-                }
-            }
-        });
         Ok(answer)
     }
-
-    fn running(&self) -> MutexGuard<'_, HashMap<K, Answer<V>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Waits for the result; `None` where the call was canceled.
-pub async fn wait<V: Clone>(mut answer: Answer<V>) -> Option<V> {
-    answer.wait_for(Option::is_some).await.ok().and_then(|value| value.clone())
-}
-
-/// Removes a call from the map when it ends, also by a panic.
-struct Landing<K: Eq + Hash, V> {
-    flights: Arc<Flights<K, V>>,
-    key: K,
-}
-
-impl<K: Eq + Hash, V> Drop for Landing<K, V> {
-    fn drop(&mut self) {
-        self.flights.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
-    }
+/// Waits for the result; `None` where the call was canceled or panicked.
+pub async fn wait<V: Clone>(answer: Answer<V>) -> Option<V> {
+    answer.await.ok().flatten()
 }
 
 #[cfg(test)]
@@ -100,7 +59,7 @@ mod tests {
 
     use super::*;
 
-    fn flights(limit: usize) -> Arc<Flights<&'static str, u32>> {
+    fn flights(limit: usize) -> Flights<&'static str, u32> {
         Flights::new(limit, TaskTracker::new(), CancellationToken::new())
     }
 
@@ -111,7 +70,7 @@ mod tests {
         let first = flights.start(&"a", async { said.await.expect("told") }).expect("room");
         let second = flights.start(&"a", async { unreachable!("there is a call already") }).expect("the same");
         assert!(flights.join(&"a").is_some() && flights.join(&"b").is_none());
-        flights.start(&"b", std::future::pending()).expect("room");
+        drop(flights.start(&"b", std::future::pending()).expect("room"));
         assert!(matches!(flights.start(&"c", async { 0 }), Err(Full)));
         drop(first); // cancelling the first caller has no effect
         say.send(7).expect("a listener");

@@ -11,6 +11,8 @@ use std::{
 
 use lru::LruCache;
 
+use berth_sys::token_bucket::TokenBucket;
+
 /// Refill interval per review.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Burst after a pause.
@@ -19,7 +21,7 @@ const BURST: u32 = 20;
 const ADDRESSES: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
 /// Token bucket per address; IPv6 addresses of one network share a bucket.
-pub struct Sources(LruCache<Option<IpAddr>, Instant>);
+pub struct Sources(LruCache<Option<IpAddr>, TokenBucket>);
 
 impl Sources {
     /// Creates a limiter with full buckets.
@@ -30,14 +32,8 @@ impl Sources {
     /// Takes a token for one review of that address (`None` for requests without an address); returns whether there was
     /// one.
     pub fn may(&mut self, address: Option<IpAddr>, now: Instant) -> bool {
-        // The time at which the bucket is full again.
-        let full = self.0.get_or_insert_mut(address.map(network), || now);
-        let base = (*full).max(now);
-        if base.saturating_duration_since(now) > INTERVAL * (BURST - 1) {
-            return false;
-        }
-        *full = base + INTERVAL;
-        true
+        let full = || TokenBucket::new(INTERVAL, BURST, now);
+        self.0.get_or_insert_mut(address.map(network), full).try_take(now)
     }
 }
 

@@ -55,7 +55,7 @@ pub struct TokenCache {
     metrics: AuthMetrics,
     hash_key: Key,
     memory: Mutex<Memory>,
-    flights: Arc<Flights<Key, Known>>,
+    flights: Flights<Key, Known>,
 }
 
 struct Memory {

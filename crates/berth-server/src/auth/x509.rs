@@ -170,7 +170,7 @@ pub fn identify(chain: &[CertificateDer<'_>], cas: &ClientCas, now: Timestamp) -
     if subject.name.is_empty() {
         return Ok(None);
     }
-    let id = format!("X509SHA256={}", hex(&Sha256::digest(leaf)));
+    let id = format!("X509SHA256={}", hex::encode(Sha256::digest(leaf)));
     let identity = Identity {
         name: subject.name,
         uid: subject.uid,
@@ -187,10 +187,6 @@ fn expiry(leaf: &X509Certificate<'_>, others: &[CertificateDer<'_>], cas: &Clien
     let ends = ends.chain(cas.authorities.iter().map(|authority| authority.valid.1));
     let first = ends.filter(|end| *end >= now.as_second()).chain([leaf.validity().not_after.timestamp()]).min();
     first.and_then(|end| Timestamp::from_second(end.saturating_add(1)).ok()).unwrap_or(now)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Relevant attributes of a subject.

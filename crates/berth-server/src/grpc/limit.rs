@@ -1,31 +1,24 @@
 //! Token-bucket rate limiter for the local gRPC sockets.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::Instant;
 use tonic::{Request, Status};
 
+use berth_sys::token_bucket::TokenBucket;
+
 /// Refill rate: requests per second (spec 04b §12).
-const PER_SECOND: f64 = 100.0;
+const PER_SECOND: u32 = 100;
 /// Burst: capacity of the bucket.
-const BURST: f64 = 10.0;
+const BURST: u32 = 10;
 
-/// Token bucket, shared by its clones.
+/// Rate limit, shared by its clones.
 #[derive(Clone, Debug)]
-pub struct RateLimit(Arc<Mutex<Bucket>>);
-
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Bucket {
-    tokens: f64,
-    filled: Instant,
-}
+pub struct RateLimit(Arc<Mutex<TokenBucket>>);
 
 impl Default for RateLimit {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Bucket { tokens: BURST, filled: Instant::now() })))
+        Self(Arc::new(Mutex::new(TokenBucket::per_second(PER_SECOND, BURST, Instant::now().into_std()))))
     }
 }
 
@@ -36,20 +29,15 @@ impl RateLimit {
     /// `RESOURCE_EXHAUSTED`, where the bucket is empty.
     pub fn admit<T>(&self, request: Request<T>) -> Result<Request<T>, Status> {
         let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let filled = refill(bucket.tokens, now.saturating_duration_since(bucket.filled));
-        let is_admitted = filled >= 1.0;
-        *bucket = Bucket { tokens: if is_admitted { filled - 1.0 } else { filled }, filled: now };
+        let is_admitted = bucket.try_take(Instant::now().into_std());
         if is_admitted { Ok(request) } else { Err(Status::resource_exhausted("rejected by rate limit")) }
     }
 }
 
-fn refill(tokens: f64, passed: Duration) -> f64 {
-    (tokens + passed.as_secs_f64() * PER_SECOND).min(BURST)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]

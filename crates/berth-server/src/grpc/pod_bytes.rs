@@ -208,10 +208,6 @@ mod tests {
 
     use super::*;
 
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-
     #[test]
     fn a_pod_is_written_with_the_apis_field_numbers() {
         // Each line was encoded by hand from the published field numbers: metadata 1, spec 2, status 3.
@@ -227,7 +223,7 @@ mod tests {
             (json!({"other": 1, "spec": {"other": {"a": null}, "nodeName": null}}), "1200"),
         ] {
             let expected: String = expected.chars().filter(|c| *c != ' ').collect();
-            assert_eq!(hex(&encode(&pod)), expected, "{pod}");
+            assert_eq!(hex::encode(encode(&pod)), expected, "{pod}");
         }
     }
 
@@ -237,7 +233,7 @@ mod tests {
         let of = |name: &str, json: Value| {
             let mut out = Vec::new();
             table.message(name, json.as_object().expect("an object"), &mut out);
-            hex(&out)
+            hex::encode(&out)
         };
         assert_eq!(of("ConfigMapKeySelector", json!({"name": "a", "key": "k"})), "0a030a016112016b");
         assert_eq!(of("Probe", json!({"tcpSocket": {"port": 80}, "periodSeconds": 5})), "0a081a060a04080010502005");

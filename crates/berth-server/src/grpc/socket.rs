@@ -12,12 +12,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::Server};
 use tracing::{error, info};
 
+use berth_sys::backoff::Backoff;
+
 /// Mode of the socket's directory.
 const DIRECTORY_MODE: u32 = 0o750;
-/// Initial back-off after a failure; doubles each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Maximum back-off.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Back-off after failures.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 /// Grace period for open calls when the agent stops.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent calls per connection.
@@ -41,13 +41,13 @@ impl Socket {
 
     /// Serves until stopped. Logs failures and retries with exponential back-off.
     pub async fn run(self, stop: CancellationToken) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = BACKOFF;
         loop {
             let trouble = match self.listen() {
                 Ok(listener) => {
                     info!(path = %self.path.display(), "Starting to serve");
                     self.trouble.send_replace(None);
-                    pause = FIRST_PAUSE;
+                    backoff.reset();
                     match self.serve(listener, &stop).await {
                         Ok(()) => return,
                         Err(error) => error.to_string(),
@@ -59,7 +59,7 @@ impl Socket {
             self.trouble.send_replace(Some(trouble));
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                () = sleep(backoff.next_delay()) => {}
             }
         }
     }

@@ -12,6 +12,7 @@ use rustix::{
 };
 
 use super::{CgroupError, CgroupResult};
+use crate::backoff::Backoff;
 
 /// Maximum time for killed processes to exit.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -23,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// Kills every process that `list` returns until it returns none. Processes may fork meanwhile, so each round lists
 /// again; on a busy machine killed processes need longer to exit than the five rounds of spec 06a §7 take.
 pub(super) fn all(group: &str, list: impl Fn() -> CgroupResult<BTreeSet<i32>>) -> CgroupResult<()> {
-    let (began, mut pause) = (Instant::now(), PAUSE);
+    let (began, mut backoff) = (Instant::now(), Backoff::new(PAUSE, LONGEST_PAUSE));
     loop {
         let pids = list()?;
         if pids.is_empty() {
@@ -38,8 +39,7 @@ pub(super) fn all(group: &str, list: impl Fn() -> CgroupResult<BTreeSet<i32>>) -
         for pid in pids {
             one(group, pid)?;
         }
-        thread::sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        thread::sleep(backoff.next_delay());
     }
 }
 

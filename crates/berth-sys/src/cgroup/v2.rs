@@ -14,6 +14,7 @@ use super::{
     group::{self, Made},
     kill,
 };
+use crate::backoff::Backoff;
 
 /// Controllers to use, of those that the kernel offers.
 const WANTED: [Controller; 5] =
@@ -154,7 +155,8 @@ impl Unified {
     }
 
     fn wait_until_empty(&self, group: &GroupPath, directory: &Path) -> CgroupResult<()> {
-        let (began, mut pause) = (Instant::now(), Duration::from_millis(1));
+        let began = Instant::now();
+        let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));
         while self.is_populated(directory)? {
             if began.elapsed() > EMPTY_LIMIT {
                 return Err(CgroupError::Other(format!(
@@ -162,8 +164,7 @@ impl Unified {
                      {EMPTY_LIMIT:?}"
                 )));
             }
-            thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(100));
+            thread::sleep(backoff.next_delay());
         }
         Ok(())
     }

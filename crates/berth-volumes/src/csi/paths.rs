@@ -15,7 +15,7 @@ pub const RECORD: &str = "vol_data.json";
 
 /// Returns the SHA-256 digest as lower-case hex.
 fn digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(text.as_bytes()))
 }
 
 /// Returns the name of the `VolumeAttachment` of a volume on a node.

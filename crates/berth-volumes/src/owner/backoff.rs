@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use berth_sys::backoff::Backoff;
 use berth_types::PodUid;
 
 /// Initial and maximum delay.
@@ -30,17 +31,17 @@ pub enum OpName {
     Resize,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 struct Record {
     op: OpName,
     /// `None` for a failure of the whole volume.
     pod: Option<PodUid>,
     until: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 /// Back-offs of one volume.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Backoffs(Vec<Record>);
 
 impl Record {
@@ -58,10 +59,11 @@ impl Backoffs {
     /// Records a failure for that pod or for all; returns the new delay. A failure for one pod shows that the steps
     /// shared by all pods succeeded, so that it clears their back-off.
     pub fn failed(&mut self, op: OpName, pod: Option<&PodUid>, now: Instant) -> Duration {
-        let last = self.0.iter().filter(|record| record.concerns(op, pod)).map(|record| record.pause).max();
-        let pause = last.map_or(PAUSE.0, |last| (last * 2).min(PAUSE.1));
+        let concerned = self.0.iter().filter(|record| record.concerns(op, pod)).map(|record| record.backoff);
+        let mut backoff = concerned.max_by_key(Backoff::peek).unwrap_or(Backoff::new(PAUSE.0, PAUSE.1));
+        let pause = backoff.next_delay();
         self.succeeded(op, pod);
-        self.0.push(Record { op, pod: pod.cloned(), until: now + pause, pause });
+        self.0.push(Record { op, pod: pod.cloned(), until: now + pause, backoff });
         pause
     }
 

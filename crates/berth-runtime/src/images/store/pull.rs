@@ -6,15 +6,11 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
     time::Duration,
 };
 
-use futures::{
-    FutureExt, StreamExt, TryStreamExt,
-    future::{BoxFuture, Shared, WeakShared},
-    stream,
-};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::info;
 
@@ -33,6 +29,7 @@ use crate::images::{
     registry::{Credentials, Session, session::Resolved},
 };
 use crate::store::record::{self, Durability};
+use berth_sys::single_flight::{Role, SingleFlight};
 
 /// Upper limit of concurrent downloads of one pull, regardless of the configuration.
 const MOST_DOWNLOADS: usize = 64;
@@ -46,9 +43,6 @@ const TELL_EVERY: Duration = Duration::from_secs(10);
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 type Outcome = Result<Arc<Record>, ImageError>;
-type Work = BoxFuture<'static, Outcome>;
-/// A running pull, alive while any caller waits for it, and its progress.
-type Running = (WeakShared<Work>, Arc<Progress>);
 
 /// A pull request.
 #[derive(Clone)]
@@ -67,7 +61,9 @@ pub(super) struct Pulls {
     slots: Arc<Semaphore>,
     /// Concurrent downloads of one pull.
     most: usize,
-    running: Mutex<BTreeMap<Key, Running>>,
+    running: SingleFlight<Key, Outcome>,
+    /// Progress of the running pulls.
+    progress: Mutex<BTreeMap<Key, Weak<Progress>>>,
     blobs: Arc<Blobs>,
 }
 
@@ -117,7 +113,7 @@ impl Pulls {
     pub(super) fn new(most: usize) -> Self {
         let most = most.clamp(1, MOST_DOWNLOADS);
         let slots = Arc::new(Semaphore::new(2 * most));
-        Self { slots, most, running: Mutex::default(), blobs: Arc::default() }
+        Self { slots, most, running: SingleFlight::default(), progress: Mutex::default(), blobs: Arc::default() }
     }
 
     /// Blobs in use by pulls.
@@ -125,22 +121,30 @@ impl Pulls {
         self.blobs.held.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
     }
 
-    /// Joins the running pull with the same key, or starts one.
-    pub(super) fn join(inner: &Arc<Inner>, asked: Asked) -> (Shared<Work>, Arc<Progress>) {
-        let mut running = inner.pulls.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.retain(|_, (pull, _)| pull.upgrade().is_some_and(|pull| pull.peek().is_none()));
+    /// Joins the running pull with the same key, or starts one. The pull is canceled with its last caller.
+    pub(super) fn join(
+        inner: &Arc<Inner>,
+        asked: Asked,
+    ) -> (impl Future<Output = Outcome> + Send + 'static + use<>, Arc<Progress>) {
+        let Self { running, progress, .. } = &inner.pulls;
         let machine = asked.machine.as_ref().map(|machine| format!("{machine:?}"));
         let key = (asked.name.to_string(), asked.credentials.key(), machine);
-        if let Some((pull, progress)) = running.get(&key)
-            && let Some(pull) = pull.upgrade()
-        {
-            return (pull, Arc::clone(progress));
-        }
-        let progress: Arc<Progress> = Arc::default();
-        let work = pull(Arc::clone(inner), asked, Arc::clone(&progress)).boxed().shared();
-        if let Some(weak) = work.downgrade() {
-            running.insert(key, (weak, Arc::clone(&progress)));
-        }
+        // Locked across both, so that a pull that is joined has its progress here.
+        let mut all = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, progress| progress.strong_count() > 0);
+        let new: Arc<Progress> = Arc::default();
+        let start = || pull(Arc::clone(inner), asked, Arc::clone(&new));
+        let (work, role) = running.join_or_start(key.clone(), start);
+        let progress = match role {
+            Role::First => {
+                all.insert(key, Arc::downgrade(&new));
+                new
+            }
+            Role::Joined => all.get(&key).and_then(Weak::upgrade).unwrap_or(new), // absent if it has just ended
+        };
+        let work = work.map(|outcome| {
+            outcome.unwrap_or_else(|panicked| Err(ImageError::new(Kind::Unknown, panicked.to_string())))
+        });
         (work, progress)
     }
 }

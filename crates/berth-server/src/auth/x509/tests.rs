@@ -69,7 +69,7 @@ fn a_good_certificate_names_its_holder() {
     let ca = ca("us", (-1, 100));
     let names = [(DnType::CommonName, "kate"), (DnType::OrganizationName, "dev"), (uid(), "u-1")];
     let certificate = client(&ca, &names, (-1, 10), ExtendedKeyUsagePurpose::ClientAuth);
-    let id = format!("X509SHA256={}", hex(&Sha256::digest(&certificate)));
+    let id = format!("X509SHA256={}", hex::encode(Sha256::digest(&certificate)));
     let proof =
         identify(std::slice::from_ref(&certificate), &bundle(&[&ca]), at(NOW)).expect("good").expect("somebody");
     let identity = proof.identity;

@@ -1,10 +1,12 @@
-//! Durations in Go's grammar and canonical format, as in the configuration. Pure.
+//! Durations in the grammar and canonical format of Go's `time.Duration`. Pure.
 //!
 //! `1m` is parsed and formatted as `1m0s`, `90s` as `1m30s`, `100ms` unchanged. Spec 01, notation.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::fieldpath::quoted;
 
 /// Nanoseconds per unit, longest first.
 const UNITS: [(&str, i64); 8] = [
@@ -26,13 +28,13 @@ pub struct GoDuration(i64);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
     /// The text is not of the form `[+-](number unit)+`.
-    #[error("time: invalid duration {}", super::text::quote(.0))]
+    #[error("time: invalid duration {}", quoted(.0))]
     Invalid(String),
     /// A number has no unit.
-    #[error("time: missing unit in duration {}", super::text::quote(.0))]
+    #[error("time: missing unit in duration {}", quoted(.0))]
     MissingUnit(String),
     /// A unit is unknown.
-    #[error("time: unknown unit {} in duration {}", super::text::quote(.unit), super::text::quote(.text))]
+    #[error("time: unknown unit {} in duration {}", quoted(.unit), quoted(.text))]
     UnknownUnit {
         /// The unknown unit.
         unit: String,
@@ -89,6 +91,13 @@ impl GoDuration {
 impl From<GoDuration> for Duration {
     fn from(duration: GoDuration) -> Self {
         duration.std()
+    }
+}
+
+impl From<Duration> for GoDuration {
+    /// Durations above 292 years become the longest that Go has.
+    fn from(duration: Duration) -> Self {
+        Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
     }
 }
 
@@ -204,7 +213,7 @@ impl Serialize for GoDuration {
 }
 
 /// Type name by which the decoder accepts only a string (spec 01 §3.2).
-pub(super) const DURATION_TYPE: &str = "Duration";
+pub const DURATION_TYPE: &str = "Duration";
 
 impl<'de> Deserialize<'de> for GoDuration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -253,6 +262,36 @@ mod tests {
         ] {
             assert_eq!(text.parse::<GoDuration>().map(|d| d.to_string()), Ok(printed.to_owned()), "{text}");
         }
+    }
+
+    #[test]
+    fn durations_print_as_in_go() {
+        for (nanos, text) in [
+            (0, "0s"),
+            (15, "15ns"),
+            (1_500, "1.5µs"),
+            (15_000_000, "15ms"),
+            (1_000_000_000, "1s"),
+            (180_104_000_000, "3m0.104s"),
+            (3_600_000_000_001, "1h0m0.000000001s"),
+            (3_723_500_000_000, "1h2m3.5s"),
+            (u64::MAX, "2562047h47m16.854775807s"),
+        ] {
+            assert_eq!(GoDuration::from(Duration::from_nanos(nanos)).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn durations_print_as_in_the_reference() {
+        for (seconds, text) in [(0, "0s"), (10, "10s"), (80, "1m20s"), (300, "5m0s"), (3600, "1h0m0s")] {
+            assert_eq!(GoDuration::from(Duration::from_secs(seconds)).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn deadlines_are_written_as_go_does() {
+        let millis = |millis| GoDuration::from(Duration::from_millis(millis)).to_string();
+        assert_eq!([500, 10_000, 1500, 90_000].map(millis), ["500ms", "10s", "1.5s", "1m30s"]);
     }
 
     #[test]
