@@ -49,6 +49,8 @@ lint:           ## what CI refuses
 	$(CARGO) fmt --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check --hide-inclusion-graph licenses bans sources; \
+	else echo "skipped: cargo deny check: cargo-deny is not installed; tests check licenses and registries"; fi
 
 release:        ## one static binary, with its shim within: target/<host>/release/berth
 	RUSTFLAGS="$(STATIC)" $(CARGO) build --profile shim -p berth-shim --bin shim --target $(HOST)

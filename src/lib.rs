@@ -12,6 +12,7 @@
 //! | [`cli`] | command line: one file per command |
 //! | [`wiring`] | builds the parts from the configuration, starts and stops them in order |
 //! | [`sources`] | manifests from files, HTTP, and the API server; the mux that merges them |
+//! | [`api_source`] | pods of the API server as a source; last-known pods while it is unreachable |
 //! | [`engine`] | sync loop, pod workers, admission, allocation, housekeeping |
 //! | [`runtime`] | runtime manager: turns a pod's plan into CRI calls |
 //! | [`images`] | image manager: pulls, pull credentials, garbage collection |
@@ -36,6 +37,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
+pub mod api_source;
 pub mod certificates;
 pub mod cli;
 pub mod diagnostics;

@@ -7,6 +7,8 @@ use std::{
     process::Command,
 };
 
+use spdx::{Expression, Licensee, ParseMode};
+
 /// Lines of a file, tests not counted, above which it is too long.
 const LONG: usize = 500;
 
@@ -16,22 +18,6 @@ const LONG_FILES: &[(&str, usize, &str)] = &[(
     700,
     "a data table: every field of the configuration, in the reference's order",
 )];
-
-/// Permitted licenses of dependencies: permissive, and compatible with our Apache-2.0.
-const LICENSES: &[&str] = &[
-    "0BSD",
-    "Apache-2.0",
-    "Apache-2.0 WITH LLVM-exception",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "BSL-1.0",
-    "CDLA-Permissive-2.0", // data: the certificate authorities of webpki-roots
-    "ISC",
-    "MIT",
-    "Unicode-3.0",
-    "Unlicense",
-    "Zlib",
-];
 
 /// Root directory of the workspace.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -340,65 +326,52 @@ fn licenses_are_on_the_list() {
     };
     let packages = metadata["packages"].as_array().expect("packages");
     assert!(packages.len() > 100, "only {} packages", packages.len());
+    let permitted = permitted_licenses();
     let text = |package: &serde_json::Value, field: &str| package[field].as_str().unwrap_or_default().to_owned();
     let wrong: Vec<String> = packages
         .iter()
-        .filter(|package| !is_licensed(&text(package, "license")))
+        .filter(|package| !is_licensed(&text(package, "license"), &permitted))
         .map(|p| format!("{} {}: {:?}", text(p, "name"), text(p, "version"), text(p, "license")))
         .collect();
     assert!(wrong.is_empty(), "licenses that are not on the list:\n{}", wrong.join("\n"));
 }
 
-/// Whether the list satisfies an SPDX expression; `/` is the deprecated form of `OR`.
-fn is_licensed(expression: &str) -> bool {
-    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
-    let words: Vec<&str> = spaced.split_whitespace().collect();
-    let mut rest = words.as_slice();
-    let verdict = any_of(&mut rest);
-    verdict && rest.is_empty()
+#[test]
+fn dependencies_come_from_listed_registries() {
+    let Some(metadata) = metadata() else {
+        println!("skipped dependencies_come_from_listed_registries: there is no cargo here");
+        return;
+    };
+    let registries: Vec<String> =
+        deny_list("sources", "allow-registry").iter().map(|url| format!("registry+{url}")).collect();
+    let packages = metadata["packages"].as_array().expect("packages");
+    // Crates of the workspace have no source.
+    let sources = packages.iter().filter_map(|package| package["source"].as_str());
+    let wrong: BTreeSet<&str> = sources.filter(|source| !registries.iter().any(|listed| listed == source)).collect();
+    assert!(wrong.is_empty(), "sources that are not on the list: {wrong:?}");
 }
 
-fn any_of(words: &mut &[&str]) -> bool {
-    let mut verdict = all_of(words);
-    while let ["OR", rest @ ..] = *words {
-        *words = rest;
-        verdict |= all_of(words);
-    }
-    verdict
+/// A list of `deny.toml`, the rules of cargo-deny.
+fn deny_list(table: &str, key: &str) -> Vec<String> {
+    let text = fs::read_to_string(Path::new(ROOT).join("deny.toml")).expect("deny.toml");
+    let rules: toml::Table = text.parse().expect("TOML");
+    let list = rules[table][key].as_array().expect("a list");
+    list.iter().map(|item| item.as_str().expect("a text").to_owned()).collect()
 }
 
-fn all_of(words: &mut &[&str]) -> bool {
-    let mut verdict = one_of(words);
-    while let ["AND", rest @ ..] = *words {
-        *words = rest;
-        verdict &= one_of(words);
-    }
-    verdict
+fn permitted_licenses() -> Vec<Licensee> {
+    deny_list("licenses", "allow").iter().map(|name| Licensee::parse(name).expect("an SPDX identifier")).collect()
 }
 
-fn one_of(words: &mut &[&str]) -> bool {
-    match *words {
-        ["(", rest @ ..] => {
-            *words = rest;
-            let verdict = any_of(words);
-            let [")", rest @ ..] = *words else { return false };
-            *words = rest;
-            verdict
-        }
-        [name, "WITH", exception, rest @ ..] => {
-            *words = rest;
-            LICENSES.contains(&format!("{name} WITH {exception}").as_str())
-        }
-        [name, rest @ ..] => {
-            *words = rest;
-            LICENSES.contains(name)
-        }
-        [] => false,
-    }
+/// Whether the permitted licenses satisfy an SPDX expression, by cargo-deny's rules: `/` is the deprecated form of `OR`.
+fn is_licensed(expression: &str, permitted: &[Licensee]) -> bool {
+    let expression = Expression::parse_mode(expression, ParseMode::LAX);
+    expression.is_ok_and(|e| e.evaluate(|required| permitted.iter().any(|license| license.satisfies(required))))
 }
 
 #[test]
 fn the_reader_of_licenses_reads() {
+    let permitted = permitted_licenses();
     for (expression, expected) in [
         ("MIT", true),
         ("GPL-3.0-only", false),
@@ -413,7 +386,7 @@ fn the_reader_of_licenses_reads() {
         ("", false),
         ("(MIT", false),
     ] {
-        assert_eq!(is_licensed(expression), expected, "{expression}");
+        assert_eq!(is_licensed(expression, &permitted), expected, "{expression}");
     }
 }
 

@@ -1,21 +1,24 @@
 //! Joins the node to its cluster: reflectors, pod sources, and writers to the API server.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::build::{Base, BuildError},
+    super::build::{Base, BuildError, wrong},
     client::Client,
-    feed::PodFeed,
-    offline::{OfflineFeed, Recall},
-    own::{attached, object_ttl, of_node, uid},
 };
-use crate::{engine::Command, sources::ports::PodSourceFeed};
+use crate::{
+    api_source::{OfflineFeed, OfflineSettings, PodFeed},
+    engine::Command,
+    node::own_node::{self, attached, object_ttl, uid},
+    sources::ports::PodSourceFeed,
+};
 use berth_api::{
-    ApiObjects, ApiStorage, ChangedPods, EventDeps, MirrorDeps, NodeCertificates, ObjectsConfig, ObjectsDeps,
-    OfflineObjects, ReflectorDeps, Selection, StartTimes, StatusWriter, StatusWriterDeps, Store, Strategy, TimedEvents,
+    ApiObjects, ApiStorage, ChangedPods, EventDeps, MirrorDeps, NodeCertificates, ObjectsConfig, ObjectsDeps, Offline,
+    OfflineConfig, OfflineObjects, ReflectorDeps, Selection, StartTimes, StatusWriter, StatusWriterDeps, Store,
+    Strategy, TimedEvents,
     api::{ApiClient, Resource},
     event_recorder, mirrors, reflect,
 };
@@ -238,5 +241,45 @@ async fn poke(mut changed: ChangedPods, commands: mpsc::Sender<Command>, stop: C
         if commands.send(Command::Poke(pod)).await.is_err() {
             return;
         }
+    }
+}
+
+/// Publishes a value of the own Node object, and keeps it up to date in the background.
+pub(super) fn of_node<T: PartialEq + Send + Sync + 'static>(
+    base: &Base,
+    nodes: Store<api::Node>,
+    name: &str,
+    read: fn(Option<&api::Node>) -> T,
+) -> watch::Receiver<T> {
+    let (value, following) = own_node::of_node(nodes, name.to_owned(), read, base.stop.child_token());
+    base.tasks.spawn(following);
+    value
+}
+
+/// Last-known pods.
+struct Recall {
+    /// The persisted pods.
+    offline: Arc<Offline>,
+    /// Time after the start during which the API server is waited for.
+    patience: Duration,
+}
+
+impl Recall {
+    /// Opens the last-known pods if the agent's own settings contain the section.
+    ///
+    /// # Errors
+    /// The settings are invalid or unusable.
+    async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<Self>, BuildError> {
+        let Some(section) = berth_runtime::settings::section("offlinePods").map_err(BuildError)? else {
+            return Ok(None);
+        };
+        let settings = OfflineSettings::read(section).map_err(BuildError)?;
+        let config = OfflineConfig {
+            file: loaded.root_directory().join("offline_pods"),
+            key_file: settings.key_file.clone(),
+            node: node.to_owned(),
+        };
+        let offline = Offline::start(config, base.tasks.tracker(), base.stop.child_token()).await.map_err(wrong)?;
+        Ok(Some(Self { offline, patience: settings.patience() }))
     }
 }

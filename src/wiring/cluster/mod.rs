@@ -12,14 +12,10 @@
 
 mod client;
 mod csi;
-mod feed;
 mod first;
 mod join;
 mod node;
-mod offline;
 mod opener;
-mod own;
-mod ranges;
 mod serving;
 
 pub(super) use self::{

@@ -14,13 +14,13 @@ use super::{
         kernel, node_addresses, settings,
     },
     Cluster,
-    ranges::tell_ranges,
 };
 use crate::{
     images,
     node::{
         self, KernelNetwork, Machine, Origin,
         cluster::{ClusterConfig, NodeDeps, NodePulses, Stops, VolumesReported},
+        pod_cidr::tell_ranges,
         reserved::Reserved,
         status::{NodeImage, StatusSettings},
     },

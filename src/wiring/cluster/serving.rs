@@ -2,11 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{
-    super::build::Base,
-    Cluster,
-    own::{addresses, of_node},
-};
+use super::{super::build::Base, Cluster, join::of_node};
+use crate::node::own_node::addresses;
 use berth_api::certificates::{NamesNeeded, ServingCertificates, ServingSetup};
 use berth_config::Loaded;
 use berth_metrics::CertificateMetrics;

@@ -6,46 +6,16 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use tokio::time::{Instant, sleep_until};
 
-use super::super::build::{Base, BuildError, wrong};
 use crate::sources::ports::PodSourceFeed;
-use berth_api::{Offline, OfflineConfig};
-use berth_config::Loaded;
+use berth_api::Offline;
 use berth_types::Pod;
-
-/// Last-known pods.
-pub(super) struct Recall {
-    /// The persisted pods.
-    pub(super) offline: Arc<Offline>,
-    /// Time after the start during which the API server is waited for.
-    pub(super) patience: Duration,
-}
-
-impl Recall {
-    /// Opens the last-known pods if the agent's own settings contain the section.
-    ///
-    /// # Errors
-    /// The settings are invalid or unusable.
-    pub(super) async fn open(loaded: &Loaded, base: &Base, node: &str) -> Result<Option<Self>, BuildError> {
-        let Some(section) = berth_runtime::settings::section("offlinePods").map_err(BuildError)? else {
-            return Ok(None);
-        };
-        let settings = OfflineSettings::read(section).map_err(BuildError)?;
-        let config = OfflineConfig {
-            file: loaded.root_directory().join("offline_pods"),
-            key_file: settings.key_file.clone(),
-            node: node.to_owned(),
-        };
-        let offline = Offline::start(config, base.tasks.tracker(), base.stop.child_token()).await.map_err(wrong)?;
-        Ok(Some(Self { offline, patience: settings.patience() }))
-    }
-}
 
 /// Section `offlinePods` of the agent's own settings (`/etc/berth/config.yaml`); without it nothing is persisted.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct OfflineSettings {
+pub struct OfflineSettings {
     /// Encryption key: 32 bytes, or 64 hexadecimal digits; readable by its owner only.
-    key_file: PathBuf,
+    pub key_file: PathBuf,
     /// Time after the start during which the API server is waited for, in seconds; default 20.
     #[serde(default = "patience")]
     patience_seconds: u64,
@@ -60,18 +30,18 @@ impl OfflineSettings {
     ///
     /// # Errors
     /// Names the field.
-    fn read(section: serde_json::Value) -> Result<Self, String> {
+    pub fn read(section: serde_json::Value) -> Result<Self, String> {
         serde_json::from_value(section).map_err(|error| format!("offlinePods: {error}"))
     }
 
     /// Time after the start during which the API server is waited for.
-    fn patience(&self) -> Duration {
+    pub fn patience(&self) -> Duration {
         Duration::from_secs(self.patience_seconds)
     }
 }
 
 /// Feed of last-known pods, followed by those of the API server.
-pub(super) struct OfflineFeed {
+pub struct OfflineFeed {
     inner: Box<dyn PodSourceFeed>,
     offline: Arc<Offline>,
     patience: Duration,
@@ -82,7 +52,7 @@ pub(super) struct OfflineFeed {
 
 impl OfflineFeed {
     /// Creates the feed. It returns the last-known pods once if `inner` returns nothing for that long after the start.
-    pub(super) fn new(inner: Box<dyn PodSourceFeed>, offline: Arc<Offline>, patience: Duration) -> Self {
+    pub fn new(inner: Box<dyn PodSourceFeed>, offline: Arc<Offline>, patience: Duration) -> Self {
         Self { inner, offline, patience, until: None, has_decided: false }
     }
 }
@@ -127,6 +97,7 @@ mod tests {
     use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
     use super::*;
+    use berth_api::OfflineConfig;
 
     struct Sets(mpsc::UnboundedReceiver<Vec<Arc<Pod>>>);
 

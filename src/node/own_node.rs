@@ -6,7 +6,6 @@ use k8s_openapi::api::core::v1::NodeAddress;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::super::build::Base;
 use berth_api::Store;
 use berth_ports::Attached;
 use berth_types::api;
@@ -17,39 +16,38 @@ const OBJECT_TTL: &str = "node.alpha.kubernetes.io/ttl";
 const DEFAULT_TTL: Duration = Duration::from_secs(60);
 
 /// Addresses of the node's status.
-pub(super) fn addresses(node: Option<&api::Node>) -> Vec<NodeAddress> {
+pub fn addresses(node: Option<&api::Node>) -> Vec<NodeAddress> {
     node.and_then(|node| node.status.as_ref()?.addresses.clone()).unwrap_or_default()
 }
 
 /// Attached volumes of the node's status, with their device paths; `None` before the node was read (spec 07 §4.1).
-pub(super) fn attached(node: Option<&api::Node>) -> Attached {
+pub fn attached(node: Option<&api::Node>) -> Attached {
     let volumes = node?.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
     let known = volumes.iter().map(|volume| (volume.name.clone(), volume.device_path.clone()));
     Some(std::sync::Arc::new(known.collect()))
 }
 
 /// TTL of an object that a pod refers to, for strategy `Cache` (spec 02b §11): the node's annotation, or 60 s.
-pub(super) fn object_ttl(node: Option<&api::Node>) -> Duration {
+pub fn object_ttl(node: Option<&api::Node>) -> Duration {
     let annotation = node.and_then(|node| node.metadata.annotations.as_ref()?.get(OBJECT_TTL));
     let seconds = annotation.and_then(|text| text.parse::<i64>().ok());
     seconds.map_or(DEFAULT_TTL, |seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or_default()))
 }
 
 /// UID of the Node object; empty before it was read.
-pub(super) fn uid(node: Option<&api::Node>) -> String {
+pub fn uid(node: Option<&api::Node>) -> String {
     node.and_then(|node| node.metadata.uid.clone()).unwrap_or_default()
 }
 
-/// Publishes a value that `read` extracts from the own Node object, whenever it changes.
-pub(super) fn of_node<T: PartialEq + Send + Sync + 'static>(
-    base: &Base,
+/// Publishes a value that `read` extracts from the own Node object whenever it changes, until stopped.
+pub fn of_node<T: PartialEq + Send + Sync + 'static>(
     nodes: Store<api::Node>,
-    name: &str,
+    name: String,
     read: fn(Option<&api::Node>) -> T,
-) -> watch::Receiver<T> {
-    let (told, known) = watch::channel(read(None));
-    base.tasks.spawn(follow(nodes, name.to_owned(), told, read, base.stop.child_token()));
-    known
+    stop: CancellationToken,
+) -> (watch::Receiver<T>, impl Future<Output = ()> + Send + 'static) {
+    let (published, known) = watch::channel(read(None));
+    (known, follow(nodes, name, published, read, stop))
 }
 
 async fn follow<T: PartialEq>(

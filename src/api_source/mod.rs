@@ -1,22 +1,26 @@
 //! Pod source of the API server: sets for the mux, from the reflector's store (spec 02a §1.8).
 
+mod offline;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
+
+pub use offline::{OfflineFeed, OfflineSettings};
 
 use crate::sources::ports::PodSourceFeed;
 use berth_api::Store;
 use berth_types::Pod;
 
 /// Returns all pods of a store whenever one of them has changed.
-pub(super) struct PodFeed {
+pub struct PodFeed {
     pods: Store<Pod>,
     is_first: bool,
 }
 
 impl PodFeed {
     /// Creates the feed of that store.
-    pub(super) fn new(pods: Store<Pod>) -> Self {
+    pub fn new(pods: Store<Pod>) -> Self {
         Self { pods, is_first: true }
     }
 }

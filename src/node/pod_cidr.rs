@@ -16,10 +16,10 @@ use berth_sys::backoff::Backoff;
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Sends a range to the runtime.
-type SendRange<E> = dyn Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync;
+pub type SendRange<E> = dyn Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync;
 
 /// Sends each value of `ranges` to the runtime, until stopped.
-pub(super) async fn tell_ranges<E: Display + Send>(
+pub async fn tell_ranges<E: Display + Send>(
     ranges: watch::Receiver<String>,
     tell: Box<SendRange<E>>,
     stop: CancellationToken,
