@@ -156,11 +156,17 @@ free_port 8080 "the demo pod \"web\""
 
 next_step "building Berth (profile \"$profile\"; some minutes the first time, seconds later)"
 begun=$(date +%s)
-as_caller cargo build --profile "$profile" --bin berth --bin berth-shim
-[ "$runtime" = embedded ] || {
+case $runtime in
+embedded)
+    as_caller cargo build --profile "$profile" -p berth -p berth-demo --bin berth --bin berth-shim --bin berth-demo
+    as_caller examples/demo/image.sh "$target/$profile/berth-demo" "$target/demo-images.tar"
+    ;;
+containerd)
+    as_caller cargo build --profile "$profile" --bin berth --bin berth-shim
     as_caller cargo build --profile "$profile" --example images
     as_caller "$target/$profile/examples/images" "$target/demo-images.tar"
-}
+    ;;
+esac
 echo "built in $(($(date +%s) - begun)) s"
 
 rm -rf "$dir"
@@ -169,6 +175,7 @@ cp examples/standalone.yaml "$dir/standalone.yaml"
 # However full this machine is, the demo's pods and images stay.
 printf 'podLogsDir: logs\nevictionHard: {}\n' >>"$dir/standalone.yaml"
 cp examples/"$pods"/*.yaml "$dir/pods/"
+[ "$runtime" = containerd ] || mv "$target/demo-images.tar" "$dir/images/demo.tar"
 
 trap stop EXIT
 trap 'exit 130' INT TERM HUP

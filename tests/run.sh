@@ -75,7 +75,7 @@ if has_nextest; then
         }
         count[program]++; sum[program] += seconds
     } END { for (program in count) printf "  %6d s  %s, %d tests\n", sum[program], program, count[program] }' \
-        "${CARGO_TARGET_DIR:-target}/nextest/default/junit.xml" | sort -rn >>"$logs/table"
+        target/nextest/default/junit.xml | sort -rn >>"$logs/table"
     wait "$beside" || status=1
 else
     "$cargo" test --workspace --lib --bins --tests --examples --no-run

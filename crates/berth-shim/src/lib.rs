@@ -12,12 +12,12 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests remove what they have made themselves"))]
 
-pub mod applets;
 pub mod child;
 pub mod children;
 pub mod exit_record;
 pub mod keeper;
 pub mod log_tally;
+pub mod pause;
 pub mod plan;
 pub mod program;
 pub mod socket;

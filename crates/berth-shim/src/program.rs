@@ -2,19 +2,19 @@
 //!
 //! `berth-shim FOLDER` runs the event loop of that directory's pod, with the control socket as its standard input. With
 //! another first argument it is the pod's process 1, which the loop itself starts, or the placeholder of a new scope.
-//! Invoked by the name of an applet it runs that applet: the built-in images consist of it.
+//! Invoked as `pause` it is the program of the built-in `pause` image.
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
-use crate::{applets, child, children::Children, keeper, worker};
+use crate::{child, children::Children, keeper, pause, worker};
 
 /// Runs the mode that the name and the arguments of this process select.
 pub fn main() -> ExitCode {
-    let mut called = std::env::args_os();
-    if let Some(applet) = applets::called(called.next().as_ref()) {
-        applets::main(applet, called.collect());
+    let mut arguments = std::env::args_os();
+    if pause::is_called(arguments.next().as_deref()) {
+        pause::run();
     }
-    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let arguments: Vec<OsString> = arguments.collect();
     match arguments.as_slice() {
         [first, number] if first == child::POD_INIT => child::pod_init(&number.to_string_lossy()),
         [first] if first == keeper::KEEPER => keeper::run(),

@@ -235,8 +235,6 @@ async fn a_shim_is_small() {
     let pss = pss.lines().find_map(|line| line.strip_prefix("Pss:")).expect("a figure").trim().to_owned();
     let (rss, anonymous) = (rig.memory("VmRSS"), rig.memory("RssAnon"));
     println!("  shim of {size} kB with a container: RSS {rss} kB, of it anonymous {anonymous} kB, PSS {pss}");
-    let rests = until(|| Some(rig.memory("VmRSS")).filter(|now| *now < rss)).await;
-    println!("  at rest: RSS {rests} kB");
     assert!(size > 4096 || (rss <= 1536 && anonymous <= 300), "it is too large");
     println!("  exec of true, half of them: {:?}", median_exec(&mut rig).await);
     rig.kill("a").await;

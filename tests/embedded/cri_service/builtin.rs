@@ -1,11 +1,13 @@
-//! A pod of the built-in images: nothing is pulled, nothing is installed.
+//! A pod of the demo image and the built-in image: nothing is pulled, nothing is installed.
 //!
-//! Needs root and the shim's program beside the test; a skipped test reports so.
+//! Needs root, and the programs of the shim and of the demo image; a skipped test reports so.
 
 use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -30,6 +32,20 @@ fn of_image(name: &str, image: &str, command: &[&str]) -> cri::ContainerConfig {
     }
 }
 
+/// Program of the demo image, as a build of the workspace leaves it.
+fn demo_program() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_berth")).with_file_name("berth-demo")
+}
+
+/// Makes the archive of the demo image as `make run` does.
+fn demo_archive(place: &Path) -> PathBuf {
+    let archive = place.join("demo.tar");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/demo/image.sh");
+    let made = Command::new(script).arg(demo_program()).arg(&archive).output().expect("there is a shell");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    archive
+}
+
 fn get(port: u16, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
@@ -47,13 +63,15 @@ fn kilobytes(pid: &str, field: &str) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_of_built_in_images_serves_logs_executes_and_is_small() {
-    if let Some(why) = obstacle().filter(|why| !why.contains("busybox")) {
+    let no_demo = || (!demo_program().is_file()).then(|| "needs a build of berth-demo".to_owned());
+    if let Some(why) = obstacle().filter(|why| !why.contains("busybox")).or_else(no_demo) {
         assert!(std::env::var_os("CI").is_none(), "may not be skipped on CI: {why}");
         println!("skipped a_pod_of_built_in_images_serves_logs_executes_and_is_small: {why}");
         return;
     }
     let place = Place::new();
     let daemon = daemon_with(place.path(), Builtin::Made).await;
+    daemon.images.import(&demo_archive(place.path()), None).await.expect("imported");
     let sandbox = daemon.run(pod(place.path(), "demo")).await;
     let [port] = free_ports();
     let command = ["/bin/httpd", &format!(":{port}")];

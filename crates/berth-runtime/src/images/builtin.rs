@@ -1,6 +1,6 @@
-//! Built-in images (`pause`, `demo`), so that the first pod needs no registry.
+//! Built-in `pause` image, so that a pod without a program of its own needs no registry.
 //!
-//! One layer contains the shim's program, links to it named after its applets, `passwd`, `group`, and `/tmp`. The
+//! Its layer contains the shim's program, a link to it named `pause`, `passwd`, `group`, and `/tmp`. The
 //! shim's program is a tenth the size of the agent's, static in releases, and keeps few pages in memory per container.
 //! A dynamically linked one, as in development, adds its loader and the libraries that this process has mapped.
 //! Blocking. Implements spec 09b §8.
@@ -26,12 +26,12 @@ use super::{
     tar::write,
 };
 use crate::store::record::{self, Durability};
-use berth_shim::applets;
+use berth_shim::pause;
 
-/// Registry names that are never contacted: their images are built in.
+/// Registry names that are never contacted: their images are built in, or imported from an archive.
 pub const HOSTS: [&str; 2] = ["builtin.local", "berth.local"];
 /// Names of the images and their default commands.
-const IMAGES: [(&str, &[&str]); 2] = [("pause", &["/bin/pause"]), ("demo", &["/bin/httpd", ":8080"])];
+const IMAGES: [(&str, &[&str]); 1] = [(pause::NAME, &["/bin/pause"])];
 /// Path of the program in the layer.
 const PROGRAM: &str = "bin/berth";
 /// Bytes of a program that are read to find its loader.
@@ -87,7 +87,7 @@ impl Layer {
             let facts = (stat.dev(), stat.ino(), stat.len(), stat.mtime(), stat.mtime_nsec());
             text.push_str(&format!(";{}:{facts:?}", path.display()));
         }
-        text.push_str(&applets::NAMES.join(","));
+        text.push_str(pause::NAME);
         Ok(text)
     }
 
@@ -116,9 +116,7 @@ impl Layer {
             head.extend_from_slice(content);
             head.resize(head.len().next_multiple_of(512), 0);
         }
-        for applet in applets::NAMES {
-            head.extend(write::entry(&format!("bin/{applet}"), b'2', 0o777, 0, "berth"));
-        }
+        head.extend(write::entry(&format!("bin/{}", pause::NAME), b'2', 0o777, 0, "berth"));
         let files = std::iter::once((PROGRAM, &self.program)).chain(names.zip(&self.libraries));
         for (name, path) in files {
             let file = File::open(path).attempt("open our own program")?;

@@ -120,8 +120,11 @@ async fn verdicts_are_remembered_and_failures_are_not() {
 #[tokio::test(start_paused = true)]
 async fn many_who_ask_at_once_make_one_review() {
     let bench = Bench::new(&[Say::Yes], 120);
-    let asking = (0..50).map(|_| bench.ask("a"));
-    assert!(futures::future::join_all(asking).await.iter().all(is_accepted));
+    bench.reviewer.gate.forget_permits(1000);
+    let asking = futures::future::join_all((0..50).map(|_| bench.ask("a")));
+    let answer = async { bench.reviewer.gate.add_permits(1000) }; // once all have asked
+    let (answers, ()) = tokio::join!(biased; asking, answer);
+    assert!(answers.iter().all(is_accepted));
     assert_eq!(bench.asked(), 1);
     assert_eq!(bench.value("authentication_token_cache_request_total", "miss"), 50.0);
     assert_eq!(bench.value("authentication_token_cache_fetch_total", "ok"), 1.0);

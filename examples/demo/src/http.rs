@@ -1,4 +1,4 @@
-//! Applets `httpd` (web server for demos and failure tests) and `wget` (HTTP client).
+//! Tools `httpd` (web server for demos and failure tests) and `wget` (HTTP client).
 //!
 //! `/` returns the pod and the request (`/json` or `Accept: application/json`: as JSON), `/healthz` is 200 until
 //! `/fail`, `/status/N` returns status N, `/load/MS` uses CPU time, `/crash` exits with code 1, `/exit/N` with N.

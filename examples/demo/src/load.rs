@@ -1,4 +1,4 @@
-//! Applets `logger`, `memhog`, and `cpuhog`: load for logs, limits, and metrics.
+//! Tools `logger`, `memhog`, and `cpuhog`: load for logs, limits, and metrics.
 
 use std::{
     io::{self, Write},

@@ -1,4 +1,4 @@
-//! Applets `echo`, `cat`, `env`, `ls`, and `id`.
+//! Tools `echo`, `cat`, `env`, `ls`, and `id`.
 
 use std::{
     collections::BTreeMap,
@@ -57,7 +57,7 @@ pub fn env(args: &[String]) -> io::Result<i32> {
     spawn(program, args, &all)
 }
 
-/// Runs another program, or this one as an applet, and waits for it. Returns its exit code; 127 for a missing program.
+/// Runs another program, or this one as another tool, and waits for it. Returns its exit code; 127 for a missing program.
 ///
 /// # Errors
 /// If it cannot be started for another reason than a missing program.

@@ -1,15 +1,14 @@
-//! Applets (busybox-like): the small programs that the built-in images run.
+//! Program of the demo image: small tools (`sh`, `httpd`, `sleep`, ...), selected by the name of invocation.
 //!
-//! Selected by the name of invocation (`/bin/sleep` is a link to this program), before anything else: no async runtime,
-//! no configuration, little memory. They demonstrate probes, logs, restarts, limits, and services without a network.
-//! The kernel ignores unhandled signals to a container's first process; the applets handle SIGTERM and SIGINT by
-//! exiting.
-//! Implements spec 09b §8.
+//! `/bin/sleep` of the image is a link to this program. The tools demonstrate probes, logs, restarts, limits, and
+//! services without a registry. The kernel ignores unhandled signals to a container's first process; the tools handle
+//! SIGTERM and SIGINT by exiting. `examples/demo/image.sh` makes the image.
+
+#![forbid(unsafe_code)]
 
 mod files;
 mod http;
 mod load;
-mod pause;
 mod shell;
 mod words;
 
@@ -23,35 +22,41 @@ use std::{
 
 use nix::sys::signal::{SigSet, Signal};
 
-/// Names of the applets.
-pub const NAMES: &[&str] = &[
-    "pause", "sleep", "echo", "cat", "env", "exit", "true", "false", "httpd", "wget", "logger", "memhog", "cpuhog",
-    "ls", "id", "sh", "sh-lite",
+/// Names of the tools.
+const NAMES: &[&str] = &[
+    "sleep", "echo", "cat", "env", "exit", "true", "false", "httpd", "wget", "logger", "memhog", "cpuhog", "ls", "id",
+    "sh", "sh-lite",
 ];
 /// Exit code for invalid arguments.
 const USAGE: i32 = 2;
-/// Exit code for an unknown applet.
+/// Exit code for an unknown tool.
 const UNKNOWN: i32 = 127;
 
-/// Selects the applet by the name of invocation; `None` for the program itself.
-pub fn called(program: Option<&OsString>) -> Option<&'static str> {
-    let name = Path::new(program?).file_name()?.to_str()?;
-    let name = name.strip_prefix('-').unwrap_or(name);
-    NAMES.iter().copied().find(|applet| *applet == name)
+/// Runs the tool of the name of invocation; under its own name, lists the tools.
+fn main() {
+    let mut args = std::env::args_os();
+    match called(args.next().as_ref()) {
+        Some(tool) => run_with_signals(tool, args),
+        None => println!("{}", NAMES.join("\n")),
+    }
 }
 
-/// Runs an applet with the arguments after its name, and exits with its exit code, or on a signal.
-pub fn main(applet: &'static str, args: Vec<OsString>) -> ! {
-    let args: Vec<String> = args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
-    if applet == "pause" {
-        pause::run();
-    }
+/// Selects the tool by the name of invocation; `None` for the program itself.
+fn called(program: Option<&OsString>) -> Option<&'static str> {
+    let name = Path::new(program?).file_name()?.to_str()?;
+    let name = name.strip_prefix('-').unwrap_or(name);
+    NAMES.iter().copied().find(|tool| *tool == name)
+}
+
+/// Runs a tool with the arguments after its name, and exits with its exit code, or on a signal.
+fn run_with_signals(tool: &'static str, args: impl Iterator<Item = OsString>) -> ! {
+    let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
     let mut ends = SigSet::empty();
     [Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| ends.add(signal));
     // Blocked in every thread and taken by this one; if that fails, they terminate the process by default.
     let is_blocked = ends.thread_block().is_ok();
     let worker = thread::spawn(move || {
-        let code = run(applet, &args);
+        let code = run(tool, &args);
         // The reader is gone: the output is lost either way.
         let _ = io::stdout().flush();
         process::exit(code);
@@ -64,9 +69,9 @@ pub fn main(applet: &'static str, args: Vec<OsString>) -> ! {
     process::exit(1);
 }
 
-/// Runs an applet; returns its exit code.
-fn run(applet: &str, args: &[String]) -> i32 {
-    let result = match applet {
+/// Runs a tool; returns its exit code.
+fn run(tool: &str, args: &[String]) -> i32 {
+    let result = match tool {
         "sleep" => sleep(args),
         "echo" => files::echo(args),
         "cat" => files::cat(args),
@@ -86,14 +91,14 @@ fn run(applet: &str, args: &[String]) -> i32 {
     };
     result.unwrap_or_else(|error| {
         // If even stderr is closed, the exit code has to suffice.
-        let _ = writeln!(io::stderr(), "{applet}: {error}");
+        let _ = writeln!(io::stderr(), "{tool}: {error}");
         1
     })
 }
 
-/// Whether a name is an applet that a script may run.
+/// Whether a name is a tool that a script may run.
 fn is_known(name: &str) -> bool {
-    NAMES.contains(&name) && name != "pause"
+    NAMES.contains(&name)
 }
 
 fn sleep(args: &[String]) -> io::Result<i32> {

@@ -1,4 +1,4 @@
-//! Parser of the `sh-lite` applet: words, quotes, variables, `;`, `&&`, `||`. Pure.
+//! Parser of the tool `sh`: words, quotes, variables, `;`, `&&`, `||`. Pure.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Applet `sh-lite`: runs scripts of other applets with `;`, `&&`, `||`, and variables.
+//! Tool `sh`: runs scripts of other tools with `;`, `&&`, `||`, and variables.
 //!
 //! No pipes, no loops, no jobs.
 
