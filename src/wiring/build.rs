@@ -28,11 +28,11 @@ use super::{
     runtime::{self, RuntimeParts},
     server,
     server_auth::{self, AuthDeps, ServerAuth},
-    settings, shutdown,
-    volumes::{self, VolumeParts},
+    settings, shutdown, volumes,
 };
 use crate::{
     engine::EngineHandle,
+    images,
     logging::LogHandle,
     node::{
         self, Machine,
@@ -47,9 +47,12 @@ use crate::{
     task_supervisor::TaskSupervisor,
 };
 use berth_config::Loaded;
-use berth_cri::{Connection, RuntimeInfo};
+use berth_cri::{Connection, RuntimeInfo, RuntimeService};
 use berth_metrics::{BuildInfo, OomMetrics, Registry, StatusMetrics};
-use berth_ports::{ClaimedVolumes, Clock, DiskStateFile, EventSink, NodeFacts, PodObserver, SystemClock};
+use berth_ports::{
+    ClaimedVolumes, Clock, DiskStateFile, EventSink, NodeFacts, ObjectSource, PodObserver, ProbeManager,
+    ResourceManager, RuntimeState, SystemClock,
+};
 use berth_server::ports::{Health, targets::Targets};
 use berth_stats::PodGroups;
 use berth_status::StatusManager;
@@ -172,7 +175,7 @@ async fn assemble(
     let Known { machine, facts, auth, targets, mut cluster } = known;
     let machine = &machine;
     let node_name = facts.name.clone();
-    let (node, facts) = watch::channel(Arc::new(facts));
+    let node = watch::Sender::new(Arc::new(facts));
     let (objects, manifests) = match &cluster {
         Some(cluster) => (cluster.objects(), None),
         None => standalone::open().map_err(BuildError)?,
@@ -187,46 +190,28 @@ async fn assemble(
     let watched =
         eviction::WatchParts { machine, images: connection.images.clone(), groups: groups.clone(), node: node.clone() };
     let eviction = eviction::watch(loaded, base, watched).await?;
-    let parts = VolumeParts {
+    let core = CoreParts {
         machine,
         info,
         cri: connection.runtime.clone(),
         node: node.clone(),
-        runtime_state: runtime_state.clone(),
-        images: images.clone(),
-        objects: objects.clone(),
-    };
-    let volumes = volumes::open(loaded, base, parts, cluster.as_ref()).await?;
-    let parts = RuntimeParts {
-        machine,
-        info,
-        cri: connection.runtime.clone(),
-        facts: facts.clone(),
-        runtime_state: runtime_state.clone(),
-        images: images.clone(),
-        logs,
-        probes: probes.manager.clone(),
-        resources: resources.clone(),
-        user_namespaces,
-        objects: objects.clone(),
-        deaths,
-    };
-    let runtime = runtime::open(loaded, base, parts).await?;
-    let parts = EngineParts {
-        machine,
-        cluster: cluster.as_ref(),
-        facts,
         runtime_state,
-        runtime: runtime.clone(),
-        observer: pleg.clone(),
-        volumes: volumes.clone(),
+        images: images.clone(),
         probes: probes.manager.clone(),
         resources,
         objects,
         status: status.clone(),
+    };
+    let volumes = volumes::open(loaded, base, &core, cluster.as_ref()).await?;
+    let runtime = runtime::open(loaded, base, &core, RuntimeParts { logs, user_namespaces, deaths }).await?;
+    let parts = EngineParts {
+        cluster: cluster.as_ref(),
+        runtime: runtime.clone(),
+        observer: pleg.clone(),
+        volumes: volumes.clone(),
         has_objects: manifests.is_some(),
     };
-    let (engine, allocations) = engine::open(loaded, base, parts).await?;
+    let (engine, allocations) = engine::open(loaded, base, &core, parts).await?;
     probes.wake_through(base, engine.commands.clone());
     let observer: Arc<dyn PodObserver> = pleg;
     watch_oom_kills(loaded, base, &engine, &status, observer.clone(), groups);
@@ -256,6 +241,21 @@ async fn assemble(
     let (cri, runtime) = (connection.runtime.clone(), info.name.clone());
     let parts = server::Parts { engine, status, observer, cri, statistics, runtime, targets, probes: probes.manager };
     server::start(loaded, base, parts, auth).await
+}
+
+/// Parts that most of the others work with.
+pub(super) struct CoreParts<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) info: &'a RuntimeInfo,
+    pub(super) cri: Arc<dyn RuntimeService>,
+    /// Facts about the node, for those who publish some.
+    pub(super) node: watch::Sender<Arc<NodeFacts>>,
+    pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
+    pub(super) images: Arc<images::Manager>,
+    pub(super) probes: Arc<dyn ProbeManager>,
+    pub(super) resources: Arc<dyn ResourceManager>,
+    pub(super) objects: Arc<dyn ObjectSource>,
+    pub(super) status: Arc<StatusManager>,
 }
 
 fn watch_oom_kills(

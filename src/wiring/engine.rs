@@ -3,11 +3,11 @@
 use std::{net::IpAddr, sync::Arc};
 
 use jiff::Timestamp;
-use tokio::{sync::watch, time::timeout};
+use tokio::time::timeout;
 
 use super::{
     adapters::SourceWarnings,
-    build::{Base, BuildError, SETTLE, state_file, wrong},
+    build::{Base, BuildError, CoreParts, SETTLE, state_file, wrong},
     cluster::Cluster,
     kernel, settings,
 };
@@ -25,23 +25,15 @@ use crate::{
 };
 use berth_config::Loaded;
 use berth_metrics::{AdmissionMetrics, AllocationMetrics, EngineMetrics, SourceMetrics};
-use berth_ports::{MirrorPods, NodeFacts, ObjectSource, ProbeManager, ResourceManager, RuntimeState, VolumeManager};
-use berth_status::StatusManager;
+use berth_ports::{MirrorPods, VolumeManager};
 
-/// Dependencies of the engine.
+/// What the engine works with, beside the core.
 pub(super) struct EngineParts<'a> {
-    pub(super) machine: &'a Machine,
     pub(super) cluster: Option<&'a Cluster>,
-    pub(super) facts: watch::Receiver<Arc<NodeFacts>>,
-    pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
     pub(super) runtime: Arc<RuntimeManager>,
     pub(super) observer: Arc<Pleg>,
     pub(super) volumes: Arc<dyn VolumeManager>,
-    pub(super) probes: Arc<dyn ProbeManager>,
-    pub(super) resources: Arc<dyn ResourceManager>,
-    pub(super) objects: Arc<dyn ObjectSource>,
-    pub(super) status: Arc<StatusManager>,
-    /// Whether ConfigMaps and Secrets are read from a directory.
+    /// Whether ConfigMaps and Secrets of a directory exist.
     pub(super) has_objects: bool,
 }
 
@@ -52,13 +44,14 @@ pub(super) struct EngineParts<'a> {
 pub(super) async fn open(
     loaded: &Loaded,
     base: &Base,
+    core: &CoreParts<'_>,
     parts: EngineParts<'_>,
 ) -> Result<(EngineHandle, Allocations), BuildError> {
-    let allocator = open_allocator(loaded, base, parts.machine).await?;
+    let allocator = open_allocator(loaded, base, core.machine).await?;
     // Pods that arrive before the runtime is known to be healthy would be delayed.
-    let mut state = parts.runtime_state.clone();
+    let mut state = core.runtime_state.clone();
     let _ = timeout(SETTLE, state.wait_for(|state| state.runtime_error.is_none())).await;
-    let sources = start_sources(loaded, base, &parts);
+    let sources = start_sources(loaded, base, core, &parts);
     let allocations = allocator.allocations();
     let (reports, reported) = engine::reports();
     let mirrors = parts.cluster.map_or_else(|| Arc::new(NoMirrors) as Arc<dyn MirrorPods>, Cluster::mirrors);
@@ -66,16 +59,16 @@ pub(super) async fn open(
         runtime: parts.runtime,
         observer: parts.observer,
         volumes: parts.volumes,
-        probes: parts.probes,
-        resources: parts.resources,
-        objects: parts.objects,
+        probes: core.probes.clone(),
+        resources: core.resources.clone(),
+        objects: core.objects.clone(),
         mirrors,
         events: base.events.clone(),
         clock: base.clock.clone(),
         allocations: allocations.clone(),
-        status: parts.status,
-        node: parts.facts,
-        runtime_state: parts.runtime_state,
+        status: core.status.clone(),
+        node: core.node.subscribe(),
+        runtime_state: core.runtime_state.clone(),
         metrics: EngineMetrics::new(&base.registry),
         config: EngineConfig {
             sync_frequency: loaded.config.sync_frequency.std(),
@@ -93,8 +86,8 @@ pub(super) async fn open(
     Ok((engine, allocations))
 }
 
-fn start_sources(loaded: &Loaded, base: &Base, parts: &EngineParts<'_>) -> RunningSources {
-    let node = parts.facts.borrow().name.clone();
+fn start_sources(loaded: &Loaded, base: &Base, core: &CoreParts<'_>, parts: &EngineParts<'_>) -> RunningSources {
+    let node = core.node.borrow().name.clone();
     let mut sources = sources::start(
         settings::sources(loaded, &node, parts.has_objects),
         SourcesDeps {

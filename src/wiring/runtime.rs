@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::{
     adapters::forward_deaths,
-    build::{Base, BuildError, state_file, wrong},
+    build::{Base, BuildError, CoreParts, state_file, wrong},
     kernel, settings,
 };
 use crate::{
-    images, logs,
-    node::Machine,
+    logs,
     pleg::ContainerDied,
     resources::IdRanges,
     runtime::{
@@ -20,23 +19,12 @@ use crate::{
     },
 };
 use berth_config::Loaded;
-use berth_cri::{RuntimeInfo, RuntimeService};
 use berth_metrics::RuntimeMetrics;
-use berth_ports::{NodeFacts, ObjectSource, ProbeManager, ResourceManager, RuntimeState};
 
 /// Dependencies of the runtime manager.
-pub(super) struct RuntimeParts<'a> {
-    pub(super) machine: &'a Machine,
-    pub(super) info: &'a RuntimeInfo,
-    pub(super) cri: Arc<dyn RuntimeService>,
-    pub(super) facts: watch::Receiver<Arc<NodeFacts>>,
-    pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
-    pub(super) images: Arc<images::Manager>,
+pub(super) struct RuntimeParts {
     pub(super) logs: Arc<logs::Manager>,
-    pub(super) probes: Arc<dyn ProbeManager>,
-    pub(super) resources: Arc<dyn ResourceManager>,
     pub(super) user_namespaces: Arc<IdRanges>,
-    pub(super) objects: Arc<dyn ObjectSource>,
     /// Containers that have died; their surplus instances are removed.
     pub(super) deaths: mpsc::Receiver<ContainerDied>,
 }
@@ -48,35 +36,36 @@ pub(super) struct RuntimeParts<'a> {
 pub(super) async fn open(
     loaded: &Loaded,
     base: &Base,
-    parts: RuntimeParts<'_>,
+    core: &CoreParts<'_>,
+    parts: RuntimeParts,
 ) -> Result<Arc<RuntimeManager>, BuildError> {
-    let node_name = parts.facts.borrow().name.clone();
+    let node_name = core.node.borrow().name.clone();
     let preparer = Preparer::new(
-        settings::preparer(loaded, parts.machine, &node_name, kernel::read()),
+        settings::preparer(loaded, core.machine, &node_name, kernel::read()),
         PreparerDeps {
-            objects: parts.objects.clone(),
-            resources: parts.resources.clone(),
+            objects: core.objects.clone(),
+            resources: core.resources.clone(),
             user_namespaces: parts.user_namespaces,
             events: base.events.clone(),
-            node: parts.facts,
-            runtime: parts.runtime_state,
+            node: core.node.subscribe(),
+            runtime: core.runtime_state.clone(),
         },
     );
     preparer.check_resolv_conf().await;
     let deps = RuntimeDeps {
-        cri: parts.cri,
-        images: parts.images,
+        cri: core.cri.clone(),
+        images: core.images.clone(),
         prepare: Arc::new(preparer),
         events: base.events.clone(),
-        probes: parts.probes,
-        resources: parts.resources,
-        objects: parts.objects,
+        probes: core.probes.clone(),
+        resources: core.resources.clone(),
+        objects: core.objects.clone(),
         logs: parts.logs,
         actuated: ActuatedStore::open(state_file(loaded, "actuated_pods_state")).await.map_err(wrong)?,
         clock: base.clock.clone(),
         metrics: RuntimeMetrics::new(&base.registry),
     };
-    let runtime = RuntimeManager::new(deps, settings::runtime(loaded, &parts.info.name));
+    let runtime = RuntimeManager::new(deps, settings::runtime(loaded, &core.info.name));
     base.tasks.spawn(runtime.clone().run(base.stop.child_token()));
     base.tasks.spawn(forward_deaths(parts.deaths, runtime.clone(), base.stop.child_token()));
     Ok(runtime)

@@ -6,16 +6,14 @@ use tokio::{sync::watch, time::timeout};
 use tracing::warn;
 
 use super::{
-    build::{Base, BuildError},
+    build::{Base, BuildError, CoreParts},
     cluster::{Cluster, NodeParts, VolumesTold},
     node_addresses,
 };
 use crate::standalone::NoStorage;
-use crate::{images, node as host};
 use berth_config::Loaded;
-use berth_cri::{RuntimeInfo, RuntimeService};
 use berth_metrics::{SelinuxMetrics, VolumeMetrics};
-use berth_ports::{Event, EventSink, NodeFacts, ObjectSource, RuntimeState, StorageObjects};
+use berth_ports::{Event, EventSink, StorageObjects};
 use berth_sys::{machine, selinux};
 use berth_volumes::{
     Credentials, DevicePlugin, FcPlugin, IscsiPlugin, Labels, LocalPlugin, Machine, Manager, NfsPlugin, Policy,
@@ -54,17 +52,6 @@ impl VolumeSeam {
     }
 }
 
-/// Dependencies of volumes and Node object.
-pub(super) struct VolumeParts<'a> {
-    pub(super) machine: &'a host::Machine,
-    pub(super) info: &'a RuntimeInfo,
-    pub(super) cri: Arc<dyn RuntimeService>,
-    pub(super) node: watch::Sender<Arc<NodeFacts>>,
-    pub(super) runtime_state: watch::Receiver<Arc<RuntimeState>>,
-    pub(super) images: Arc<images::Manager>,
-    pub(super) objects: Arc<dyn ObjectSource>,
-}
-
 /// Opens the Node object, which reports volumes in use, and the volume manager. Mounts of an earlier agent are known
 /// from then on.
 ///
@@ -73,23 +60,23 @@ pub(super) struct VolumeParts<'a> {
 pub(super) async fn open(
     loaded: &Loaded,
     base: &Base,
-    parts: VolumeParts<'_>,
+    core: &CoreParts<'_>,
     cluster: Option<&Cluster>,
 ) -> Result<Arc<Manager>, BuildError> {
     let seam = VolumeSeam::default();
-    let facts = parts.node.subscribe();
+    let facts = core.node.subscribe();
     if let Some(cluster) = cluster {
-        let (facts, runtime, volumes) = (parts.node, parts.runtime_state, seam.told());
-        let node = NodeParts { facts, runtime, images: parts.images, volumes };
-        let ranges = cluster.keep_node(loaded, base, parts.machine, parts.info, node)?;
-        cluster.tell_ranges(base, ranges, parts.cri);
+        let (facts, runtime, volumes) = (core.node.clone(), core.runtime_state.clone(), seam.told());
+        let node = NodeParts { facts, runtime, images: core.images.clone(), volumes };
+        let ranges = cluster.keep_node(loaded, base, core.machine, core.info, node)?;
+        cluster.tell_ranges(base, ranges, core.cri.clone());
     } else {
-        node_addresses::publish_own(loaded, base, parts.node).await?;
+        node_addresses::publish_own(loaded, base, core.node.clone()).await?;
     }
     let root = &*loaded.root_directory();
     let deps = VolumesDeps {
         facts,
-        objects: parts.objects,
+        objects: core.objects.clone(),
         events: base.events.clone(),
         clock: base.clock.clone(),
         metrics: VolumeMetrics::new(&base.registry),

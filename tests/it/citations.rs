@@ -76,6 +76,42 @@ fn references_to_the_specifications_lead_somewhere() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Source files that a document names, `berth-sys/backoff.rs` or `node/lease.rs`, and that do not exist.
+fn missing_files(text: &str, sources: &[String]) -> Vec<String> {
+    let path = Regex::new(r"`((?:(berth-[a-z]+)/)?([a-z0-9_./-]+\.rs))`").expect("a pattern");
+    let exists = |crate_name: Option<&str>, rest: &str| {
+        let within = crate_name.map(|name| format!("/crates/{name}/"));
+        let is_it = |source: &&String| source.ends_with(&format!("/{rest}"));
+        sources.iter().filter(is_it).any(|source| within.as_ref().is_none_or(|within| source.starts_with(within)))
+    };
+    let named = path.captures_iter(text).filter(|c| !exists(c.get(2).map(|c| c.as_str()), &c[3]));
+    named.map(|c| c[1].to_owned()).collect()
+}
+
+#[test]
+fn source_files_that_documents_name_exist() {
+    let root = Path::new(ROOT);
+    let (mut paths, mut documents) = (Vec::new(), vec![root.join("README.md"), root.join("CONTRIBUTING.md")]);
+    PLACES.iter().chain([&"examples"]).for_each(|place| files(&root.join(place), &mut paths));
+    documents.extend(paths.iter().filter(|p| p.extension().is_some_and(|e| e == "md")).cloned());
+    documents.retain(|document| !document.starts_with(root.join("docs/spec")));
+    let below = |path: &PathBuf| format!("/{}", path.strip_prefix(root).expect("below it").display());
+    let sources: Vec<String> = paths.iter().map(below).collect();
+    let mut wrong = Vec::new();
+    for document in documents {
+        let text = fs::read_to_string(&document).expect("text");
+        wrong.extend(missing_files(&text, &sources).into_iter().map(|what| format!("{}: {what}", document.display())));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn missing_files_are_found() {
+    let sources = ["/src/node/lease.rs", "/crates/berth-sys/src/backoff.rs"].map(str::to_owned);
+    let text = "`node/lease.rs` `lease.rs` `berth-sys/backoff.rs` `berth-api/backoff.rs` `node/leases.rs` node/none.rs";
+    assert_eq!(missing_files(text, &sources), ["berth-api/backoff.rs", "node/leases.rs"]);
+}
+
 #[test]
 fn broken_references_are_found() {
     let mut documents = BTreeMap::new();

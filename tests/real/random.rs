@@ -197,6 +197,7 @@ fn manifest_of_any(name: &str, spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
 }
 
+#[allow(clippy::too_many_lines, reason = "a generator: one field after the other")]
 fn container(dice: &mut Dice, number: usize) -> Value {
     let script = pick(
         dice,

@@ -135,6 +135,7 @@ fn what_runs_is_let_in_while_the_node_goes_down() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn each_handler_has_its_words() {
     let mut shutting_down = Case::new();
     shutting_down.node.shutting_down = true;

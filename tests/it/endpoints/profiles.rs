@@ -110,8 +110,11 @@ async fn a_profile_names_who_holds_memory_and_who_asked_for_it() {
         assert!(!["rjem", "jemalloc", "__rust"].iter().any(|own| name.contains(own)), "{name}");
     }
     // Memory freed during the interval appears as a negative delta.
-    let letting_go = async { drop(held) };
-    let ((delta, _), ()) = tokio::join!(take("heap", "?seconds=1"), letting_go);
+    let letting_go = async {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await; // in the middle of the interval
+        drop(held);
+    };
+    let ((delta, _), ()) = tokio::join!(take("heap", "?seconds=2"), letting_go);
     let [objects, space, blocks, bytes] = sums(&delta, "hoard");
     assert!((objects, space) == (0, 0) && blocks < 0 && near(-bytes), "{objects} {space} {blocks} {bytes}");
     let (allocs, _) = take("allocs", "").await;

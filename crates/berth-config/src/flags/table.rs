@@ -276,7 +276,7 @@ pub const FLAGS: &[Flag] = &[
     config(
         "streaming-connection-idle-timeout",
         Duration(|s| &mut s.config.streaming_connection_idle_timeout),
-        "No effect",
+        "Time after which an idle exec, attach, or port-forward stream is closed; 0 for never",
     ),
     config("sync-frequency", Duration(|s| &mut s.config.sync_frequency), "Longest time between two syncs of a pod"),
     config("system-cgroups", Text(|s| &mut s.config.system_cgroups), "Cgroup for processes outside containers"),

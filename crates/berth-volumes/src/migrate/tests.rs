@@ -19,6 +19,7 @@ fn of_pod(object: Value) -> Result<Option<(Value, bool)>, String> {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn volumes_of_claims_are_those_of_drivers() {
     type Row = (Value, Value, Value);
     let rows: [Row; 11] = [

@@ -286,6 +286,7 @@ mod tests {
 
     /// Spec 10 §6.1, row by row.
     #[test]
+    #[allow(clippy::too_many_lines, reason = "a table")]
     fn a_node_may_what_it_needs() {
         let pod = json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"nodeName": "n", "serviceAccountName": "sa",
             "volumes": [{"configMap": {"name": "m"}}, {"persistentVolumeClaim": {"claimName": "c"}}]}});
