@@ -33,24 +33,24 @@ const SLACK: u64 = 16 << 20;
 
 /// Notifier of the watcher: an observation may have changed.
 #[derive(Default)]
-pub struct Bell(Notify);
+pub struct ThresholdNotifier(Notify);
 
-impl Bell {
+impl ThresholdNotifier {
     /// Notifies the watcher; notifications coalesce.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         self.0.notify_one();
     }
 }
 
 #[async_trait]
-impl Alarm for Bell {
+impl Alarm for ThresholdNotifier {
     async fn rung(&self) {
         self.0.notified().await;
     }
 }
 
-/// Notifies `bell` when tasks stall on memory, if the kernel supports PSI.
-pub async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
+/// Notifies `notifier` when tasks stall on memory, if the kernel supports PSI.
+pub async fn hear_stalls(notifier: Arc<ThresholdNotifier>, stop: CancellationToken) {
     let stalls = match Stalls::of(Path::new(STALLS)) {
         Ok(stalls) => stalls,
         Err(err) => return debug!(file = STALLS, %err, "The kernel does not tell when tasks wait for memory"),
@@ -62,14 +62,14 @@ pub async fn hear_stalls(bell: Arc<Bell>, stop: CancellationToken) {
             told = stalls.next() => told,
         };
         match told {
-            Ok(()) => bell.ring(),
+            Ok(()) => notifier.notify(),
             Err(err) => return debug!(file = STALLS, %err, "The kernel tells no more when tasks wait for memory"),
         }
     }
 }
 
-/// Notifies `bell` when the cgroup of all pods reaches its memory limit, if it is in the unified hierarchy.
-pub async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken) {
+/// Notifies `notifier` when the cgroup of all pods reaches its memory limit, if it is in the unified hierarchy.
+pub async fn hear_group(group: String, notifier: Arc<ThresholdNotifier>, stop: CancellationToken) {
     let directory: PathBuf = Path::new(UNIFIED).join(group.trim_start_matches('/'));
     let mut events = match GroupEvents::of(&directory) {
         Ok(events) => events,
@@ -82,14 +82,18 @@ pub async fn hear_group(group: String, bell: Arc<Bell>, stop: CancellationToken)
             told = events.next() => told,
         };
         match told {
-            Ok(()) => bell.ring(),
+            Ok(()) => notifier.notify(),
             Err(err) => return debug!(group, %err, "The kernel tells no more when pods meet their limit of memory"),
         }
     }
 }
 
-/// Notifies `bell` when memory usage crosses the latest threshold of `lines`, on cgroup v1.
-pub async fn hear_usage(mut lines: watch::Receiver<Option<u64>>, bell: Arc<Bell>, stop: CancellationToken) {
+/// Notifies `notifier` when memory usage crosses the latest threshold of `lines`, on cgroup v1.
+pub async fn hear_usage(
+    mut lines: watch::Receiver<Option<u64>>,
+    notifier: Arc<ThresholdNotifier>,
+    stop: CancellationToken,
+) {
     let mut drawn: Option<(u64, UsageLine)> = None;
     loop {
         let wanted = *lines.borrow_and_update();
@@ -109,7 +113,7 @@ pub async fn hear_usage(mut lines: watch::Receiver<Option<u64>>, bell: Arc<Bell>
             biased;
             () = stop.cancelled() => return,
             told = crossed => match told {
-                Ok(()) => bell.ring(),
+                Ok(()) => notifier.notify(),
                 Err(err) => return debug!(group = ROOT_GROUP, %err, "The kernel tells no more of the use of memory"),
             },
             changed = lines.changed() => if changed.is_err() { return },
@@ -142,11 +146,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_bell_that_rang_unheard_is_heard_once() {
-        let bell = Bell::default();
-        bell.ring();
-        bell.ring();
-        bell.rung().await;
-        let again = tokio::time::timeout(Duration::from_millis(1), bell.rung()).await;
+        let notifier = ThresholdNotifier::default();
+        notifier.notify();
+        notifier.notify();
+        notifier.rung().await;
+        let again = tokio::time::timeout(Duration::from_millis(1), notifier.rung()).await;
         assert!(again.is_err());
     }
 }

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    kernel_notifier::Bell,
+    kernel_notifier::ThresholdNotifier,
     ports::Gauges,
     signals::{Devices, DiskReading, MemoryReading, Readings},
 };
@@ -83,7 +83,12 @@ pub struct ImagePlaces {
 
 impl ImagePlaces {
     /// Polls the runtime: it may restart with other directories.
-    pub async fn follow(self: Arc<Self>, images: Arc<dyn ImageService>, notifier: Arc<Bell>, stop: CancellationToken) {
+    pub async fn follow(
+        self: Arc<Self>,
+        images: Arc<dyn ImageService>,
+        notifier: Arc<ThresholdNotifier>,
+        stop: CancellationToken,
+    ) {
         loop {
             let asked = tokio::select! {
                 biased;
@@ -100,7 +105,7 @@ impl ImagePlaces {
                     match first(&info.image_filesystems) {
                         Some(images) => {
                             if self.set([Some(images), first(&info.container_filesystems)]) {
-                                notifier.ring();
+                                notifier.notify();
                             }
                             after
                         }

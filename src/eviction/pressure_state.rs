@@ -55,7 +55,7 @@ fn left(content: &[u8], boot_id: &str, now: Timestamp) -> Vec<(Condition, Durati
 }
 
 /// Writes the checkpoint.
-pub struct Keeper {
+pub struct PressureStateFile {
     /// The checkpoint file.
     pub file: Arc<dyn StateFile>,
     /// Current boot ID of the machine.
@@ -66,7 +66,7 @@ pub struct Keeper {
     pub began: Instant,
 }
 
-impl Keeper {
+impl PressureStateFile {
     /// Writes the checkpoint on each change, and periodically while a pressure lasts, until stopped.
     pub async fn run(self, mut pictures: watch::Receiver<Option<Arc<Picture>>>, stop: CancellationToken) {
         let mut writes = OneWrite::new(self.file.clone(), FILE);
@@ -149,8 +149,8 @@ mod tests {
         let (pictures, seen) = watch::channel(None);
         let stop = CancellationToken::new();
         let (clock, began) = (Arc::new(SystemClock), Instant::now());
-        let keeper = Keeper { file: file.clone(), boot_id: "b".to_owned(), clock, began };
-        let keeping = tokio::spawn(keeper.run(seen, stop.clone()));
+        let state_file = PressureStateFile { file: file.clone(), boot_id: "b".to_owned(), clock, began };
+        let keeping = tokio::spawn(state_file.run(seen, stop.clone()));
         let show = |pressures| {
             pictures.send_replace(Some(Arc::new(Picture { pressures, ..Picture::default() })));
         };

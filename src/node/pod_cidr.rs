@@ -12,49 +12,49 @@ use tracing::{debug, info, warn};
 
 use berth_sys::backoff::Backoff;
 
-/// Delays after the runtime did not take it.
+/// Delays after failed updates.
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
-/// Sends a range to the runtime.
-pub type SendRange<E> = dyn Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync;
+/// Call that sends a pod CIDR to the runtime.
+pub type SendCidr<E> = dyn Fn(String) -> BoxFuture<'static, Result<(), E>> + Send + Sync;
 
-/// Sends each value of `ranges` to the runtime, until stopped.
-pub async fn tell_ranges<E: Display + Send>(
-    ranges: watch::Receiver<String>,
-    tell: Box<SendRange<E>>,
+/// Sends each value of `cidrs` to the runtime, until stopped.
+pub async fn follow_pod_cidr<E: Display + Send>(
+    cidrs: watch::Receiver<String>,
+    send: Box<SendCidr<E>>,
     stop: CancellationToken,
 ) {
-    // Nobody says anything any more, or we are stopped: both are an end.
-    let _stopped = stop.run_until_cancelled(follow(ranges, &*tell)).await;
+    // Either the sender has ended, or the agent stops.
+    let _stopped = stop.run_until_cancelled(follow(cidrs, &*send)).await;
 }
 
-async fn follow<E: Display>(mut ranges: watch::Receiver<String>, tell: &SendRange<E>) {
+async fn follow<E: Display>(mut cidrs: watch::Receiver<String>, send: &SendCidr<E>) {
     loop {
-        let range = ranges.borrow_and_update().clone();
+        let cidr = cidrs.borrow_and_update().clone();
         tokio::select! {
             biased;
-            moved = ranges.changed() => if moved.is_err() { return },
-            () = told(&range, tell) => if ranges.changed().await.is_err() { return },
+            moved = cidrs.changed() => if moved.is_err() { return },
+            () = send_until_accepted(&cidr, send) => if cidrs.changed().await.is_err() { return },
         }
     }
 }
 
-/// Tells it until it is taken.
-async fn told<E: Display>(range: &str, tell: &SendRange<E>) {
-    if range.is_empty() {
+/// Sends a pod CIDR until the runtime accepts it.
+async fn send_until_accepted<E: Display>(cidr: &str, send: &SendCidr<E>) {
+    if cidr.is_empty() {
         return;
     }
     let mut backoff = BACKOFF;
-    while let Err(err) = tell(range.to_owned()).await {
+    while let Err(err) = send(cidr.to_owned()).await {
         let pause = backoff.next_delay();
         if pause == BACKOFF.nth(0) {
-            warn!(%err, podCIDR = range, "The runtime does not take the addresses of this node's pods, will retry");
+            warn!(%err, podCIDR = cidr, "The runtime does not take the addresses of this node's pods, will retry");
         } else {
-            debug!(%err, podCIDR = range, again = ?pause, "The runtime does not take the addresses of this node's pods");
+            debug!(%err, podCIDR = cidr, again = ?pause, "The runtime does not take the addresses of this node's pods");
         }
         sleep(pause).await;
     }
-    info!(podCIDR = range, "Told the runtime the addresses of this node's pods");
+    info!(podCIDR = cidr, "Told the runtime the addresses of this node's pods");
 }
 
 #[cfg(test)]
@@ -78,7 +78,7 @@ mod tests {
         };
         let task = tokio::spawn({
             let stop = stop.clone();
-            async move { tell_ranges(ranges, Box::new(tell), stop).await }
+            async move { follow_pod_cidr(ranges, Box::new(tell), stop).await }
         });
         tokio::task::yield_now().await;
         send.send_replace("a".to_owned());

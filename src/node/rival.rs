@@ -25,7 +25,7 @@ pub fn another(node: &api::Node, ours: &api::Node) -> Option<String> {
     };
     let is_known = |(_, theirs, own): &(&str, String, String)| !theirs.is_empty() && !own.is_empty();
     let is_same = |(_, theirs, own): &(&str, String, String)| theirs.eq_ignore_ascii_case(own);
-    // This machine reported last: a different provider ID is a leftover of whoever created the object.
+    // This machine reported last: a different provider ID is a leftover of the creator of the object.
     if is_known(&machine) && is_same(&machine) {
         return None;
     }

@@ -16,7 +16,7 @@ use crate::{
     eviction::{
         EvictionConfig, Evictor, EvictorDeps, Picture, Watcher, WatcherDeps,
         actions::{EnginePods, Removal},
-        kernel_notifier::{Bell, UNIFIED, hear_group, hear_stalls, hear_usage},
+        kernel_notifier::{ThresholdNotifier, UNIFIED, hear_group, hear_stalls, hear_usage},
         node_reader::{ImagePlaces, NodeReader},
         page_cache::PageCache,
         ports::Pressures,
@@ -63,16 +63,16 @@ pub(super) struct Watched {
 pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -> Result<Watched, BuildError> {
     let config = Arc::new(settings::eviction(loaded)?);
     let (metrics, began) = (EvictionMetrics::new(&base.registry), Instant::now());
-    let (places, bell) = (Arc::new(ImagePlaces::default()), Arc::new(Bell::default()));
-    base.tasks.spawn(places.clone().follow(parts.images, bell.clone(), base.stop.child_token()));
+    let (places, notifier) = (Arc::new(ImagePlaces::default()), Arc::new(ThresholdNotifier::default()));
+    base.tasks.spawn(places.clone().follow(parts.images, notifier.clone(), base.stop.child_token()));
     let (line, lines) = watch::channel(None);
     if loaded.config.kernel_memcg_notification {
-        base.tasks.spawn(hear_usage(lines, bell.clone(), base.stop.child_token()));
+        base.tasks.spawn(hear_usage(lines, notifier.clone(), base.stop.child_token()));
     }
     if let Some(pods) = parts.groups.above().into_iter().next() {
-        base.tasks.spawn(hear_group(pods, bell.clone(), base.stop.child_token()));
+        base.tasks.spawn(hear_group(pods, notifier.clone(), base.stop.child_token()));
     }
-    base.tasks.spawn(hear_stalls(bell.clone(), base.stop.child_token()));
+    base.tasks.spawn(hear_stalls(notifier.clone(), base.stop.child_token()));
     let look = NodeLook::new(parts.groups.clone(), base.clock.clone(), "/".into(), max_pids);
     let gauges = NodeReader::new(look, loaded.root_directory(), places, config.thresholds.clone(), line);
     let file = Arc::new(DiskStateFile::new(loaded.root_directory().join("eviction_state")));
@@ -80,15 +80,16 @@ pub(super) async fn watch(loaded: &Loaded, base: &Base, parts: WatchParts<'_>) -
     let restored = pressure_state::restored(&*file, boot_id, base.clock.now()).await;
     let deps = WatcherDeps {
         gauges: Arc::new(gauges),
-        alarm: bell,
+        alarm: notifier,
         pressures: tell(parts.node),
         metrics: metrics.clone(),
         restored,
         pulse: base.pulses.of("eviction-watcher"),
     };
     let (watcher, mut pictures) = Watcher::new(config.clone(), deps, began);
-    let keeper = pressure_state::Keeper { file, boot_id: boot_id.clone(), clock: base.clock.clone(), began };
-    base.tasks.spawn(keeper.run(pictures.clone(), base.stop.child_token()));
+    let state_file =
+        pressure_state::PressureStateFile { file, boot_id: boot_id.clone(), clock: base.clock.clone(), began };
+    base.tasks.spawn(state_file.run(pictures.clone(), base.stop.child_token()));
     base.tasks.spawn(watcher.run(base.stop.child_token()));
     let _ = timeout(SETTLE, pictures.wait_for(Option::is_some)).await;
     Ok(Watched { config, metrics, pictures, began, groups: parts.groups })
@@ -212,7 +213,7 @@ mod tests {
         };
         let deps = WatcherDeps {
             gauges: Arc::new(Well),
-            alarm: Arc::new(Bell::default()),
+            alarm: Arc::new(ThresholdNotifier::default()),
             pressures: tell(node),
             metrics: EvictionMetrics::new(&Registry::new()),
             restored: vec![(Condition::Disk, Duration::from_secs(60))],

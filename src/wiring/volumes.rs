@@ -69,7 +69,7 @@ pub(super) async fn open(
         let (facts, runtime, volumes) = (core.node.clone(), core.runtime_state.clone(), seam.told());
         let node = NodeParts { facts, runtime, images: core.images.clone(), volumes };
         let ranges = cluster.keep_node(loaded, base, core.machine, core.info, node)?;
-        cluster.tell_ranges(base, ranges, core.cri.clone());
+        cluster.follow_pod_cidr(base, ranges, core.cri.clone());
     } else {
         node_addresses::publish_own(loaded, base, core.node.clone()).await?;
     }

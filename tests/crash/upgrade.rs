@@ -26,7 +26,7 @@ tests! {
 const LIMIT: Duration = Duration::from_secs(60);
 const COUNTS: &str = "trap 'exit 3' TERM; i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done";
 
-/// Creates a directory with the agent and its shim; bytes appended to the shim tell its version.
+/// Creates a directory with the agent and its shim; bytes appended to the shim identify its version.
 fn release(place: &Path, name: &str) -> PathBuf {
     let (folder, none) = (place.join(name), None::<&str>);
     fs::create_dir_all(&folder).expect("a folder");

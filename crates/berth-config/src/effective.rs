@@ -1,6 +1,6 @@
 //! Settings that are accepted, validated, and shown, but whose feature is not implemented. Pure.
 //!
-//! A table: whoever implements a feature deletes its row. Each setting that differs from its default is logged once at
+//! A table: the change that implements a feature deletes its row. Each setting that differs from its default is logged once at
 //! startup, so that no setting is ignored silently.
 
 use super::{

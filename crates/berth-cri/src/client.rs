@@ -257,7 +257,16 @@ impl RuntimeService for RuntimeClient {
         let mut rpc = self.rpc();
         let send = |mut request: tonic::Request<cri::ExecSyncRequest>| {
             request.metadata_mut().insert(OUTPUT_LIMIT, most.into());
-            async move { rpc.exec_sync(request).await }
+            async move {
+                // A new connection does not know the server's limit of streams yet, and probes come in bursts.
+                for _ in 1..ATTEMPTS {
+                    match rpc.exec_sync(copy(&request)).await {
+                        Err(status) if is_refused(&status) => {}
+                        answer => return answer,
+                    }
+                }
+                rpc.exec_sync(request).await
+            }
         };
         let answer = self.caller.call(Op::ExecSync, limit, request, send).await.map(|mut reply| {
             // Runtimes without support for the limit return everything.
@@ -316,6 +325,26 @@ impl RuntimeService for RuntimeClient {
         let stream: Streaming<_> = self.caller.call(Op::GetContainerEvents, Limit::Never, request, send).await?;
         Ok(stream.map_err(CriError::from).boxed())
     }
+}
+
+/// Attempts of a call whose stream the server refuses.
+const ATTEMPTS: u32 = 3;
+
+/// Whether the server refused the stream of a call (HTTP/2 `REFUSED_STREAM`): it processed nothing of it, so that the
+/// call can be repeated.
+fn is_refused(status: &Status) -> bool {
+    let first = std::error::Error::source(status);
+    let mut causes = std::iter::successors(first, |error| error.source());
+    causes.any(|error| {
+        error.downcast_ref::<h2::Error>().is_some_and(|error| error.reason() == Some(h2::Reason::REFUSED_STREAM))
+    })
+}
+
+/// A request with the same message and metadata.
+fn copy<M: Clone>(request: &tonic::Request<M>) -> tonic::Request<M> {
+    let mut copy = tonic::Request::new(request.get_ref().clone());
+    copy.metadata_mut().clone_from(request.metadata());
+    copy
 }
 
 /// CRI durations are whole seconds, truncated.

@@ -35,7 +35,7 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let (temporary, file) = create_temporary(directory)?;
     let result = fill(file, content, mode).and_then(|()| fs::rename(&temporary, path));
     if let Err(e) = result {
-        // The write error is returned; a leftover is ignored by whoever lists the directory.
+        // The write error is returned; a leftover is ignored by readers of the directory.
         let _ = fs::remove_file(&temporary);
         return Err(e);
     }
@@ -51,7 +51,7 @@ pub fn replace_unsynced(path: &Path, content: &[u8], mode: u32) -> io::Result<()
     let (temporary, mut file) = create_temporary(directory)?;
     let written = file.write_all(content).and_then(|()| file.set_permissions(Permissions::from_mode(mode)));
     if let Err(e) = written.and_then(|()| fs::rename(&temporary, path)) {
-        // The write error is returned; a leftover is ignored by whoever lists the directory.
+        // The write error is returned; a leftover is ignored by readers of the directory.
         let _ = fs::remove_file(&temporary);
         return Err(e);
     }

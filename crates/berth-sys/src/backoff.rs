@@ -37,14 +37,18 @@ impl Backoff {
 
     /// The delay after `n` others, without jitter; does not depend on the delays taken.
     pub fn nth(&self, n: u32) -> Duration {
+        if self.base.is_zero() {
+            return self.base;
+        }
         let grown = self.base.as_secs_f64() * self.factor.powi(i32::try_from(n).unwrap_or(i32::MAX));
-        if grown >= self.cap.as_secs_f64() { self.cap } else { Duration::from_secs_f64(grown) }
+        Duration::try_from_secs_f64(grown).map_or(self.cap, |grown| grown.min(self.cap))
     }
 
     /// The delay after `n` others, with jitter; `chance` is uniform in 0..1.
     pub fn nth_with(&self, n: u32, chance: f64) -> Duration {
         let (low, high) = self.jitter;
-        self.nth(n).mul_f64(low + (high - low) * chance.clamp(0.0, 1.0))
+        let seconds = self.nth(n).as_secs_f64() * (low + (high - low) * chance.clamp(0.0, 1.0));
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
     /// The next delay without jitter, without taking it.
@@ -116,6 +120,10 @@ mod tests {
         assert_eq!([0, 5, 6, 40, u32::MAX].map(|n| backoff.nth(n).as_millis()), [200, 6400, 10_000, 10_000, 10_000]);
         let unlimited = Backoff::new(Duration::from_secs(1), Duration::MAX);
         assert_eq!(unlimited.nth(u32::MAX), Duration::MAX);
-        assert_eq!(Backoff::new(Duration::ZERO, Duration::from_secs(1)).nth(3), Duration::ZERO);
+        assert_eq!(
+            [3, u32::MAX].map(|n| Backoff::new(Duration::ZERO, Duration::from_secs(1)).nth(n)),
+            [Duration::ZERO; 2]
+        );
+        assert_eq!(unlimited.with_jitter(1.0, 1.2).nth_with(u32::MAX, 1.0), Duration::MAX, "no overflow");
     }
 }

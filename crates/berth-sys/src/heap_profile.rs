@@ -2,7 +2,7 @@
 //!
 //! Off, it costs a branch per allocation. On, jemalloc samples one block per 512 KiB of allocations on average
 //! (exponentially distributed, so that no pattern hides) with its stack, and sums up per stack all sampled blocks and
-//! the live ones. Sampling is never switched off again: whoever profiled once profiles again.
+//! the live ones. Sampling is never switched off again: a process that was profiled once is likely to be profiled again.
 
 use std::{
     ffi::{CStr, CString},

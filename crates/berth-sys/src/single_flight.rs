@@ -36,7 +36,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// Calls in flight, by key. A result is not cached: whoever comes after it starts a new call.
+/// Calls in flight, by key. A result is not cached: a later caller starts a new call.
 ///
 /// Callers drive the call together: a caller that gives up does not cancel it for the others, only the last one does.
 /// To let a call run without callers, a task awaits it too; [`SingleFlight::join_or_spawn`] does that.

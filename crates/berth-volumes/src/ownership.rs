@@ -300,7 +300,7 @@ impl<'a> Walk<'a> {
         let opened = Level::open(above.at.as_fd(), &name, Some(above.clone()));
         match opened {
             Ok(level) => self.level(&level, hire),
-            // It was removed or replaced meanwhile; whoever did that is responsible for it.
+            // It was removed or replaced meanwhile, by a process that is responsible for it then.
             Err(e) if is_gone(&e) => {
                 self.leave(above);
                 Ok(())

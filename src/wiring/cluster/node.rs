@@ -20,7 +20,7 @@ use crate::{
     node::{
         self, KernelNetwork, Machine, Origin,
         cluster::{ClusterConfig, NodeDeps, NodePulses, Stops, VolumesReported},
-        pod_cidr::tell_ranges,
+        pod_cidr::follow_pod_cidr,
         reserved::Reserved,
         status::{NodeImage, StatusSettings},
     },
@@ -118,7 +118,7 @@ impl Cluster {
     }
 
     /// Updates the runtime's pod CIDR whenever it changes.
-    pub(in crate::wiring) fn tell_ranges(
+    pub(in crate::wiring) fn follow_pod_cidr(
         &self,
         base: &Base,
         ranges: watch::Receiver<String>,
@@ -128,7 +128,7 @@ impl Cluster {
             let cri = cri.clone();
             async move { cri.update_runtime_config(&range).await }.boxed()
         };
-        base.tasks.spawn(tell_ranges(ranges, Box::new(tell), base.stop.child_token()));
+        base.tasks.spawn(follow_pod_cidr(ranges, Box::new(tell), base.stop.child_token()));
     }
 }
 

@@ -64,7 +64,7 @@ impl Socket {
         }
     }
 
-    /// Binds under a temporary name and renames: whoever sees the socket can connect to it.
+    /// Binds under a temporary name and renames: a client that sees the socket can connect to it.
     fn listen(&self) -> io::Result<UnixListener> {
         use std::os::unix::fs::DirBuilderExt;
         let directory = self.path.parent().ok_or(io::ErrorKind::InvalidInput)?;
