@@ -91,7 +91,7 @@ pub struct Puller {
     service: Arc<dyn ImageService>,
     turns: Arc<Semaphore>,
     /// Rate limit of pulls; `None` if there is no limit.
-    bucket: Arc<Mutex<Option<TokenBucket>>>,
+    limit: Arc<Mutex<RateLimit>>,
     pulls: SingleFlight<PullKey, Answer>,
     metrics: Arc<Images>,
     /// Pull records; `None` if verification is off.
@@ -107,11 +107,10 @@ impl Puller {
         records: Option<Records>,
         metrics: Arc<Images>,
     ) -> Self {
-        let bucket = (qps > 0).then(|| TokenBucket::per_second(qps, burst, Instant::now().into_std()));
         Self {
             service,
             turns: Arc::new(Semaphore::new(parallelism.permits())),
-            bucket: Arc::new(Mutex::new(bucket)),
+            limit: Arc::new(Mutex::new(RateLimit::new(qps, burst, Instant::now().into_std()))),
             pulls: SingleFlight::default(),
             metrics,
             records,
@@ -136,7 +135,7 @@ impl Puller {
 
     fn start(&self, request: PullRequest) -> impl Future<Output = Answer> + Send + 'static {
         let (service, records) = (self.service.clone(), self.records.clone());
-        let (turns, bucket, metrics) = (self.turns.clone(), self.bucket.clone(), self.metrics.clone());
+        let (turns, limit, metrics) = (self.turns.clone(), self.limit.clone(), self.metrics.clone());
         async move {
             let waiting = Counted::new(&metrics.pull_queue_depth);
             if turns.available_permits() == 0 {
@@ -145,7 +144,7 @@ impl Puller {
             let turn = turns.acquire().await;
             drop(waiting);
             let _inflight = Counted::new(&metrics.pulls_inflight);
-            let answer = attempt(&*service, records.as_ref(), &bucket, request).await;
+            let answer = attempt(&*service, records.as_ref(), &limit, request).await;
             drop(turn);
             answer
         }
@@ -171,7 +170,7 @@ impl Drop for Counted {
 async fn attempt(
     service: &dyn ImageService,
     records: Option<&Records>,
-    bucket: &Mutex<Option<TokenBucket>>,
+    limit: &Mutex<RateLimit>,
     request: PullRequest,
 ) -> Answer {
     let began = Instant::now();
@@ -179,10 +178,7 @@ async fn attempt(
         Some(records) => Some(begin(service, records, &request).await?),
         None => None,
     };
-    let allowed = match bucket.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-        Some(bucket) => bucket.try_take(began.into_std()),
-        None => true,
-    };
+    let allowed = limit.lock().unwrap_or_else(PoisonError::into_inner).try_take(began.into_std());
     let called = if allowed { call(service, &request).await } else { Err("pull QPS exceeded".to_owned()) };
     let took = began.elapsed();
     match (called, intent) {
@@ -223,4 +219,31 @@ async fn call(service: &dyn ImageService, request: &PullRequest) -> Result<(Stri
         }
     }
     Err(aggregate(&failures))
+}
+
+/// Rate limit of pulls (`registryPullQPS`, `registryBurst`); `None` if the rate is 0.
+struct RateLimit(Option<TokenBucket>);
+
+impl RateLimit {
+    fn new(qps: u32, burst: u32, now: std::time::Instant) -> Self {
+        Self((qps > 0).then(|| TokenBucket::per_second(qps, burst, now)))
+    }
+
+    fn try_take(&mut self, now: std::time::Instant) -> bool {
+        self.0.as_mut().is_none_or(|bucket| bucket.try_take(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_of_zero_is_no_limit() {
+        let start = std::time::Instant::now();
+        let mut unlimited = RateLimit::new(0, 0, start);
+        assert!((0..1000).all(|_| unlimited.try_take(start)));
+        let mut limited = RateLimit::new(5, 10, start);
+        assert_eq!((0..12).filter(|_| limited.try_take(start)).count(), 10);
+    }
 }
