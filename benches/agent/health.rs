@@ -33,11 +33,11 @@ use crate::{
 };
 
 const PROBES: &[Figure] = &[
-    median("cpu", "CPU of 330 probes at 10 s, more than without, of one core", Unit::Percent, Bar::AtMost(0.3)),
-    median("rss", "RSS of 330 probes, more than without", Unit::Megabytes, Bar::AtMost(3.0)),
+    median("cpu", "CPU of 330 probes at 10 s, more than without, of one core", Unit::Percent, Bar::AtMost(1.0)),
+    median("memory", "anonymous memory of 330 probes, more than without", Unit::Megabytes, Bar::AtMost(10.0)),
     p99("jitter", "start of a probe, off its period, p99", Unit::Milliseconds, Bar::AtMost(10.0)),
     median("bare_cpu", "CPU, the same 110 pods without probes, of one core", Unit::Percent, Bar::Open),
-    median("bare_rss", "RSS, the same 110 pods without probes", Unit::Megabytes, Bar::Open),
+    median("bare_memory", "anonymous memory, the same 110 pods without probes", Unit::Megabytes, Bar::Open),
 ];
 const PRESSURE: &[Figure] = &[
     p99("memory", "memory short → the node says so, p99", Unit::Milliseconds, Bar::AtMost(500.0)),
@@ -151,15 +151,15 @@ fn probed(name: &str, ports: Option<(u16, u16)>) -> Value {
 struct Cost {
     /// CPU usage, percent of a core.
     cpu: f64,
-    /// RSS in megabytes: median of one sample per second, because code pages come and go.
-    rss: f64,
+    /// Anonymous memory in megabytes: median of one sample per second.
+    memory: f64,
 }
 
 impl Cost {
     fn mean(all: &[Self]) -> Self {
         #[allow(clippy::cast_precision_loss, reason = "a few")]
         let mean = |of: fn(&Self) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
-        Self { cpu: mean(|cost| cost.cpu), rss: mean(|cost| cost.rss) }
+        Self { cpu: mean(|cost| cost.cpu), memory: mean(|cost| cost.memory) }
     }
 }
 
@@ -177,14 +177,14 @@ async fn cost(ground: &Ground<'_>, target: &Target, probes: Option<&Probed>) -> 
         probes.begin();
     }
     let (began, before) = (Instant::now(), process::cpu_seconds(agent.pid())?);
-    let mut resident = Vec::new();
+    let mut memory = Vec::new();
     for _ in 0..ground.options.amount(90, 25) {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        resident.push(process::resident(agent.pid())?);
+        memory.push(process::anonymous(agent.pid())?);
     }
     let cpu = (process::cpu_seconds(agent.pid())? - before) / began.elapsed().as_secs_f64() * 100.0;
-    resident.sort_by(f64::total_cmp);
-    Ok(Cost { cpu, rss: resident[resident.len() / 2] })
+    memory.sort_by(f64::total_cmp);
+    Ok(Cost { cpu, memory: memory[memory.len() / 2] })
 }
 
 /// In the order without, with, with, without probes: a drift of the machine's speed affects both sides.
@@ -203,9 +203,9 @@ async fn probes(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     }
     let (bare, with) = (Cost::mean(&bare), Cost::mean(&with));
     samples.add("bare_cpu", bare.cpu);
-    samples.add("bare_rss", bare.rss);
+    samples.add("bare_memory", bare.memory);
     samples.add("cpu", with.cpu - bare.cpu);
-    samples.add("rss", with.rss - bare.rss);
+    samples.add("memory", with.memory - bare.memory);
     Ok(samples)
 }
 

@@ -46,6 +46,14 @@ const SCRAPED: &[Figure] = &[
     median("first", "all three for the first time", Unit::Milliseconds, Bar::Open),
     median("size", "size of /metrics/cadvisor", Unit::Megabytes, Bar::Open),
 ];
+/// AC-08-23.
+const STEADY: &[Figure] = &[
+    median("cpu", "CPU of five pages every 30 s for 10 min, 110 pods", Unit::Percent, Bar::AtMost(1.0)),
+    median("growth", "anonymous memory after them / after the first two minutes", Unit::Times, Bar::AtMost(1.05)),
+    median("rss_growth", "RSS likewise", Unit::Times, Bar::AtMost(1.05)),
+    median("anonymous", "anonymous memory after them", Unit::Megabytes, Bar::Open),
+    median("rss", "RSS after them", Unit::Megabytes, Bar::Open),
+];
 const CLIENTS: usize = 8;
 /// Statistics pages.
 const STATISTICS: &[&str] = &["/metrics/resource", "/stats/summary", "/metrics/cadvisor"];
@@ -67,6 +75,14 @@ pub fn measurements() -> Vec<Measurement> {
             figures: SCRAPED,
             rounds: (1, 1),
             agent: |g, t| scraped(g, t).boxed_local(),
+            raw: None,
+        },
+        Measurement {
+            name: "steady-scrapes",
+            group: Group::Server,
+            figures: STEADY,
+            rounds: (1, 1),
+            agent: |g, t| steady(g, t).boxed_local(),
             raw: None,
         },
     ]
@@ -208,6 +224,40 @@ async fn scraped(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
         }
     }
     Ok(samples)
+}
+
+/// Scrapes the five pages every 30 s for ten minutes, as a monitoring system does with its default interval.
+async fn steady(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
+    let runtime = Runtime::start(10_000).await?;
+    let agent = runtime.agent(target).await?;
+    for i in 0..110 {
+        let name = format!("p{i}");
+        agent.put(&name, &manifest::scripted(&name, 2))?;
+    }
+    agent.until_running(110, PATIENCE).await?;
+    let _populated = Population::new(&agent, &runtime.cri)?;
+    let pause = Duration::from_secs(30);
+    let mut connection = Connection::open(agent.read_only()).await?;
+    // Caches fill, and the allocator returns what the start took.
+    scrape(&mut connection, 4, pause).await?;
+    let (resident, anonymous) = (process::resident(agent.pid())?, process::anonymous(agent.pid())?);
+    let mut samples = Samples::default();
+    samples.add("cpu", share(&agent, scrape(&mut connection, ground.options.amount(20, 2), pause)).await?);
+    samples.add("anonymous", process::anonymous(agent.pid())?);
+    samples.add("growth", process::anonymous(agent.pid())? / anonymous);
+    samples.add("rss", process::resident(agent.pid())?);
+    samples.add("rss_growth", process::resident(agent.pid())? / resident);
+    Ok(samples)
+}
+
+async fn scrape(connection: &mut Connection, rounds: u32, pause: Duration) -> Result<()> {
+    for _ in 0..rounds {
+        for (_, path, _) in PAGES {
+            connection.get(path).await?;
+        }
+        tokio::time::sleep(pause).await;
+    }
+    Ok(())
 }
 
 async fn all(connection: &mut Connection) -> Result<()> {

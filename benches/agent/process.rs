@@ -4,9 +4,24 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 
+use crate::figures::Samples;
+
 /// Resident memory (RSS) in megabytes (10^6 bytes), shared pages included.
 pub fn resident(pid: u32) -> Result<f64> {
     of_all_mappings(pid, "Rss:")
+}
+
+/// Anonymous memory in megabytes (10^6 bytes): heap, stacks, and changed data, which no other process shares.
+pub fn anonymous(pid: u32) -> Result<f64> {
+    of_all_mappings(pid, "Anonymous:")
+}
+
+/// Adds RSS, PSS, and anonymous memory as samples of those keys.
+pub fn add_memory(samples: &mut Samples, pid: u32, [rss, pss, anonymous]: [&'static str; 3]) -> Result<()> {
+    samples.add(rss, resident(pid)?);
+    samples.add(pss, proportional(pid)?);
+    samples.add(anonymous, self::anonymous(pid)?);
+    Ok(())
 }
 
 /// Proportional memory (PSS) in megabytes (10^6 bytes): shared pages count by share.

@@ -14,8 +14,17 @@ use crate::{
 };
 
 const COST: &[Figure] = &[
-    median("rss0", "RSS, 0 pods (scripted)", Unit::Megabytes, Bar::AtMost(12.0)),
-    median("rss110", "RSS, 110 pods / 220 containers (scripted)", Unit::Megabytes, Bar::AtMost(25.0)),
+    median("anonymous0", "anonymous memory, 0 pods (scripted)", Unit::Megabytes, Bar::AtMost(12.0)),
+    median("pss0", "PSS, 0 pods (scripted)", Unit::Megabytes, Bar::Open),
+    median("rss0", "RSS, 0 pods (scripted)", Unit::Megabytes, Bar::Open),
+    median(
+        "anonymous110",
+        "anonymous memory, 110 pods / 220 containers (scripted)",
+        Unit::Megabytes,
+        Bar::AtMost(25.0),
+    ),
+    median("pss110", "PSS, 110 pods / 220 containers (scripted)", Unit::Megabytes, Bar::Open),
+    median("rss110", "RSS, 110 pods / 220 containers (scripted)", Unit::Megabytes, Bar::Open),
     median("cpu", "CPU, 110 idle pods, of one core (scripted)", Unit::Percent, Bar::AtMost(0.3)),
     median("idle_calls", "CRI calls per minute, 110 idle pods", Unit::Count, Bar::Open),
     median("threads", "threads, 110 pods", Unit::Count, Bar::Open),
@@ -50,7 +59,7 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let settle = Duration::from_secs(ground.options.amount(10, 5));
     let mut samples = Samples::default();
     tokio::time::sleep(settle).await;
-    samples.add("rss0", process::resident(agent.pid())?);
+    process::add_memory(&mut samples, agent.pid(), ["rss0", "pss0", "anonymous0"])?;
     for i in 0..110 {
         let name = format!("p{i}");
         agent.put(&name, &manifest::scripted(&name, 2))?;
@@ -64,7 +73,7 @@ async fn cost(ground: &Ground<'_>, target: &Target) -> Result<Samples> {
     let (spent, passed) = (process::cpu_seconds(agent.pid())? - before, began.elapsed().as_secs_f64());
     samples.add("cpu", spent / passed * 100.0);
     samples.add("idle_calls", f64::from(u32::try_from(runtime.cri.calls().len())?) * 60.0 / passed);
-    samples.add("rss110", process::resident(agent.pid())?);
+    process::add_memory(&mut samples, agent.pid(), ["rss110", "pss110", "anonymous110"])?;
     samples.add("threads", f64::from(u32::try_from(process::threads(agent.pid())?)?));
     Ok(samples)
 }
